@@ -1,0 +1,1 @@
+"""All deciding: pure functions over frozen data, with no torch, clock or randomness."""

@@ -1,0 +1,199 @@
+"""The whole decision path as one function: ``advance(state, event) -> (state, instructions)``.
+
+The leader's runtime, the simulator and the replay of a trace all call this very function. A
+shell turns what happens into events, executes the instructions in order, and remembers nothing
+that matters: the same events always give the same instructions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from evenstride.core.cadence import Cadence
+from evenstride.core.estimation import Estimate
+from evenstride.core.fleet import Fleet, Shares, Worker
+from evenstride.core.observation import Observation
+from evenstride.core.policy import Move, Policy, Situation
+
+# How far a step may stray from its expected time before its rank asks for an exchange: this
+# many standard deviations of its noise, and at least this part of the time.
+_BAND_STD, _BAND_PART = 5.0, 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFormed:
+    """A generation of workers has met and agreed on the settings.
+
+    Args:
+        generation: 0 for the first; counts changes of membership.
+        step: the first step this fleet will train.
+        global_batch: ``B``, samples per step.
+        workers: in rank order.
+    """
+
+    generation: int
+    step: int
+    global_batch: int
+    workers: tuple[Worker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """All ranks have told the leader what they measured.
+
+    Args:
+        step: steps the leader had committed.
+        effective: first step that no rank has drawn yet, so that a decision may change it.
+        observations: everything measured since the exchange before.
+    """
+
+    step: int
+    effective: int
+    observations: tuple[Observation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningSkipped:
+    """The steps at the start do not wait for decisions, because the loader prefetches."""
+
+    step: int
+
+
+Event = FleetFormed | Exchanged | OpeningSkipped
+
+
+@dataclass(frozen=True, slots=True)
+class SetShares:
+    """Use ``shares`` from step ``effective`` on, on every rank."""
+
+    effective: int
+    shares: Shares
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepShares:
+    """Change nothing; tell the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Let a worker ask for an exchange when its time leaves ``expected_s * (1 +- band)``.
+
+    Both have one entry per worker; an expected time of 0 means that nothing is expected yet.
+    """
+
+    expected_s: tuple[float, ...]
+    band: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeAfter:
+    """Exchange again after so many further steps of the leader.
+
+    ``blocking`` steps wait for the exchange's decision before they are drawn; they serve to
+    find the first split quickly and end with the opening phase.
+    """
+
+    steps: int
+    blocking: bool
+
+
+Instruction = SetShares | KeepShares | Expect | ExchangeAfter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Control:
+    """Everything the leader knows; replaced as a whole by every event."""
+
+    policy: Policy[Any]
+    policy_state: Any = None
+    fleet: Fleet | None = None
+    shares: Shares = ()
+    estimate: Estimate | None = None
+    cadence: Cadence = field(default_factory=Cadence)
+    generation: int = 0
+    opening_left: int = 0
+
+
+def advance(control: Control, event: Event) -> tuple[Control, tuple[Instruction, ...]]:
+    """Return the next state of the control and what the shell must now do, in order.
+
+    Raises:
+        ConfigError: the fleet cannot be served (`FleetFormed` only); the state is unchanged.
+    """
+    match event:
+        case FleetFormed():
+            return _form(control, event)
+        case Exchanged():
+            return _decide(control, event)
+        case OpeningSkipped():
+            after = ExchangeAfter(control.cadence.fewest_steps, False)
+            return replace(control, opening_left=0), (after,)
+
+
+def _form(control: Control, event: FleetFormed) -> tuple[Control, tuple[Instruction, ...]]:
+    fleet = Fleet(event.workers, event.global_batch)
+    policy_state, opening = control.policy.init(fleet)
+    opening_left = control.policy.opening_steps if len(fleet) > 1 else 0
+    after = replace(
+        control,
+        policy_state=policy_state,
+        fleet=fleet,
+        shares=opening.shares,
+        estimate=Estimate.unknown(len(fleet)),
+        generation=event.generation,
+        opening_left=opening_left,
+    )
+    # The first step of a pass is never modelled, so the first exchange worth having is the
+    # one after the second step.
+    first = ExchangeAfter(2 if opening_left else control.cadence.fewest_steps, opening_left > 0)
+    return after, (SetShares(event.step, opening.shares, opening.reason), first)
+
+
+def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruction, ...]]:
+    assert control.fleet is not None, "a fleet forms before it exchanges"
+    assert control.estimate is not None, "a fleet forms with an empty estimate"
+    estimate = control.estimate.learn(event.observations)
+    situation = Situation(control.fleet, control.shares, event.step, event.observations, estimate)
+    policy_state, decision = control.policy.decide(control.policy_state, situation)
+    moved = isinstance(decision, Move) and decision.shares != control.shares
+    shares = decision.shares if isinstance(decision, Move) else control.shares
+    opening_left = 0 if decision.settled else max(0, control.opening_left - 1)
+    expect = _expect(estimate, shares)
+    cadence = control.cadence.following(
+        changed=moved or not decision.settled, step_s=max(expect.expected_s)
+    )
+    after = replace(
+        control,
+        policy_state=policy_state,
+        shares=shares,
+        estimate=estimate,
+        opening_left=opening_left,
+        cadence=cadence,
+    )
+    verdict: Instruction = (
+        SetShares(event.effective, shares, decision.reason)
+        if moved
+        else KeepShares(decision.reason)
+    )
+    following = ExchangeAfter(1, True) if opening_left else ExchangeAfter(cadence.steps, False)
+    return after, (verdict, expect, following)
+
+
+def _expect(estimate: Estimate, shares: Shares) -> Expect:
+    if not estimate.known:
+        return Expect((0.0,) * len(shares), (0.0,) * len(shares))
+    at = np.array(shares, dtype=np.int64)
+    expected_s = np.where(at > 0, estimate.model.at(at), 0.0)
+    band = np.maximum(
+        _BAND_PART, _BAND_STD * np.sqrt(estimate.noise + estimate.relative_std(at) ** 2)
+    )
+    return Expect(
+        tuple(round(float(t), 7) for t in expected_s), tuple(round(float(b), 4) for b in band)
+    )

@@ -1,0 +1,241 @@
+"""Learn every worker's step-time curve from what it measured.
+
+Each worker ``k`` has two unknowns, ``theta = (fixed_s, per_sample_s)``, in a Kalman filter
+whose observation is ``y = fixed_s + b * per_sample_s + noise``. The two live on different
+clocks: the *shape* (their ratio) belongs to model and device and hardly changes, the *speed*
+changes at any time and scales both. So the filter drifts along ``theta`` itself, which keeps
+the ratio, and a detected jump of speed frees just that direction: one observation after a
+slow-down is enough to know the whole new curve.
+
+A single slow step may be a spike (garbage collection, page cache) and is held back until a
+second one confirms it. A single fast step cannot be a spike and counts at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.observation import Observation, median
+from evenstride.core.timemodel import TimeModel
+
+# Before anything is known about the shape: a tenth of the first time is fixed, give or take.
+_PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_SPEED_STD = 0.10, 0.15, 0.10
+# Relative drift of the speed per square root of a step, and the doubt that never averages out.
+_DRIFT, _MODEL_STD = 0.002, 0.004
+# A time further than this from its prediction, in standard deviations and in parts of it, is
+# a spike or a change of speed; after a change the speed is as good as unknown.
+_BAND_STD, _BAND_PART, _JUMP_STD = 4.0, 0.10, 0.5
+# At least this part of a time must come from the samples: a curve that is flat by mistake would
+# draw the whole batch to one worker.
+_FLATTEST = 0.02
+_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.05**2, 0.005**2, 0.5**2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimate:
+    """What is believed about ``W`` workers' step times, with its uncertainty.
+
+    Args:
+        theta: ``(W, 2)``, fixed seconds and seconds per sample.
+        cov: ``(W, 2, 2)``, covariance of ``theta``.
+        noise: ``(W,)``, relative variance of one step's time.
+        steps: ``(W,)``, steps learned from; 0 means the worker is unknown.
+        suspect: ``(W,)``, whether the latest time was held back as a possible spike.
+    """
+
+    theta: FloatArray
+    cov: FloatArray
+    noise: FloatArray
+    steps: IntArray
+    suspect: npt.NDArray[np.bool_]
+
+    @classmethod
+    def unknown(cls, workers: int) -> Estimate:
+        """Return the estimate before anything was observed."""
+        return cls(
+            theta=np.zeros((workers, 2)),
+            cov=np.zeros((workers, 2, 2)),
+            noise=np.full(workers, _NOISE_FIRST),
+            steps=np.zeros(workers, dtype=np.int64),
+            suspect=np.zeros(workers, dtype=np.bool_),
+        )
+
+    @property
+    def known(self) -> bool:
+        """Whether every worker has been observed."""
+        return bool((self.steps > 0).all())
+
+    @property
+    def model(self) -> TimeModel:
+        """The mean curves; only meaningful where `steps` is above 0."""
+        return TimeModel.affine(self.theta[:, 0], self.theta[:, 1])
+
+    def relative_std(self, shares: IntArray) -> FloatArray:
+        """Return the standard deviation of each predicted mean time, as a part of it."""
+        x = _features(shares)
+        variance = np.einsum("wi,wij,wj->w", x, self.cov, x)
+        predicted = np.maximum((self.theta * x).sum(axis=1), 1e-12)
+        relative: FloatArray = np.sqrt(np.maximum(variance, 0.0)) / predicted
+        return relative
+
+    def learn(self, observations: tuple[Observation, ...]) -> Estimate:
+        """Return the estimate after some observations, each worker's own in order of step.
+
+        Observations of ghosts and of steps flagged as not modelled are passed over.
+
+        Cost:
+            ``O(W)`` vectorised per observation of the worker that has the most of them.
+        """
+        usable = [o for o in observations if o.modelled and o.share > 0 and o.steps > 0]
+        usable.sort(key=lambda o: (o.worker, o.first_step))
+        queues = [list(group) for _, group in groupby(usable, key=lambda o: o.worker)]
+        estimate = self
+        for turn in range(max(map(len, queues), default=0)):
+            estimate = _learn_one_each(estimate, [q[turn] for q in queues if len(q) > turn])
+        return estimate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """One observation each of some workers, as arrays of shape ``(n,)``."""
+
+    workers: IntArray
+    share: IntArray
+    time_s: FloatArray
+    steps: IntArray
+    spread: FloatArray  # relative variance within the observation, nan if too short to say
+
+
+def _learn_one_each(estimate: Estimate, observations: list[Observation]) -> Estimate:
+    batch = _Batch(
+        workers=np.array([o.worker for o in observations]),
+        share=np.array([o.share for o in observations]),
+        time_s=np.array([max(median(o.busy_s), 1e-9) for o in observations]),
+        steps=np.array([o.steps for o in observations]),
+        spread=np.array([_relative_variance(o.busy_s) for o in observations]),
+    )
+    fresh = estimate.steps[batch.workers] == 0
+    estimate = _begin(estimate, _part(batch, fresh))
+    return _update(estimate, _part(batch, ~fresh))
+
+
+def _part(batch: _Batch, mask: npt.NDArray[np.bool_]) -> _Batch:
+    return _Batch(
+        batch.workers[mask],
+        batch.share[mask],
+        batch.time_s[mask],
+        batch.steps[mask],
+        batch.spread[mask],
+    )
+
+
+def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
+    """Start workers seen for the first time from the prior shape through their first time."""
+    if not len(batch.workers):
+        return estimate
+    theta, cov, steps = estimate.theta.copy(), estimate.cov.copy(), estimate.steps.copy()
+    y, b, w = batch.time_s, batch.share, batch.workers
+    theta[w] = np.stack([_PRIOR_FIXED * y, (1 - _PRIOR_FIXED) * y / b], axis=1)
+    shape = np.stack([y, -y / b], axis=1)  # moving along it leaves the time at this share alone
+    cov[w] = _PRIOR_SPEED_STD**2 * _outer(theta[w]) + _PRIOR_FIXED_STD**2 * _outer(shape)
+    steps[w] = batch.steps
+    return replace(estimate, theta=theta, cov=cov, steps=steps)
+
+
+def _update(estimate: Estimate, batch: _Batch) -> Estimate:
+    if not len(batch.workers):
+        return estimate
+    w, x = batch.workers, _features(batch.share)
+    theta, cov = estimate.theta[w], estimate.cov[w]
+    cov = cov + (_DRIFT**2 * batch.steps)[:, None, None] * _outer(theta)
+    predicted = (theta * x).sum(axis=1)
+    measure = _measurement_variance(estimate.noise[w], predicted, batch.steps)
+
+    surprise = _surprise(cov, x, predicted, measure, batch.time_s)
+    held = (surprise > 0) & (batch.steps < 3) & ~estimate.suspect[w]
+    jumped = (surprise != 0) & ~held
+    cov = cov + (_JUMP_STD**2 * jumped)[:, None, None] * _outer(theta)
+    new_theta, new_cov = _kalman(theta, cov, x, measure, batch.time_s)
+
+    out = replace(
+        estimate,
+        theta=estimate.theta.copy(),
+        cov=estimate.cov.copy(),
+        noise=estimate.noise.copy(),
+        steps=estimate.steps.copy(),
+        suspect=estimate.suspect.copy(),
+    )
+    take, at = ~held, w[~held]
+    out.theta[at], out.cov[at] = _physical(new_theta, x)[take], new_cov[take]
+    calm = take & ~jumped
+    out.noise[w[calm]] = _noise(estimate.noise[w], batch, predicted)[calm]
+    out.steps[at] += batch.steps[take]
+    out.suspect[w] = held
+    return out
+
+
+def _surprise(
+    cov: FloatArray, x: FloatArray, predicted: FloatArray, measure: FloatArray, time_s: FloatArray
+) -> IntArray:
+    """Return +1 where the time is far above its prediction, -1 far below, else 0."""
+    std = np.sqrt(np.einsum("wi,wij,wj->w", x, cov, x) + measure)
+    off = time_s - predicted
+    far = (np.abs(off) > _BAND_STD * std) & (np.abs(off) > _BAND_PART * predicted)
+    return np.where(far, np.sign(off), 0).astype(np.int64)
+
+
+def _kalman(
+    theta: FloatArray, cov: FloatArray, x: FloatArray, measure: FloatArray, time_s: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    cov_x = np.einsum("wij,wj->wi", cov, x)
+    gain = cov_x / ((x * cov_x).sum(axis=1) + measure)[:, None]
+    innovation = time_s - (theta * x).sum(axis=1)
+    return theta + gain * innovation[:, None], cov - gain[:, :, None] * cov_x[:, None, :]
+
+
+def _physical(theta: FloatArray, x: FloatArray) -> FloatArray:
+    """Return ``theta`` with a fixed time of at least 0 and a positive time per sample.
+
+    The predicted time at the observed share stays as it is.
+    """
+    share = x[:, 1]
+    predicted = np.maximum((theta * x).sum(axis=1), 1e-9)
+    per_sample = np.clip(theta[:, 1], _FLATTEST * predicted / share, predicted / share)
+    return np.stack([predicted - per_sample * share, per_sample], axis=1)
+
+
+def _measurement_variance(noise: FloatArray, predicted: FloatArray, steps: IntArray) -> FloatArray:
+    """Variance of the median of ``steps`` times (pi/2 times that of a mean, for three or more)."""
+    median_cost = np.where(steps > 2, np.pi / 2, 1.0)
+    return np.asarray((noise * median_cost / steps + _MODEL_STD**2) * predicted**2)
+
+
+def _noise(noise: FloatArray, batch: _Batch, predicted: FloatArray) -> FloatArray:
+    """Blend the relative variance of one step's time with what this observation shows."""
+    residual = ((batch.time_s - predicted) / predicted) ** 2 * batch.steps
+    seen = np.clip(np.where(np.isnan(batch.spread), residual, batch.spread), 0, _NOISE_MOST)
+    weight = batch.steps / (batch.steps + 30.0)
+    blended: FloatArray = np.maximum((1 - weight) * noise + weight * seen, _NOISE_LEAST)
+    return blended
+
+
+def _relative_variance(times: tuple[float, ...]) -> float:
+    """Robust relative variance from the median absolute deviation; nan under four values."""
+    if len(times) < 4:
+        return float("nan")
+    middle = median(times)
+    deviation = 1.4826 * median(tuple(abs(t - middle) for t in times))
+    return (deviation / max(middle, 1e-12)) ** 2
+
+
+def _features(shares: IntArray) -> FloatArray:
+    return np.stack([np.ones(len(shares)), np.asarray(shares, dtype=np.float64)], axis=1)
+
+
+def _outer(vectors: FloatArray) -> FloatArray:
+    return np.asarray(vectors[:, :, None] * vectors[:, None, :])

@@ -1,0 +1,87 @@
+"""The workers of one generation, and what each of them can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstride.errors import ConfigError, InfeasibleShares
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+Shares = tuple[int, ...]
+"""Samples of each worker in one step, in rank order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One data-parallel rank as it was when its generation formed.
+
+    Args:
+        name: unique in the fleet; host and rank, shown to people.
+        min_share: fewest samples it takes in a full step.
+        max_share: most samples it can hold in a step (memory); ``None`` means no limit.
+        cores: CPU cores it may use, as far as known (may be a fraction).
+        flops_per_s: its measured speed on a matrix product, as far as known.
+    """
+
+    name: str
+    min_share: int = 1
+    max_share: int | None = None
+    cores: float | None = None
+    flops_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_share < 1:
+            raise ConfigError(
+                f"worker {self.name}: min_share is {self.min_share}; it must be at least 1"
+            )
+        if self.max_share is not None and self.max_share < self.min_share:
+            raise ConfigError(
+                f"worker {self.name}: max_share {self.max_share} is below min_share "
+                f"{self.min_share}; raise max_share or lower min_share"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """``W`` workers that share one global batch of ``B`` samples.
+
+    ``lower`` and ``upper`` are the inclusive bounds of the shares, int64 of shape ``(W,)``.
+
+    Raises:
+        InfeasibleShares: ``B`` lies outside the sum of the bounds.
+    """
+
+    workers: tuple[Worker, ...]
+    global_batch: int
+    lower: IntArray = field(init=False, repr=False, compare=False)
+    upper: IntArray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        lower = np.array([w.min_share for w in self.workers], dtype=np.int64)
+        upper = np.array(
+            [self.global_batch if w.max_share is None else w.max_share for w in self.workers],
+            dtype=np.int64,
+        )
+        object.__setattr__(self, "lower", lower)
+        object.__setattr__(self, "upper", np.minimum(upper, max(self.global_batch, 1)))
+        at_most = int(upper.sum())
+        if not int(lower.sum()) <= self.global_batch <= at_most:
+            raise InfeasibleShares(
+                total=self.global_batch,
+                at_least=int(lower.sum()),
+                at_most=at_most,
+                workers=len(self.workers),
+            )
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+
+def as_shares(array: IntArray) -> Shares:
+    """Return the plain tuple of ints that decisions and traces carry."""
+    return tuple(int(n) for n in array)

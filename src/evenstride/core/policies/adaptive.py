@@ -1,0 +1,76 @@
+"""Ours: equal finish times under the fitted curves, but only when it pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenstride.core.allocation import equal_finish
+from evenstride.core.estimation import Estimate
+from evenstride.core.fleet import Fleet, IntArray, as_shares
+from evenstride.core.policies.uniform import Uniform
+from evenstride.core.policy import Decision, Keep, Move, Situation
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """Re-split when the predicted step is faster by more than the prediction is in doubt.
+
+    The published rules act on throughput and so under-correct when part of a step does not
+    scale with the share. Here the curves themselves are fitted (`Estimate`), the exact integer
+    optimum for them is found (`equal_finish`), and it is adopted only if its gain beats
+    ``min_gain`` plus the uncertainty of the times it is computed from.
+
+    Args:
+        min_gain: smallest gain worth a change, as a part of the step time.
+        opening_steps: steps at the start that may each wait for a decision.
+    """
+
+    min_gain: float = 0.02
+    opening_steps: int = 8
+
+    def init(self, fleet: Fleet) -> tuple[None, Move]:
+        """Return the equal split: nothing is known yet."""
+        move = Uniform().init(fleet)[1]
+        return None, Move(move.shares, "opening: equal split until times are measured", False)
+
+    def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
+        """Compare the split in force with the best one for the fitted curves."""
+        del state
+        fleet, estimate = situation.fleet, situation.estimate
+        if not estimate.known:
+            unknown = fleet.workers[int(np.argmin(estimate.steps))].name
+            return None, Keep(f"no step of worker {unknown} has been measured yet", settled=False)
+        now = np.array(situation.shares, dtype=np.int64)
+        best = equal_finish(estimate.model, fleet.lower, fleet.upper, fleet.global_batch)
+        times_s = estimate.model.at(now)
+        now_s, best_s = float(times_s.max()), estimate.model.makespan_s(best)
+        gain, doubt = 1.0 - best_s / now_s, gain_doubt(estimate, now)
+        if gain <= self.min_gain + doubt:
+            reason = f"best split would be {gain:.1%} faster, under {self.min_gain + doubt:.1%}"
+            return None, Keep(reason, settled=doubt < self.min_gain)
+        slowest = fleet.workers[int(np.argmax(times_s))].name
+        reason = (
+            f"worker {slowest} finishes last: step {now_s * 1e3:.1f} ms -> "
+            f"{best_s * 1e3:.1f} ms expected ({gain:.1%} less)"
+        )
+        return None, Move(as_shares(best), reason, settled=False)
+
+
+def gain_doubt(estimate: Estimate, now: IntArray) -> float:
+    """Return how far the predicted gain may be off by chance, as a part of the step time.
+
+    The gain compares the slowest predicted time with the common finish time of the best split,
+    which is a mean of all workers' curves weighted by their speeds. The slowest of ``W`` equal
+    workers looks slow by ``sqrt(2 ln W)`` standard deviations even when nothing is wrong
+    (the expected maximum of ``W`` normal values, to leading order), so that many are asked.
+    """
+    times_s = estimate.model.at(now)
+    slowest = int(np.argmax(times_s))
+    std_s = estimate.relative_std(now) * times_s
+    weights = 1.0 / estimate.model.per_sample_s
+    weights = -weights / weights.sum()
+    weights[slowest] += 1.0
+    chances = np.sqrt(2.0 * np.log(max(len(now), 2)))
+    return float(chances * np.sqrt(((weights * std_s) ** 2).sum()) / times_s[slowest])

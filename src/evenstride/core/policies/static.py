@@ -1,0 +1,107 @@
+"""A split set once: by declared resources, or given outright.
+
+Source:
+    The open loop of Dynamic Batching (Tyagi & Sharma, ACSOS 2020, arXiv 2305.12213):
+    ``b_k = B X_k / sum X`` with ``X`` the number of cores on CPU clusters and the peak
+    half-precision FLOP/s where GPUs take part. We use a measured matrix product instead of
+    data-sheet FLOP/s, and bounds; rounding is by largest remainder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from evenstride.core.allocation import apportion
+from evenstride.core.fleet import Fleet, Shares, as_shares
+from evenstride.core.policy import Decision, Keep, Move, Situation
+from evenstride.errors import ConfigError
+
+Resource = Literal["flops", "cores"]
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """In proportion to a resource of the workers, decided at the start and kept."""
+
+    by: Resource = "flops"
+
+    @property
+    def opening_steps(self) -> int:
+        """None: the split never changes."""
+        return 0
+
+    def init(self, fleet: Fleet) -> tuple[None, Move]:
+        """Return the split in proportion to the resource.
+
+        Raises:
+            ConfigError: the resource of some worker is not known.
+        """
+        shares = split_by(self.by, fleet)
+        if shares is None:
+            raise ConfigError(
+                f"policy static:{self.by} needs the {self.by} of every worker, and some are not "
+                "known; use static:A,B,... with the shares themselves, or policy adaptive"
+            )
+        return None, Move(shares, f"split by {self.by}")
+
+    def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
+        """Keep it."""
+        del state, situation
+        return None, Keep(f"the split by {self.by} is fixed")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Exactly these shares."""
+
+    shares: Shares
+
+    @property
+    def opening_steps(self) -> int:
+        """None: the split never changes."""
+        return 0
+
+    def init(self, fleet: Fleet) -> tuple[None, Move]:
+        """Return the given split.
+
+        Raises:
+            ConfigError: it does not fit the number of workers, the global batch or the bounds.
+        """
+        if len(self.shares) != len(fleet):
+            raise ConfigError(
+                f"policy static gives {len(self.shares)} shares, but there are {len(fleet)} "
+                "workers; give one share per worker, in rank order"
+            )
+        if sum(self.shares) != fleet.global_batch:
+            raise ConfigError(
+                f"policy static gives shares that sum to {sum(self.shares)}, but the global "
+                f"batch is {fleet.global_batch}; change one or the other"
+            )
+        for share, worker, low, high in zip(
+            self.shares, fleet.workers, fleet.lower, fleet.upper, strict=True
+        ):
+            # A share of 0 is a deliberate choice that bounds do not speak about: the worker
+            # then trains on nothing and only takes part in the collectives.
+            if share and not low <= share <= high:
+                raise ConfigError(
+                    f"policy static gives worker {worker.name} {share} samples, outside its "
+                    f"bounds of {low} to {high}; change the share or the bounds"
+                )
+        return None, Move(self.shares, "given split")
+
+    def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
+        """Keep it."""
+        del state, situation
+        return None, Keep("the given split is fixed")
+
+
+def split_by(resource: Resource, fleet: Fleet) -> Shares | None:
+    """Return the split in proportion to a resource, or ``None`` if it is not known for all."""
+    values = [w.cores if resource == "cores" else w.flops_per_s for w in fleet.workers]
+    weights = [v for v in values if v is not None and v > 0]
+    if len(weights) < len(fleet):
+        return None
+    return as_shares(apportion(np.array(weights), fleet.global_batch, fleet.lower, fleet.upper))

@@ -1,0 +1,1 @@
+"""The torch side: measure, deliver, weigh, commit. It decides nothing."""

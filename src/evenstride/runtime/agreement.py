@@ -1,0 +1,107 @@
+"""Before any training: all ranks show their settings, the leader judges, all hear the same.
+
+An error found here is raised alike on every rank, so that no rank trains, and none hangs in a
+collective that another never enters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from evenstride.errors import EvenstrideError, RanksDisagree, WorkerLost, from_plain, to_plain
+from evenstride.runtime.channel import Channel
+
+Plain = dict[str, Any]
+
+
+def agree(
+    channel: Channel,
+    topic: str,
+    show: Callable[[], Plain],
+    judge: Callable[[list[Plain]], Plain],
+) -> Plain:
+    """Return the leader's verdict on what all ranks show; collective.
+
+    Args:
+        channel: of the ranks that must agree.
+        topic: what is agreed on, a name used once per channel and shown in errors.
+        show: returns this rank's settings as JSON types; an `EvenstrideError` it raises is
+            raised on every rank.
+        judge: called on the leader with all ranks' settings in rank order; returns the verdict
+            as JSON types, or raises an `EvenstrideError`, which is then raised on every rank.
+
+    Raises:
+        EvenstrideError: what ``show`` or ``judge`` raised on some rank.
+        WorkerLost: some rank did not come within the group's timeout.
+    """
+    try:
+        mine = {"ok": show()}
+    except EvenstrideError as error:
+        mine = {"error": to_plain(error)}
+    channel.put(f"{topic}/rank/{channel.rank}", json.dumps(mine))
+    verdict = _judged(channel, topic, judge) if channel.rank == 0 else _heard(channel, topic)
+    if "error" in verdict:
+        raise from_plain(verdict["error"])
+    return dict(verdict["ok"])
+
+
+def _judged(channel: Channel, topic: str, judge: Callable[[list[Plain]], Plain]) -> Plain:
+    keys = [f"{topic}/rank/{rank}" for rank in range(channel.world_size)]
+    try:
+        _await(channel, keys, topic, channel.timeout)
+        shown = [json.loads(text) for text in channel.read(keys)]
+        for mine in shown:
+            if "error" in mine:
+                raise from_plain(mine["error"])
+        verdict = {"ok": judge([mine["ok"] for mine in shown])}
+    except EvenstrideError as error:
+        verdict = {"error": to_plain(error)}
+    text = json.dumps(verdict)
+    channel.put(f"{topic}/verdict", text)
+    return dict(json.loads(text))
+
+
+def _heard(channel: Channel, topic: str) -> Plain:
+    # The leader waits one timeout for the others; leave it time to say who was missing.
+    _await(channel, [f"{topic}/verdict"], topic, channel.timeout + timedelta(seconds=10))
+    return dict(json.loads(channel.take(f"{topic}/verdict")))
+
+
+def _await(channel: Channel, keys: list[str], topic: str, timeout: timedelta) -> None:
+    try:
+        channel.wait(keys, timeout)
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        missing = [key for key, here in zip(keys, channel.present(keys), strict=True) if not here]
+        who = ", ".join(key.rsplit("/", 1)[1] for key in missing)
+        who = "the leader" if who == "verdict" else f"rank {who}"
+        raise WorkerLost(
+            f"{who} did not reach {topic} within {timeout.total_seconds():.0f} s; every rank must "
+            "make the same Stride and the same loaders in the same order"
+        ) from error
+
+
+def require_equal(settings: list[Plain], topic: str) -> None:
+    """Raise unless all ranks show the same value for every setting.
+
+    Raises:
+        RanksDisagree: names the first setting that differs, with each value and its ranks.
+    """
+    for name in settings[0]:
+        values: dict[str, list[int]] = {}
+        for rank, mine in enumerate(settings):
+            values.setdefault(json.dumps(mine.get(name)), []).append(rank)
+        if len(values) > 1:
+            told = "; ".join(f"{value} on rank {_listed(ranks)}" for value, ranks in values.items())
+            raise RanksDisagree(
+                f"the ranks disagree on {name} of {topic}: {told}; give every rank the same"
+            )
+
+
+def _listed(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"{shown}, ..." if len(ranks) > 8 else shown

@@ -1,0 +1,132 @@
+"""What ties one rank to the others: decisions, heartbeats, and the news of a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from evenstride.errors import WorkerLost
+from evenstride.runtime.channel import Channel
+from evenstride.runtime.control_plane import ControlPlane, Local, SoloPlane, announce_loss
+from evenstride.runtime.farewell import LossReport, collective_failed, look_for_the_lost
+from evenstride.runtime.liveness import Liveness, ending_error
+from evenstride.runtime.setup import Team
+
+At = Callable[[], tuple[str, int]]
+"""What the training thread is doing, and in which step."""
+
+
+class Bond(Protocol):
+    """A rank's tie to its team."""
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time our threads have used, in seconds."""
+        ...
+
+    def ask(self) -> None:
+        """Ask the leader for an exchange; never waits."""
+        ...
+
+    def tick(self, step: int) -> None:
+        """Note that ``step`` steps are committed."""
+        ...
+
+    def explain_failure(self) -> None:
+        """Raise the reason why a collective of this rank never came through."""
+        ...
+
+    def close(self, *, at_exit: bool) -> None:
+        """Part from the others; at the end of the program, say why if it is an error."""
+        ...
+
+
+class Alone:
+    """A single process: its own leader, tied to nobody."""
+
+    def __init__(self, local: Local, team: Team) -> None:
+        assert team.leader is not None, "a single process leads itself"
+        self._plane = SoloPlane(local, team.shares, team.leader)
+        self.cpu_s = 0.0
+
+    def ask(self) -> None:
+        """Nobody to ask: a lone worker's share never changes."""
+
+    def tick(self, step: int) -> None:
+        """Exchange with oneself when it is due."""
+        self._plane.tick(step)
+
+    def explain_failure(self) -> None:
+        """No collective, so none has failed."""
+
+    def close(self, *, at_exit: bool) -> None:
+        """Nobody to part from."""
+        del at_exit
+        self._plane.close()
+
+
+class Together:
+    """One of several processes: a control thread, a heartbeat, and an ear for losses."""
+
+    def __init__(self, local: Local, team: Team, channel: Channel, at: At) -> None:
+        self._channel, self._at = channel, at
+        self._loss = LossReport(channel, local.gate, at)
+        self._plane = ControlPlane(channel, local, team.shares, team.leader, self._loss.heard)
+        self._loss.exchange = lambda: self._plane.exchange
+        self._liveness = Liveness(channel, team.peers, self._phase, self._loss.found)
+        self._failed = False
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of the control and liveness threads, in seconds."""
+        return self._plane.cpu_s + self._liveness.cpu_s
+
+    def ask(self) -> None:
+        """Ask the leader for an exchange."""
+        self._plane.ask()
+
+    def tick(self, step: int) -> None:
+        """Start the exchange that is due, on the leader."""
+        self._plane.tick(step)
+
+    def explain_failure(self) -> None:
+        """Name the rank whose loss broke this rank's collective.
+
+        Raises:
+            WorkerLost: always.
+        """
+        self._look_for_the_lost()
+        raise WorkerLost(
+            self._loss.text or f"a collective of step {self._at()[1]} failed on this rank"
+        )
+
+    def close(self, *, at_exit: bool) -> None:
+        """End both threads; at the end of the program tell the others about an error."""
+        step = self._at()[1]
+        error = ending_error() if at_exit else None
+        if at_exit and collective_failed(self._at()[0]):
+            self._look_for_the_lost()
+        elif error is not None:
+            self._announce_own(error)
+        self._plane.close()
+        self._liveness.close({"step": step, "error": error})
+
+    def _look_for_the_lost(self) -> None:
+        self._failed = True
+        look_for_the_lost(self._loss, self._liveness, self._channel.rank, self._at()[1])
+
+    def _announce_own(self, error: str) -> None:
+        rank = self._channel.rank
+        text = f"rank {rank} is gone: it ended with {error}"
+        announce_loss(self._channel, self._plane.exchange, rank, text)
+
+    def _phase(self) -> tuple[str, int]:
+        phase, step = self._at()
+        return ("failed" if self._failed else phase), step
+
+
+def tie(local: Local, team: Team, at: At) -> Bond:
+    """Return the bond of this rank."""
+    if team.channel is None:
+        return Alone(local, team)
+    return Together(local, team, team.channel, at)

@@ -1,0 +1,290 @@
+"""Exchanges between the ranks, on a background thread of each.
+
+One exchange, number ``i``, is three messages through the store:
+
+1. somebody wakes the leader (``go/i/0``): its own cadence, a draw that waits for a decision, or
+   a rank whose times left their band; the leader wakes everyone (``go/i/RANK``);
+2. every rank puts up its barrier and replies (``told/i/RANK``) with what it measured;
+3. the leader lets the core decide and tells everyone (``verdict/i``).
+
+All waiting happens here, on the control threads; training never takes part.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from evenstride.core.band import Band
+from evenstride.core.fleet import Shares
+from evenstride.errors import EvenstrideError, WorkerLost, from_plain, to_plain
+from evenstride.runtime.channel import FOREVER, Channel
+from evenstride.runtime.gate import Gate
+from evenstride.runtime.leader import Leader, Reply, Verdict
+from evenstride.runtime.timing import Recorder
+from evenstride.runtime.wire import (
+    reply_from_text,
+    reply_to_text,
+    verdict_from_plain,
+    verdict_to_plain,
+)
+
+logger = logging.getLogger("evenstride")
+
+# How long a program that ends waits for its control thread.
+_JOIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a rank's training thread stands.
+
+    Args:
+        step: steps it has committed.
+        stand: (pass number, epoch, position, step) at the start of its current pass.
+    """
+
+    step: int
+    stand: tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """This rank's own parts that an exchange reads and moves."""
+
+    gate: Gate
+    recorder: Recorder
+    position: Callable[[], Position]
+
+
+def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
+    """Put a verdict in force on this rank and return the shares it leaves in force."""
+    after = shares if verdict.shares is None else verdict.shares
+    if verdict.expected_s:
+        local.recorder.expect(Band(after[rank], verdict.expected_s[rank], verdict.band[rank]))
+    local.gate.decide(verdict.effective, verdict.shares, opening=verdict.opening)
+    return after
+
+
+class ControlPlane:
+    """One rank's control thread; rank 0's also leads.
+
+    Args:
+        channel: to the other ranks.
+        local: gate, recorder and position of this rank.
+        shares: the opening split.
+        leader: the leader, on rank 0 only.
+        lost: called on this thread when other ranks report that one is gone.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        local: Local,
+        shares: Shares,
+        leader: Leader | None,
+        lost: Callable[[str], object],
+    ) -> None:
+        self._channel, self._local, self._leader = channel, local, leader
+        self._shares, self._lost = shares, lost
+        self._exchange = 0
+        self._asked = False
+        self._closing = False
+        self._cpu_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="evenstride-control", daemon=True)
+        self._thread.start()
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time the control thread has used so far, in seconds."""
+        return self._cpu_s
+
+    @property
+    def exchange(self) -> int:
+        """Number of the exchange that comes next, or is going on."""
+        return self._exchange
+
+    def ask(self) -> None:
+        """Ask for an exchange now; does nothing while one is going on. Never waits."""
+        self._channel.put(f"go/{self._exchange}/0", "")
+
+    def tick(self, step: int) -> None:
+        """On the leader, start the exchange that is due once ``step`` steps are committed."""
+        if self._leader is not None and not self._asked and step >= self._leader.exchange_at:
+            self._asked = True
+            self.ask()
+
+    def close(self) -> None:
+        """End the thread; the first rank that closes ends all exchanges. May be called again."""
+        if self._closing:
+            return
+        self._closing = True
+        self._local.gate.stop()
+        try:
+            self._wake_up()
+        except RuntimeError:  # the store is gone already; then the thread is ending, too
+            logger.debug("the store was gone before the control thread ended", exc_info=True)
+        self._thread.join(_JOIN_S)
+
+    def _wake_up(self) -> None:
+        number, rank = self._exchange, self._channel.rank
+        self._channel.put(f"go/{number}/{rank}", "")
+        if self._leader is None:
+            return
+        told = [f"told/{number}/{other}" for other in range(1, self._channel.world_size)]
+        gone = reply_to_text(Reply(0, 0, (0, 0, 0, 0), (), leaving=True))
+        for key, here in zip(told, self._channel.present(told), strict=True):
+            if not here:
+                self._channel.put(key, gone)
+
+    def _run(self) -> None:
+        try:
+            while self._one_exchange():
+                self._cpu_s = time.thread_time()
+        except RuntimeError as error:  # torch raises it for everything that befalls a store
+            self._store_failed(error)
+        finally:
+            self._cpu_s = time.thread_time()
+            self._local.gate.stop()
+
+    def _store_failed(self, error: RuntimeError) -> None:
+        if self._closing:
+            return
+        logger.debug("the control thread lost the store", exc_info=error)
+        self._local.gate.fail(
+            WorkerLost(
+                "the store of the process group is gone, and with it the rank or the launcher "
+                f"that hosts it ({error})"
+            )
+        )
+
+    def _one_exchange(self) -> bool:
+        """Take part in one exchange; return whether another may follow."""
+        number, rank = self._exchange, self._channel.rank
+        call = self._channel.take(f"go/{number}/{rank}")
+        if call:
+            return self._hear(json.loads(call))
+        if self._leader is not None:
+            for other in range(1, self._channel.world_size):
+                self._channel.put(f"go/{number}/{other}", "")
+        reply = self._reply()
+        message = self._lead(number, reply) if self._leader else self._follow(number, reply)
+        if message is None or not self._hear(message):
+            return False
+        self._channel.drop(f"go/{number}/{rank}")
+        if self._leader is None:
+            self._channel.drop(f"told/{number}/{rank}")
+        elif number > 0:  # every reply to this exchange proves that the last verdict was read
+            self._channel.drop(f"verdict/{number - 1}")
+        self._exchange = number + 1
+        self._asked = False
+        return True
+
+    def _reply(self) -> Reply:
+        held = self._local.gate.hold()
+        if held is None:
+            return Reply(0, 0, (0, 0, 0, 0), (), leaving=True)
+        position = self._local.position()
+        self._local.gate.forget_before(position.step - 1)
+        return Reply(held.barrier, held.checksum, position.stand, self._local.recorder.take())
+
+    def _follow(self, number: int, reply: Reply) -> dict[str, Any] | None:
+        self._channel.put(f"told/{number}/{self._channel.rank}", reply_to_text(reply))
+        if reply.leaving:
+            self._channel.put(f"go/{number}/0", "")
+            return None
+        return dict(json.loads(self._channel.take(f"verdict/{number}")))
+
+    def _lead(self, number: int, reply: Reply) -> dict[str, Any]:
+        assert self._leader is not None, "only rank 0 leads"
+        keys = [f"told/{number}/{other}" for other in range(1, self._channel.world_size)]
+        if reply.leaving:
+            message: dict[str, Any] = {"closed": True}
+        else:
+            self._channel.wait(keys, FOREVER)
+            message = self._judge(reply, self._channel.read(keys))
+        self._channel.put(f"verdict/{number}", json.dumps(message))
+        return message
+
+    def _judge(self, mine: Reply, texts: list[str]) -> dict[str, Any]:
+        assert self._leader is not None, "only rank 0 judges"
+        lost = next((text for text in texts if text.startswith('{"lost"')), None)
+        if lost is not None:
+            return dict(json.loads(lost))
+        replies = [mine, *map(reply_from_text, texts)]
+        if any(reply.leaving for reply in replies):
+            return {"closed": True}
+        try:
+            step = self._local.position().step
+            verdict = self._leader.exchange(step, replies, mine.checksum)
+        except EvenstrideError as error:
+            return {"error": to_plain(error)}
+        except Exception as error:  # whatever it is, the other ranks must not wait for ever
+            logger.exception("the leader could not decide")
+            return {"error": to_plain(EvenstrideError(f"the leader could not decide: {error!r}"))}
+        return {"verdict": verdict_to_plain(verdict)}
+
+    def _hear(self, message: dict[str, Any]) -> bool:
+        """Act on a message from the leader or about a lost rank; return whether to go on."""
+        match message:
+            case {"verdict": plain}:
+                verdict = verdict_from_plain(plain)
+                self._shares = apply(verdict, self._channel.rank, self._local, self._shares)
+                return True
+            case {"error": plain}:
+                self._local.gate.fail(from_plain(plain))
+            case {"lost": text}:
+                self._lost(text)
+        return False
+
+
+class SoloPlane:
+    """The control of a run with one process: the same path, without threads or messages."""
+
+    def __init__(self, local: Local, shares: Shares, leader: Leader) -> None:
+        self._local, self._shares, self._leader = local, shares, leader
+
+    @property
+    def cpu_s(self) -> float:
+        """No thread, so no time of its own."""
+        return 0.0
+
+    def ask(self) -> None:
+        """Nothing to ask for: one worker's share never changes."""
+
+    def tick(self, step: int) -> None:
+        """Exchange with oneself when it is due, for the trace and the summary."""
+        if step < self._leader.exchange_at:
+            return
+        held = self._local.gate.hold()
+        if held is None:
+            return
+        stand = self._local.position().stand
+        reply = Reply(held.barrier, held.checksum, stand, self._local.recorder.take())
+        verdict = self._leader.exchange(step, [reply], held.checksum)
+        self._shares = apply(verdict, 0, self._local, self._shares)
+
+    def close(self) -> None:
+        """Nothing to end."""
+        self._local.gate.stop()
+
+
+def announce_loss(channel: Channel, number: int, rank: int, text: str) -> None:
+    """Tell all control threads that a rank is gone, whatever they are waiting for.
+
+    They may be one exchange apart, so this one and the next are answered.
+    """
+    message = json.dumps({"lost": text})
+    try:
+        for exchange in (number, number + 1):
+            for other in range(channel.world_size):
+                channel.put(f"go/{exchange}/{other}", message)
+            channel.put(f"told/{exchange}/{rank}", message)
+            channel.put(f"verdict/{exchange}", message)
+    except RuntimeError:  # the store went with the rank; its end is plain to all then
+        logger.debug("the loss could not be announced", exc_info=True)

@@ -1,0 +1,59 @@
+"""The one door through which environment variables come in; an explicit argument always wins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenstride.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the environment asks of a run.
+
+    Args:
+        policy: ``EVENSTRIDE_POLICY``, a policy's specification.
+        max_steps: ``EVENSTRIDE_MAX_STEPS``; after so many steps the training loader yields
+            nothing, in this and all later epochs.
+        trace: ``EVENSTRIDE_TRACE``, a folder or a ``.jsonl`` file the leader writes to.
+        progress: ``EVENSTRIDE_PROGRESS``, a file that always holds the leader's step count.
+        calibrate: ``EVENSTRIDE_CALIBRATE``, as ``lab`` sets it to measure a script's true curve.
+        world_size: ``WORLD_SIZE`` as launchers set it; 1 without.
+    """
+
+    policy: str | None = None
+    max_steps: int | None = None
+    trace: Path | None = None
+    progress: Path | None = None
+    calibrate: str | None = None
+    world_size: int = 1
+
+
+def read_environment(variables: Mapping[str, str]) -> Environment:
+    """Return the settings found in ``variables``; empty ones count as absent.
+
+    Raises:
+        ConfigError: a number is not one, or is out of range.
+    """
+    max_steps = _count(variables, "EVENSTRIDE_MAX_STEPS", least=0)
+    world_size = _count(variables, "WORLD_SIZE", least=1)
+    trace, progress = variables.get("EVENSTRIDE_TRACE"), variables.get("EVENSTRIDE_PROGRESS")
+    return Environment(
+        policy=variables.get("EVENSTRIDE_POLICY") or None,
+        max_steps=max_steps,
+        trace=Path(trace) if trace else None,
+        progress=Path(progress) if progress else None,
+        calibrate=variables.get("EVENSTRIDE_CALIBRATE") or None,
+        world_size=1 if world_size is None else world_size,
+    )
+
+
+def _count(variables: Mapping[str, str], name: str, *, least: int) -> int | None:
+    text = variables.get(name, "")
+    if not text:
+        return None
+    if not text.strip().isdigit() or int(text) < least:
+        raise ConfigError(f"{name} is {text!r}; it must be a whole number of at least {least}")
+    return int(text)

@@ -1,0 +1,99 @@
+"""Evaluation: each sample once over all ranks, no padding, split by speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from evenstride.core.fleet import Shares
+from evenstride.core.partition import cut, even_windows, micro_batches, step_shares
+from evenstride.runtime.loader import BatchStream, DataLoaderOptions
+from evenstride.runtime.seeding import Key, SeededDataset, item_seeds
+
+
+class EvalSampler:
+    """This rank's part of a data set, in the data set's own order.
+
+    Args:
+        length: samples in the data set.
+        batch: samples per step over all ranks, at most.
+        shares: returns the shares in force; called once per pass.
+        rank: this rank.
+        max_micro_batch: most samples per batch of this rank.
+        seed: of the samples' randomness, the same in every pass.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        batch: int,
+        shares: Callable[[], Shares],
+        rank: int,
+        max_micro_batch: int | None,
+        seed: int,
+    ) -> None:
+        self._windows = even_windows(length, batch)
+        self._shares, self._rank, self._seed = shares, rank, seed
+        self._max_micro_batch = max_micro_batch
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        shares = self._shares()
+        for window in self._windows:
+            piece = cut(window, step_shares(shares, len(window)))[self._rank]
+            if piece.samples:
+                for part in micro_batches(piece.positions, self._max_micro_batch):
+                    indices = np.arange(part.start, part.stop)
+                    seeds = item_seeds(self._seed, 0, indices)
+                    yield list(zip(indices.tolist(), seeds.tolist(), strict=True))
+
+
+class EvalLoader(DataLoader[Any]):
+    """A `DataLoader` over this rank's part of a data set; ``len`` counts global steps."""
+
+    def __init__(
+        self,
+        sampler: EvalSampler,
+        dataset: Dataset[Any],
+        torch_options: DataLoaderOptions,
+        *,
+        seeded: bool,
+    ) -> None:
+        torch_options.setdefault("generator", torch.Generator())
+        super().__init__(
+            SeededDataset(dataset, seeded=seeded),
+            batch_sampler=BatchStream(sampler),
+            **torch_options,
+        )
+
+
+def exact_mean(
+    total: float | Tensor, count: float | Tensor, group: dist.ProcessGroup | None
+) -> float | Tensor:
+    """Return the sum of all ranks' totals over the sum of their counts; collective.
+
+    Summed in float64. A tensor of several elements gives a tensor of the same shape, anything
+    else a float. With a count of 0 over all ranks the result is nan.
+    """
+    totals = torch.as_tensor(total).detach().to("cpu", torch.float64)
+    sums = torch.cat([totals.reshape(-1), torch.tensor([float(count)], dtype=torch.float64)])
+    if group is not None:
+        sums = sums.to(_device(group))
+        dist.all_reduce(sums, group=group)
+        sums = sums.cpu()
+    mean = sums[:-1] / sums[-1]
+    return mean.reshape(totals.shape) if totals.numel() > 1 else float(mean)
+
+
+def _device(group: dist.ProcessGroup) -> torch.device:
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

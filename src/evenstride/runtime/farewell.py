@@ -1,0 +1,86 @@
+"""How a run ends: in order, or because another rank is gone; each rank says which."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from evenstride.errors import WorkerLost
+from evenstride.runtime.channel import Channel
+from evenstride.runtime.control_plane import announce_loss
+from evenstride.runtime.gate import Gate
+from evenstride.runtime.liveness import SILENT_S, Liveness, diagnose, ending_error
+
+logger = logging.getLogger("evenstride")
+
+# Signs in an error's text that a collective, and not the user's own code, has failed.
+_OF_COLLECTIVES = ("gloo", "nccl", "connection", "socket", "timed out", "timeout", "peer")
+# How long a process that knows of a loss stays, so that the others hear of it.
+_LINGER_S = 0.3
+
+
+class LossReport:
+    """Names a lost rank once, to the user, to the training thread and to the other ranks."""
+
+    def __init__(self, channel: Channel, gate: Gate, at: Callable[[], tuple[str, int]]) -> None:
+        self._channel, self._gate, self._at = channel, gate, at
+        self._lock = threading.Lock()
+        self.text: str | None = None
+        self.exchange: Callable[[], int] = lambda: 0
+
+    def found(self, rank: int, how: str) -> None:
+        """This rank has found out that ``rank`` is gone."""
+        text = f"rank {rank} is gone: {how}"
+        if self.heard(text):
+            announce_loss(self._channel, self.exchange(), rank, text)
+
+    def heard(self, text: str) -> bool:
+        """Another rank has told so; return whether it is news."""
+        with self._lock:
+            if self.text is not None:
+                return False
+            self.text = text
+        phase, step = self._at()
+        logger.error(
+            "evenstride: %s; rank %d cannot finish step %d (it was in: %s)",
+            text,
+            self._channel.rank,
+            max(step, 0),
+            phase,
+        )
+        self._gate.fail(WorkerLost(f"{text}, so step {max(step, 0)} cannot be finished"))
+        return True
+
+
+def look_for_the_lost(report: LossReport, liveness: Liveness, rank: int, step: int) -> None:
+    """Find out whose end broke this rank's collective, and report it.
+
+    Takes at most as long as it takes to tell a silent heart from a slow one.
+    """
+    if report.text is not None:
+        return
+    try:
+        found = diagnose(liveness, rank, step, SILENT_S)
+    except RuntimeError:
+        report.heard("the process group's store is gone, and the rank or launcher that hosts it")
+        return
+    if found is not None:
+        report.found(*found)
+        time.sleep(_LINGER_S)
+    elif report.text is None:
+        logger.error(
+            "evenstride: a collective of step %d failed on rank %d, though all ranks answer; the "
+            "error above says why",
+            step,
+            rank,
+        )
+
+
+def collective_failed(phase: str) -> bool:
+    """Return whether this program is ending because a collective did."""
+    if phase == "sync":
+        return True
+    error = (ending_error() or "").lower()
+    return phase in ("compute", "data") and any(sign in error for sign in _OF_COLLECTIVES)

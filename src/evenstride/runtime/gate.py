@@ -1,0 +1,169 @@
+"""Where the training thread learns a step's shares, and waits if they are not yet decided.
+
+The control thread and the training thread meet here and nowhere else. The rule that makes one
+decision out of many processes is short:
+
+* a rank may draw any step below its *barrier*;
+* when the leader asks for an exchange, the rank puts up a barrier just above what it has drawn
+  and reports it; the decision takes effect at the highest barrier of all ranks;
+* the decision takes the barrier away (or, in the opening phase, moves it one step on).
+
+So no rank ever draws a step whose decision it has not received, whatever it prefetches, and
+because barriers are reported by the control threads, waiting for one never needs training to
+go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from evenstride.core.fleet import Shares
+from evenstride.core.schedule import Schedule
+from evenstride.errors import EvenstrideError, WorkerLost
+
+# Steps a rank may still draw while an exchange is in flight, so that it need not wait.
+SLACK = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a rank reports about its gate: its barrier, and a proof of its decisions."""
+
+    barrier: int
+    checksum: int
+
+
+class Gate:
+    """The schedule of one rank, guarded by a barrier.
+
+    Args:
+        shares: the opening split.
+        step: the first step.
+        blocking: whether the opening phase holds the barrier right after the first steps.
+        timeout_s: how long a draw may wait before it gives up.
+        ask: called when a draw has to wait, so that the leader can start the exchange.
+    """
+
+    def __init__(
+        self,
+        shares: Shares,
+        *,
+        step: int = 0,
+        blocking: bool = False,
+        timeout_s: float = 1800.0,
+        ask: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._changed = threading.Condition()
+        self._schedule = Schedule.opening(shares, step)
+        self._next_draw = step
+        # Two steps go through before the first wait: the first of a pass is never modelled.
+        self._barrier: int | None = step + 2 if blocking else None
+        self._opening = blocking
+        self._stopped = False
+        self._error: EvenstrideError | None = None
+        self._timeout_s = timeout_s
+        self._ask = ask
+        self.waited_s = 0.0
+
+    @property
+    def opening(self) -> bool:
+        """Whether each step still waits for a decision."""
+        return self._opening
+
+    def draw(self, step: int) -> Shares:
+        """Return the shares of a step, waiting for its decision if need be (training thread).
+
+        Raises:
+            WorkerLost: a rank is gone, or no decision came within the timeout.
+            SplitDiverged: the ranks no longer agree.
+        """
+        with self._changed:
+            self._next_draw = step
+            if self._blocked(step):
+                self._wait(step)
+            if self._error is not None:
+                raise self._error
+            self._next_draw = step + 1
+            return self._schedule.shares_at(step)
+
+    def shares_at(self, step: int) -> Shares:
+        """Return the shares of a step that has been drawn."""
+        with self._changed:
+            return self._schedule.shares_at(step)
+
+    def rewind(self, step: int) -> None:
+        """Forget the steps drawn from ``step`` on; they will be drawn again."""
+        with self._changed:
+            self._next_draw = step
+
+    def hold(self) -> Held | None:
+        """Put up the barrier and report it (control thread); ``None`` after `stop`.
+
+        In the opening phase this waits until the training thread stands at the barrier, so
+        that the step before it has been measured.
+        """
+        with self._changed:
+            while self._opening and not self._stopped and not self._at_barrier():
+                self._changed.wait()
+            if self._stopped:
+                return None
+            barrier = self._next_draw if self._opening else self._next_draw + SLACK
+            # After a rewind the latest decision may lie ahead; a later one never overtakes it.
+            barrier = max(barrier, self._schedule.latest)
+            self._barrier = barrier if self._barrier is None else min(self._barrier, barrier)
+            return Held(self._barrier, self._schedule.checksum)
+
+    def decide(self, effective: int, shares: Shares | None, *, opening: bool) -> None:
+        """Apply a decision (control thread): new shares if any, and what it does to the barrier."""
+        with self._changed:
+            if shares is not None:
+                self._schedule = self._schedule.decided(effective, shares)
+            self._opening = opening
+            self._barrier = effective + 1 if opening else None
+            self._changed.notify_all()
+
+    def skip_opening(self) -> None:
+        """Let no further step wait for a decision."""
+        with self._changed:
+            self._opening, self._barrier = False, None
+            self._changed.notify_all()
+
+    def forget_before(self, step: int) -> None:
+        """Drop decisions that no step from ``step`` on needs."""
+        with self._changed:
+            self._schedule = self._schedule.forget_before(step)
+
+    def fail(self, error: EvenstrideError) -> None:
+        """Let every draw raise ``error`` from now on."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """No more decisions will come: take every barrier away for good."""
+        with self._changed:
+            self._stopped, self._opening, self._barrier = True, False, None
+            self._changed.notify_all()
+
+    def _blocked(self, step: int) -> bool:
+        return self._barrier is not None and step >= self._barrier and self._error is None
+
+    def _at_barrier(self) -> bool:
+        return self._barrier is not None and self._next_draw >= self._barrier
+
+    def _wait(self, step: int) -> None:
+        started_s = time.perf_counter()
+        self._changed.notify_all()
+        self._ask()
+        while self._blocked(step):
+            left_s = started_s + self._timeout_s - time.perf_counter()
+            if left_s <= 0:
+                raise WorkerLost(
+                    f"no decision for step {step} within {self._timeout_s:.0f} s, so some rank no "
+                    "longer answers"
+                )
+            self._changed.wait(left_s)
+        self.waited_s += time.perf_counter() - started_s

@@ -1,0 +1,206 @@
+"""The leader's side of an exchange: gather, let the core decide, record, tell."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from evenstride.core.control import (
+    Control,
+    Event,
+    ExchangeAfter,
+    Exchanged,
+    Expect,
+    FleetFormed,
+    Instruction,
+    KeepShares,
+    OpeningSkipped,
+    SetShares,
+    advance,
+)
+from evenstride.core.fleet import Shares
+from evenstride.core.ledger import Ledger
+from evenstride.core.observation import Observation
+from evenstride.errors import SplitDiverged
+from evenstride.trace.write import TraceWriter
+
+logger = logging.getLogger("evenstride")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one rank answers when the leader asks.
+
+    Args:
+        barrier: first step the rank has not drawn and will not draw before the decision.
+        checksum: of all decisions the rank has applied.
+        stand: (pass number, epoch, position, step) at the start of the rank's current pass.
+        observations: what it measured since it was last asked.
+        leaving: the rank's program is ending.
+    """
+
+    barrier: int
+    checksum: int
+    stand: tuple[int, int, int, int]
+    observations: tuple[Observation, ...]
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the leader tells all ranks after an exchange.
+
+    Args:
+        effective: first step the decision is about.
+        shares: new shares from that step on, or ``None`` to keep them.
+        opening: whether the next step waits for a decision as well.
+        expected_s: expected busy time of each worker; 0 for none.
+        band: half-width of each worker's band, as a part.
+        reason: one sentence.
+    """
+
+    effective: int
+    shares: Shares | None
+    opening: bool
+    expected_s: tuple[float, ...]
+    band: tuple[float, ...]
+    reason: str
+
+
+class Leader:
+    """Runs the core on what the ranks report. Lives on rank 0, called by one thread at a time.
+
+    Args:
+        control: the state of the decision path, before any fleet has formed.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._writer: TraceWriter | None = None
+        self._unwritten: list[tuple[float, Event, tuple[Instruction, ...]]] = []
+        self._started_s = time.perf_counter()
+        self.ledger = Ledger.empty(0)
+        self.exchange_at = 0  # the leader's own step at which the next exchange is due
+        self.changes = 0
+
+    @property
+    def control(self) -> Control:
+        """The state of the decision path after the latest event."""
+        return self._control
+
+    def form(self, event: FleetFormed) -> Verdict:
+        """Form the fleet and return its opening split.
+
+        Raises:
+            ConfigError: the policy or the bounds cannot serve this fleet.
+        """
+        self.ledger = Ledger.empty(len(event.workers))
+        verdict = self._advance(event, at_step=event.step)
+        self._log(verdict)
+        return verdict
+
+    def record_to(self, writer: TraceWriter | None) -> None:
+        """Keep a trace from now on; the forming of the fleet is written, too."""
+        self._writer = writer
+        if writer is not None:
+            for at_s, event, instructions in self._unwritten:
+                writer.event(at_s, event, instructions)
+        self._unwritten.clear()
+
+    def exchange(self, step: int, replies: list[Reply], checksum: int) -> Verdict:
+        """Return the verdict on what all ranks replied.
+
+        Args:
+            step: steps the leader has committed.
+            replies: in rank order.
+            checksum: of the decisions the leader has applied itself.
+
+        Raises:
+            SplitDiverged: a rank applied other decisions, or iterates over other data.
+        """
+        self._prove_agreement(replies, checksum)
+        observations = tuple(seen for reply in replies for seen in reply.observations)
+        self.ledger = self.ledger.book(observations)
+        effective = max(reply.barrier for reply in replies)
+        verdict = self._advance(Exchanged(step, effective, observations), at_step=step)
+        if verdict.shares is not None:
+            self.changes += 1
+            self._log(verdict)
+        return verdict
+
+    def skip_opening(self, step: int) -> None:
+        """Let no further step wait for a decision."""
+        self._advance(OpeningSkipped(step), at_step=step)
+
+    def note(self, kind: str, **values: Any) -> None:
+        """Write a record that no decision depends on."""
+        if self._writer is not None:
+            at_s = round(time.perf_counter() - self._started_s, 6)
+            self._writer.record(kind, at_s=at_s, **values)
+
+    def close(self, summary: dict[str, Any]) -> None:
+        """Write the last record and close the trace."""
+        self.note("ended", summary=summary)
+        if self._writer is not None:
+            self._writer.close()
+
+    def _advance(self, event: Event, *, at_step: int) -> Verdict:
+        at_s = time.perf_counter() - self._started_s
+        self._control, instructions = advance(self._control, event)
+        if self._writer is not None:
+            self._writer.event(at_s, event, instructions)
+        elif isinstance(event, FleetFormed):
+            self._unwritten.append((at_s, event, instructions))
+        effective = event.effective if isinstance(event, Exchanged) else event.step
+        verdict, after = _verdict(effective, instructions)
+        self.exchange_at = at_step + after.steps
+        return verdict
+
+    def _prove_agreement(self, replies: list[Reply], checksum: int) -> None:
+        stands: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for rank, reply in enumerate(replies):
+            if reply.checksum != checksum:
+                raise SplitDiverged(
+                    f"rank {rank} has applied other decisions than the leader (checksum "
+                    f"{reply.checksum:#x} instead of {checksum:#x}); the run cannot go on"
+                )
+            number, *stand = reply.stand
+            first, expected = stands.setdefault(number, (rank, tuple(stand)))
+            if tuple(stand) != expected:
+                raise SplitDiverged(
+                    f"rank {rank} began its loop at epoch {stand[0]}, position {stand[1]}, step "
+                    f"{stand[2]}, but rank {first} at epoch {expected[0]}, position "
+                    f"{expected[1]}, step {expected[2]}; load the same state on every rank and "
+                    "leave the loop at the same step"
+                )
+
+    def _log(self, verdict: Verdict) -> None:
+        if verdict.shares is not None:
+            shown = verdict.shares if len(verdict.shares) <= 16 else (*verdict.shares[:16], "...")
+            logger.info(
+                "step %d: shares %s (%s)",
+                verdict.effective,
+                "/".join(map(str, shown)),
+                verdict.reason,
+            )
+
+
+def _verdict(
+    effective: int, instructions: tuple[Instruction, ...]
+) -> tuple[Verdict, ExchangeAfter]:
+    shares: Shares | None = None
+    reason, expect, after = "", Expect((), ()), ExchangeAfter(1, False)
+    for instruction in instructions:
+        match instruction:
+            case SetShares():
+                shares, reason = instruction.shares, instruction.reason
+            case KeepShares():
+                reason = instruction.reason
+            case Expect():
+                expect = instruction
+            case ExchangeAfter():
+                after = instruction
+    verdict = Verdict(effective, shares, after.blocking, expect.expected_s, expect.band, reason)
+    return verdict, after

@@ -1,0 +1,195 @@
+"""Know when another rank is gone, and name it before this process ends, too.
+
+A rank that dies closes its connections, so the survivors' collective fails within moments with
+a message that names nobody; a rank that hangs lets them wait for the group's whole timeout.
+Three sources tell who it was:
+
+* on the same machine the kernel reports the end of a process at once;
+* every rank's heartbeat in the store says each second what its training thread is doing;
+* a program that ends says so in the store, with the error it ended with, if any.
+
+Whoever finds out first tells all others through the store.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from evenstride.runtime.channel import Channel
+from evenstride.runtime.peers import Peer, watch_exit
+
+logger = logging.getLogger("evenstride")
+
+BEAT_S = 1.0
+# A heart that has not beaten for so long has stopped.
+SILENT_S = 3.5
+# How long a step may wait for another rank before a warning names that rank.
+WARN_AFTER_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """One rank's heartbeat: a counter, and what its training thread is doing in which step."""
+
+    count: int
+    phase: str
+    step: int
+
+
+class Liveness:
+    """The heartbeat thread of one rank.
+
+    Args:
+        channel: to the other ranks.
+        peers: all ranks' processes, in rank order.
+        at: what the training thread is doing, and in which step.
+        lost: called at most once, on this thread, with the rank that is gone and a sentence.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        peers: tuple[Peer, ...],
+        at: Callable[[], tuple[str, int]],
+        lost: Callable[[int, str], None],
+    ) -> None:
+        self._channel, self._peers, self._at, self._lost = channel, peers, at, lost
+        self._count, self._cpu_s = 0, 0.0
+        self._closing = False
+        self._waiting_since: tuple[tuple[str, int], float] = (("idle", -1), time.monotonic())
+        self._wake_r, self._wake_w = os.pipe()
+        self._fds = {
+            fd: peer
+            for peer in peers
+            if peer.rank != channel.rank and (fd := watch_exit(peer)) is not None
+        }
+        self._beat()
+        self._thread = threading.Thread(target=self._run, name="evenstride-liveness", daemon=True)
+        self._thread.start()
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time the thread has used so far, in seconds."""
+        return self._cpu_s
+
+    def close(self, goodbye: dict[str, Any]) -> None:
+        """Say goodbye and end the thread. May be called again."""
+        if self._closing:
+            return
+        self._closing = True
+        try:
+            self._channel.put(f"bye/{self._channel.rank}", json.dumps(goodbye))
+        except RuntimeError:
+            logger.debug("the store was gone before the goodbye", exc_info=True)
+        os.write(self._wake_w, b"x")
+        self._thread.join(2 * BEAT_S)
+        for fd in (*self._fds, self._wake_r, self._wake_w):
+            os.close(fd)
+
+    def beats(self) -> dict[int, Beat]:
+        """Return every rank's latest heartbeat."""
+        return {rank: Beat(*told) for rank, told in self._told("beat").items()}
+
+    def goodbyes(self) -> dict[int, dict[str, Any]]:
+        """Return what the ranks that have ended said."""
+        return self._told("bye")
+
+    def _told(self, kind: str) -> dict[int, Any]:
+        keys = {f"{kind}/{peer.rank}": peer.rank for peer in self._peers}
+        here = [key for key in keys if self._channel.present([key])[0]]
+        texts = self._channel.read(here) if here else []
+        return {keys[key]: json.loads(text) for key, text in zip(here, texts, strict=True)}
+
+    def _run(self) -> None:
+        poller = select.poll()
+        for fd in (*self._fds, self._wake_r):
+            poller.register(fd, select.POLLIN)
+        try:
+            while not self._closing:
+                ended = [fd for fd, _ in poller.poll(BEAT_S * 1e3) if fd in self._fds]
+                for fd in ended:
+                    poller.unregister(fd)
+                    self._ended(self._fds[fd])
+                self._beat()
+                self._warn_if_waiting()
+                self._cpu_s = time.thread_time()
+        except RuntimeError:  # the store is gone: the control thread tells about that
+            logger.debug("the liveness thread lost the store", exc_info=True)
+
+    def _beat(self) -> None:
+        self._count += 1
+        self._channel.put(f"beat/{self._channel.rank}", json.dumps([self._count, *self._at()]))
+
+    def _ended(self, peer: Peer) -> None:
+        if self._closing:
+            return
+        goodbye = self.goodbyes().get(peer.rank)
+        if goodbye is None:
+            self._lost(peer.rank, f"its process {peer.pid} on {peer.host} ended")
+        elif goodbye.get("error"):
+            self._lost(peer.rank, f"it ended with {goodbye['error']}")
+
+    def _warn_if_waiting(self) -> None:
+        at, now_s = self._at(), time.monotonic()
+        if at != self._waiting_since[0]:
+            self._waiting_since = (at, now_s)
+            return
+        phase, step = at
+        limit_s = min(WARN_AFTER_S, 0.5 * self._channel.timeout.total_seconds())
+        waited_s = now_s - self._waiting_since[1]
+        if phase == "sync" and limit_s <= waited_s < limit_s + 2 * BEAT_S:
+            self._waiting_since = (at, now_s - 10 * limit_s)  # say it once per step
+            behind = {r: b for r, b in self.beats().items() if (b.step, b.phase) != (step, "sync")}
+            if behind:
+                logger.warning("step %d has waited %.0f s for %s", step, waited_s, _told(behind))
+
+
+def _told(beats: dict[int, Beat]) -> str:
+    return ", ".join(f"rank {r} ({b.phase} of step {b.step})" for r, b in sorted(beats.items()))
+
+
+def diagnose(liveness: Liveness, rank: int, step: int, deadline_s: float) -> tuple[int, str] | None:
+    """Return which rank broke the collective of ``step`` and how that is known, or ``None``.
+
+    Called by a rank whose own collective failed; watches the heartbeats for a moment.
+    """
+    first, started_s = liveness.beats(), time.monotonic()
+    while True:
+        byes = liveness.goodbyes()
+        for other, goodbye in byes.items():
+            if other != rank and goodbye.get("step", step) <= step:
+                error = goodbye.get("error")
+                return other, f"it ended with {error}" if error else "its program ended early"
+        elapsed_s = time.monotonic() - started_s
+        if elapsed_s >= deadline_s:
+            break
+        time.sleep(0.1)
+    now = liveness.beats()
+    for other, beat in now.items():
+        if other != rank and first.get(other) == beat:
+            return other, f"silent since {beat.phase} of step {beat.step}"
+    for other, beat in now.items():
+        if other != rank and beat.phase not in ("sync", "failed") and beat.step <= step:
+            return other, f"still in {beat.phase} of step {beat.step}"
+    return None
+
+
+def ending_error() -> str | None:
+    """Return the uncaught exception this program is ending with, as one line, if any.
+
+    An interrupt from the keyboard reaches all ranks alike and is not reported.
+    """
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is None or isinstance(error, KeyboardInterrupt):
+        return None
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}"

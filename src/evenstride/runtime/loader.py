@@ -1,0 +1,274 @@
+"""The data loaders users iterate over."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from evenstride.errors import ConfigError, LoaderBusy
+from evenstride.runtime.gate import Gate
+from evenstride.runtime.progress import Progress
+from evenstride.runtime.sampler import Draw, Order, StepSampler
+from evenstride.runtime.scaling import Scaling
+from evenstride.runtime.seeding import SeededDataset
+from evenstride.runtime.timing import StepTimer
+from evenstride.runtime.weights import checked
+
+_Item = tuple[Any, Draw, float | None]
+
+_DECIDED_BY_US = ("batch_size", "sampler", "batch_sampler")
+
+
+class DataLoaderOptions(TypedDict, total=False):
+    """What `torch.utils.data.DataLoader` takes and we pass on unchanged."""
+
+    num_workers: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """What a training loader takes beyond torch's own.
+
+    Args:
+        shuffle: whether each epoch has a new random order.
+        drop_last: whether the last, incomplete global batch is left out.
+        weight_fn: weight of a (micro-)batch, such as its tokens; ``None`` counts samples.
+        max_micro_batch: most samples in one batch.
+        seeded: whether each sample is loaded under a seed of its own.
+        cold_prefetch: whether worker processes start before the first split is found.
+        sizes: global batches to use, then stop (calibration).
+    """
+
+    shuffle: bool = True
+    drop_last: bool = False
+    weight_fn: Callable[[Any], float] | None = None
+    max_micro_batch: int | None = None
+    seeded: bool = True
+    cold_prefetch: bool = False
+    sizes: tuple[int, ...] | None = None
+
+
+def dataset_length(dataset: Any) -> int:
+    """Return the number of samples.
+
+    Raises:
+        ConfigError: the data set has no length, or no samples.
+    """
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise ConfigError(
+            f"a {type(dataset).__name__} gives its samples in an order of its own, so they cannot "
+            "be dealt out exactly once; use a map-style data set with __getitem__ and __len__"
+        )
+    try:
+        length = len(dataset)
+    except (TypeError, NotImplementedError, AttributeError):
+        raise ConfigError(
+            f"a {type(dataset).__name__} has no length, so its samples cannot be dealt out exactly "
+            "once; give it a __len__"
+        ) from None
+    if length < 1:
+        raise ConfigError(f"the {type(dataset).__name__} has no samples; give one with at least 1")
+    return length
+
+
+def refuse_batching(options: dict[str, Any]) -> None:
+    """Raise if the caller tries to set what the loader decides itself.
+
+    Raises:
+        ConfigError: names the option, and what to use instead.
+    """
+    for name in _DECIDED_BY_US:
+        if name in options:
+            raise ConfigError(
+                f"{name} cannot be set: the loader deals out the global batch of the Stride. Set "
+                "Stride(global_batch=...), shuffle=, or max_micro_batch= instead"
+            )
+    if not options.get("in_order", True):
+        raise ConfigError("in_order=False cannot be: batches must come in the order of the steps")
+
+
+class BatchStream(Sampler[list[Any]]):
+    """A batch sampler whose iterators share one position; see `StepSampler`."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return iter(self.source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The parts of a rank's `Stride` that its training loader works with."""
+
+    gate: Gate
+    timer: StepTimer
+    scaling: Scaling
+    progress: Progress
+    rank: int
+    max_steps: int | None
+    tick: Callable[[], None]
+    explain_failure: Callable[[], None]
+
+
+class TrainLoader(DataLoader[Any]):
+    """A `DataLoader` whose batches are this rank's part of each global batch.
+
+    ``len(loader)`` is the number of global steps of an epoch, on every rank and also with
+    micro-batches. One loop at a time may draw from it; a loop that was left is continued by
+    the next one, from the last committed step.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        dataset: Dataset[Any],
+        options: LoaderOptions,
+        torch_options: DataLoaderOptions,
+    ) -> None:
+        self._rank, self._options = rank, options
+        self._busy = False
+        self._ready: deque[_Item] = deque()
+        order = rank.progress.order
+        assert order is not None, "the layout is set before the loader is made"
+        self._steps = StepSampler(
+            order, rank.gate, rank.rank, options.max_micro_batch, options.sizes
+        )
+        torch_options.setdefault("generator", torch.Generator())  # leave the global one alone
+        super().__init__(
+            SeededDataset(dataset, seeded=options.seeded),
+            batch_sampler=BatchStream(self._steps),
+            **torch_options,
+        )
+
+    def __len__(self) -> int:
+        return self._rank.progress.cursor.steps
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Return an iterator over the rest of the current epoch.
+
+        Raises:
+            LoaderBusy: another loop over this loader has not ended.
+        """
+        if self._busy:
+            raise LoaderBusy(
+                "a loop over this training loader is still going on, and both would train the "
+                "same samples; end it first (leave the loop, or close() its iterator)"
+            )
+        return self._loop()
+
+    def restart(self) -> None:
+        """Leave the rest of the current epoch; the next loop begins the next one.
+
+        Raises:
+            LoaderBusy: a loop over this loader is going on.
+        """
+        if self._busy:
+            raise LoaderBusy("restart() was called inside the loop; leave the loop first")
+        self._rank.progress.next_epoch()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a loop over this loader is going on."""
+        return self._busy
+
+    @property
+    def own_s(self) -> float:
+        """Time this loader has spent in our own code on the training thread, in seconds."""
+        return self._steps.own_s
+
+    def _loop(self) -> Iterator[Any]:
+        rank, progress = self._rank, self._rank.progress
+        self._busy = True
+        progress.begin_pass()
+        self._steps.begin(progress.epoch, progress.cursor, progress.step, rank.max_steps)
+        try:
+            yield from self._deliver()
+        finally:
+            self._busy = False
+            self._ready.clear()
+            rank.timer.pass_ended()
+            rank.scaling.forget()
+            progress.end_pass()
+            rank.tick()
+
+    def _deliver(self) -> Iterator[Any]:
+        """Yield the batches, fetched in this process at first and by the workers then."""
+        rank, fresh, between_steps = self._rank, True, True
+        opening = rank.gate.opening and self.num_workers > 0
+        source = self._fetch_here() if opening else super().__iter__()
+        while True:
+            if rank.scaling.failed:
+                rank.explain_failure()
+            rank.timer.fetch_started()
+            rank.scaling.check_finished()
+            if between_steps:
+                rank.tick()
+                if opening and not rank.gate.opening:
+                    opening, fresh, source = False, True, super().__iter__()
+            item = self._fetch(source)
+            if item is None:
+                return
+            batch, draw, weight = item
+            rank.scaling.begin(draw, weight)
+            modelled = not fresh and draw.share > 0
+            rank.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
+            yield batch
+            between_steps, fresh = draw.last, fresh and not draw.last
+
+    def _fetch_here(self) -> Iterator[Any]:
+        """Return an iterator that loads in the training process, from the same position."""
+        options = DataLoaderOptions(
+            collate_fn=self.collate_fn, pin_memory=self.pin_memory, generator=self.generator
+        )
+        return iter(DataLoader(self.dataset, batch_sampler=self.batch_sampler, **options))
+
+    def _fetch(self, source: Iterator[Any]) -> _Item | None:
+        """Return the next batch, or ``None`` at the end of the epoch.
+
+        With a weight function all of a step's micro-batches are fetched before the first is
+        handed out, because their weights' sum is needed to scale it.
+        """
+        if self._ready:
+            return self._ready.popleft()
+        weight_fn, waited_s = self._options.weight_fn, self._rank.gate.waited_s
+        try:
+            batch = next(source)
+        except StopIteration:
+            return None
+        finally:
+            self._rank.timer.control_waited(self._rank.gate.waited_s - waited_s)
+        draw = self._steps.delivered()
+        if weight_fn is None:
+            return batch, draw, None
+        self._ready.append(_weighed(batch, draw, weight_fn))
+        while not self._ready[-1][1].last:
+            self._ready.append(_weighed(next(source), self._steps.delivered(), weight_fn))
+        self._rank.scaling.exchange().start(sum(weight for *_, weight in self._ready if weight))
+        return self._ready.popleft()
+
+
+def _weighed(batch: Any, draw: Draw, weight_fn: Callable[[Any], float]) -> _Item:
+    return batch, draw, checked(weight_fn(batch)) if draw.samples else 0.0
+
+
+def order_of(length: int, seed: int, options: LoaderOptions) -> Order:
+    """Return the layout of the epochs of a training loader."""
+    return Order(length, seed, options.shuffle, options.drop_last)

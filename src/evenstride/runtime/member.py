@@ -1,0 +1,269 @@
+"""One rank's running parts, put together: what `Stride` is made of."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from evenstride.core.fleet import Shares
+from evenstride.core.partition import EpochCursor
+from evenstride.errors import ConfigError, LoaderBusy
+from evenstride.runtime.agreement import Plain, agree, require_equal
+from evenstride.runtime.bond import tie
+from evenstride.runtime.control_plane import Local
+from evenstride.runtime.environment import Environment
+from evenstride.runtime.evaluation import EvalLoader, EvalSampler, exact_mean
+from evenstride.runtime.gate import Gate
+from evenstride.runtime.loader import (
+    DataLoaderOptions,
+    LoaderOptions,
+    Rank,
+    TrainLoader,
+    dataset_length,
+    order_of,
+    refuse_batching,
+)
+from evenstride.runtime.progress import Progress
+from evenstride.runtime.sampler import Draw
+from evenstride.runtime.scaling import Scaling
+from evenstride.runtime.setup import Settings, Team
+from evenstride.runtime.summary import Summary, summarise
+from evenstride.runtime.timing import Recorder, StepTimer
+from evenstride.runtime.watch import watch_forward
+from evenstride.runtime.weights import WeightExchange
+
+
+class Member:
+    """One member of the team, with its clock, gate, control thread and position."""
+
+    def __init__(self, team: Team, settings: Settings, environment: Environment) -> None:
+        self._team, self._settings, self._environment = team, settings, environment
+        self._recorder = Recorder(team.rank, self._ask)
+        self.timer = StepTimer(self._recorder.add)
+        self.progress = Progress(settings.seed, settings.global_batch)
+        self.scaling = Scaling(team.world_size, self.timer, self._commit, self._weight_exchange)
+        self._weights: WeightExchange | None = None
+        self._loader: TrainLoader | None = None
+        self._loaders = 0
+        self._unstepped = self._closed = False
+        self._progress_fd = _progress_file(environment, team)
+        self._gate = Gate(
+            team.shares,
+            blocking=team.opening,
+            timeout_s=team.channel.timeout.total_seconds() if team.channel else 0.0,
+            ask=self._ask if team.leader else lambda: None,
+        )
+        local = Local(self._gate, self._recorder, lambda: self.progress.now)
+        self._bond = tie(local, team, lambda: self.timer.at)
+
+    def train_loader(
+        self, dataset: Any, asked: LoaderOptions, options: DataLoaderOptions
+    ) -> TrainLoader:
+        """Return the training loader; see `Stride.loader`."""
+
+        def show() -> Plain:
+            refuse_batching(dict(options))
+            if self._loader is not None:
+                raise ConfigError(
+                    "this Stride has a training loader already, and stride.epoch counts its "
+                    "epochs; use train=False for evaluation, or make another Stride"
+                )
+            length = dataset_length(dataset)
+            _check_loader(length, asked, self._settings.global_batch)
+            return _layout(length, asked)
+
+        verdict = self._agree(show, _judge_loader)
+        if verdict["cold_prefetch"]:
+            self._skip_opening()
+        self.scaling.micro = verdict["micro"]
+        if verdict["weighted"]:
+            self._weight_exchange()
+        self.progress.attach(order_of(verdict["length"], self._settings.seed, asked))
+        rank = Rank(
+            gate=self._gate,
+            timer=self.timer,
+            scaling=self.scaling,
+            progress=self.progress,
+            rank=self._team.rank,
+            max_steps=self._settings.max_steps,
+            tick=self._tick,
+            explain_failure=self._bond.explain_failure,
+        )
+        self._loader = TrainLoader(rank, dataset, asked, options)
+        return self._loader
+
+    def eval_loader(
+        self,
+        dataset: Any,
+        global_batch: int | None,
+        max_micro_batch: int | None,
+        options: DataLoaderOptions,
+        *,
+        seeded: bool,
+    ) -> EvalLoader:
+        """Return a loader for evaluation; see `Stride.loader`."""
+        batch = self._settings.global_batch if global_batch is None else global_batch
+
+        def show() -> Plain:
+            refuse_batching(dict(options))
+            return {"length": dataset_length(dataset), "global_batch": batch}
+
+        verdict = self._agree(show, lambda shown: _equal(shown, "an evaluation loader"))
+        sampler = EvalSampler(
+            verdict["length"],
+            batch,
+            self.latest_shares,
+            self._team.rank,
+            max_micro_batch or self._settings.max_share,
+            self._settings.seed,
+        )
+        return EvalLoader(sampler, dataset, options, seeded=seeded)
+
+    def watch(self, model: nn.Module) -> None:
+        """Time the model's forward pass, and know its parameters."""
+        self.scaling.model = model
+        watch_forward(model, self.timer, self._team.world_size)
+
+    def latest_shares(self) -> Shares:
+        """Return the shares of the latest committed step, which every rank knows."""
+        return self._gate.shares_at(max(self.progress.step - 1, 0))
+
+    def mean(self, total: float | Tensor, count: float | Tensor) -> float | Tensor:
+        """Return the exact mean over all ranks; the wait for them is not work."""
+        with self.timer.waiting():
+            return exact_mean(total, count, self._team.group)
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer has stepped: the latest committed step is whole."""
+        self._unstepped = False
+
+    def step_in_flight(self) -> bool:
+        """Return whether model and committed position do not belong together right now."""
+        if self.scaling.mid_step:
+            return True
+        model = self.scaling.model
+        if self._unstepped and model is not None:
+            # A gradient scaler that skips a step never calls the optimizer; gradients that
+            # are gone show that the step is over nevertheless.
+            self._unstepped = not all(p.grad is None for p in model.parameters())
+        return self._unstepped
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go to a saved position."""
+        if self._loader is not None and self._loader.busy:
+            raise LoaderBusy(
+                "load_state_dict() was called inside the training loop; leave the loop first"
+            )
+        self.progress.load(state)
+
+    def summary(self) -> Summary:
+        """Return the run so far."""
+        own_s = self.scaling.own_s + self._bond.cpu_s
+        dropped, loader, order = 0, self._loader, self.progress.order
+        if loader is not None and order is not None:
+            own_s += loader.own_s
+            dropped = order.length - self.progress.cursor.end
+        return summarise(
+            self._team.leader,
+            rank=self._team.rank,
+            epoch=self.progress.epoch,
+            step=self.progress.step,
+            global_batch=self._settings.global_batch,
+            policy=self._settings.policy,
+            samples_dropped=dropped,
+            overhead_s=own_s / max(self.progress.step, 1),
+        )
+
+    def close(self, *, at_exit: bool) -> None:
+        """Part from the others and close the trace. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        self._bond.close(at_exit=at_exit)
+        if self._team.leader is not None:
+            self._team.leader.close(self.summary().to_dict())
+        if self._progress_fd >= 0:
+            os.close(self._progress_fd)
+
+    def _ask(self) -> None:
+        self._bond.ask()
+
+    def _tick(self) -> None:
+        self._bond.tick(self.progress.step)
+        self._unstepped = False  # the loop asks for the next batch, so the step is over
+        if self._progress_fd >= 0:
+            os.pwrite(self._progress_fd, struct.pack("<q", self.progress.step), 0)
+
+    def _commit(self, draw: Draw) -> None:
+        self.progress.commit(draw.window)
+        self._unstepped = True
+
+    def _agree(self, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]) -> Plain:
+        self._loaders += 1
+        if self._team.channel is None:
+            return judge([show()])
+        return agree(self._team.channel, f"loader() {self._loaders}", show, judge)
+
+    def _skip_opening(self) -> None:
+        self._gate.skip_opening()
+        if self._team.leader is not None:
+            self._team.leader.skip_opening(self.progress.step)
+
+    def _weight_exchange(self) -> WeightExchange:
+        if self._weights is None:
+            with self.timer.waiting():
+                group = _cpu_group(self._team.group)
+            self._weights = WeightExchange(group, self.timer)
+        return self._weights
+
+
+def _layout(length: int, asked: LoaderOptions) -> Plain:
+    return {
+        "length": length,
+        "shuffle": asked.shuffle,
+        "drop_last": asked.drop_last,
+        "weighted": asked.weight_fn is not None,
+        "micro": asked.max_micro_batch is not None,
+        "cold_prefetch": asked.cold_prefetch,
+    }
+
+
+def _judge_loader(shown: list[Plain]) -> Plain:
+    """Compare the layouts; micro-batches on one rank mean `accumulate` on all."""
+    micro = any(mine.pop("micro") for mine in shown)
+    return {**_equal(shown, "the training loader"), "micro": micro}
+
+
+def _equal(shown: list[Plain], topic: str) -> Plain:
+    require_equal(shown, topic)
+    return shown[0]
+
+
+def _check_loader(length: int, asked: LoaderOptions, global_batch: int) -> None:
+    if asked.drop_last and EpochCursor(length, global_batch, drop_last=True).end == 0:
+        raise ConfigError(
+            f"drop_last leaves nothing: the data set has {length} samples, fewer than the global "
+            f"batch of {global_batch}; lower the global batch or leave drop_last out"
+        )
+    if asked.max_micro_batch is not None and asked.max_micro_batch < 1:
+        raise ConfigError(f"max_micro_batch is {asked.max_micro_batch}; it must be at least 1")
+
+
+def _cpu_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Return a Gloo group of the same ranks; collective."""
+    if group is None:
+        return None
+    ranks = dist.get_process_group_ranks(group)
+    small: dist.ProcessGroup = dist.new_group(ranks, backend="gloo")
+    return small
+
+
+def _progress_file(environment: Environment, team: Team) -> int:
+    if environment.progress is None or team.leader is None:
+        return -1
+    return os.open(environment.progress, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)

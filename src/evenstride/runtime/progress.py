@@ -1,0 +1,155 @@
+"""How far a rank's training has been committed: epoch, position, step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from evenstride.core.partition import EpochCursor
+from evenstride.errors import ConfigError
+from evenstride.runtime.control_plane import Position
+from evenstride.runtime.sampler import Order
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A run's position as a checkpoint holds it."""
+
+    seed: int
+    epoch: int
+    position: int
+    step: int
+    global_batch: int
+    length: int | None
+    shuffle: bool
+    drop_last: bool
+
+
+@dataclass(slots=True)
+class Progress:
+    """The committed position of one rank.
+
+    Args:
+        seed: of the run.
+        global_batch: samples per step.
+        epoch: current epoch.
+        step: steps committed by this process; it only ever grows.
+        earlier: steps committed before, in the run whose state was loaded.
+        position: samples committed in the current epoch.
+        order: layout of the epochs, once there is a loader.
+        passes: times a loop over the loader has begun in this process.
+        stand: what an exchange reports about the start of the current pass.
+        restored: the state that was loaded, until a loader has been checked against it.
+    """
+
+    seed: int
+    global_batch: int
+    epoch: int = 0
+    step: int = 0
+    earlier: int = 0
+    position: int = 0
+    order: Order | None = None
+    passes: int = 0
+    stand: tuple[int, int, int, int] = (0, 0, 0, 0)
+    restored: Saved | None = None
+
+    @property
+    def cursor(self) -> EpochCursor:
+        """The committed position in the current epoch."""
+        assert self.order is not None, "a cursor needs a data set"
+        return EpochCursor(
+            self.order.length, self.global_batch, self.order.drop_last, self.position
+        )
+
+    @property
+    def now(self) -> Position:
+        """What an exchange reports."""
+        return Position(self.step, self.stand)
+
+    def attach(self, order: Order) -> None:
+        """Take note of the training loader's layout.
+
+        Raises:
+            ConfigError: the state that was restored belongs to another layout.
+        """
+        if self.restored is not None:
+            self._check(self.restored, order)
+        self.order = order
+        self._roll_over()
+
+    def begin_pass(self) -> None:
+        """Note that a loop over the loader begins."""
+        self.passes += 1
+        self.stand = (self.passes, self.epoch, self.position, self.step)
+
+    def end_pass(self) -> None:
+        """Note that the loop was left; a finished epoch makes way for the next."""
+        self._roll_over()
+
+    def commit(self, samples: int) -> None:
+        """Count one step over ``samples`` samples as trained."""
+        self.position += samples
+        self.step += 1
+
+    def next_epoch(self) -> None:
+        """Leave the rest of the current epoch, unless nothing of it has been trained."""
+        if self.position:
+            self.epoch, self.position = self.epoch + 1, 0
+
+    def save(self) -> dict[str, Any]:
+        """Return the position as plain values."""
+        order = self.order
+        return {
+            "version": _VERSION,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "position": self.position,
+            "step": self.earlier + self.step,
+            "global_batch": self.global_batch,
+            "length": None if order is None else order.length,
+            "shuffle": True if order is None else order.shuffle,
+            "drop_last": False if order is None else order.drop_last,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go to a saved position.
+
+        Raises:
+            ConfigError: the state is of another version, seed, batch or data set; nothing
+                has changed then.
+        """
+        if state.get("version") != _VERSION:
+            raise ConfigError(
+                f"the saved state has version {state.get('version')!r}, this evenstride reads "
+                f"{_VERSION}; load it with the version that wrote it"
+            )
+        saved = Saved(**{name: state[name] for name in Saved.__slots__})
+        for name in ("seed", "global_batch"):
+            if getattr(saved, name) != getattr(self, name):
+                raise ConfigError(
+                    f"the saved state has {name} {getattr(saved, name)}, this Stride "
+                    f"{getattr(self, name)}; make the Stride with the saved one"
+                )
+        if self.order is not None:
+            self._check(saved, self.order)
+        self.restored = saved
+        self.epoch, self.position = saved.epoch, saved.position
+        self.earlier = saved.step - self.step
+        if self.order is not None:
+            self._roll_over()
+
+    def _check(self, saved: Saved, order: Order) -> None:
+        if saved.length is None:  # saved before there was a loader: no position to keep
+            return
+        for name in ("length", "shuffle", "drop_last"):
+            if getattr(saved, name) != getattr(order, name):
+                raise ConfigError(
+                    f"the saved state belongs to a loader with {name} {getattr(saved, name)}, "
+                    f"this one has {getattr(order, name)}; positions would not mean the same"
+                )
+
+    def _roll_over(self) -> None:
+        if self.cursor.done and self.position:
+            self.next_epoch()

@@ -1,0 +1,134 @@
+"""Random augmentation that does not depend on which worker loads a sample.
+
+Before each ``__getitem__`` torch's, numpy's and Python's generators are seeded from (seed,
+epoch, index) alone. In the training process they are put back afterwards, so that dropout and
+the rest of the script see the random numbers they would see without us.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from numpy.random.mtrand import get_bit_generator, set_bit_generator
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
+
+Key = tuple[int, int]
+"""A sample's index in the data set, and the seed of its randomness."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def item_seeds(
+    seed: int, epoch: int, indices: npt.NDArray[np.integer[Any]]
+) -> npt.NDArray[np.uint64]:
+    """Return a well mixed 64-bit seed for each index, a function of its three arguments alone.
+
+    Source:
+        The finaliser of splitmix64 (Steele, Lea & Flood, OOPSLA 2014), applied in turn to the
+        seed, the epoch and the index.
+    """
+    with np.errstate(over="ignore"):
+        state = _mix(np.uint64(seed % 2**64) + _GOLDEN)
+        state = _mix(state + np.uint64(epoch) + _GOLDEN)
+        return np.asarray(_mix(state + indices.astype(np.uint64) + _GOLDEN))
+
+
+def _mix(z: Any) -> Any:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def needs_no_seed(dataset: object) -> bool:
+    """Return whether a data set surely draws no random numbers, so that seeding can be left out."""
+    if type(dataset) is TensorDataset:
+        return True
+    if type(dataset) is Subset:
+        return needs_no_seed(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(needs_no_seed, dataset.datasets))
+    return False
+
+
+class SeededDataset(Dataset[Any]):
+    """A data set whose items are seeded one by one; indexed by `Key`.
+
+    Every other attribute is the wrapped data set's own.
+
+    Args:
+        dataset: any map-style data set.
+        seeded: false to leave the generators alone and use the data set's own batched access,
+            if it has one.
+    """
+
+    def __init__(self, dataset: Any, *, seeded: bool) -> None:
+        self.dataset = dataset
+        self.seeded = seeded and not needs_no_seed(dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: Key) -> Any:
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: list[Key]) -> list[Any]:
+        """Return the samples of a batch, each loaded under its own seed."""
+        if not self.seeded:
+            return _load(self.dataset, [index for index, _ in keys])
+        if get_worker_info() is not None:  # a loader process: nobody else uses its generators
+            return [self._item(key) for key in keys]
+        with _generators_kept():
+            return [self._item(key) for key in keys]
+
+    def _item(self, key: Key) -> Any:
+        index, seed = key
+        torch.default_generator.manual_seed(seed >> 1)
+        np.random.seed(seed & 0xFFFFFFFF)
+        random.seed(seed)
+        return self.dataset[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # not yet set: a worker process is still unpickling this object
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def _load(dataset: Any, indices: list[int]) -> list[Any]:
+    batched = getattr(dataset, "__getitems__", None)
+    return list(batched(indices)) if batched else [dataset[index] for index in indices]
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Put the three global generators back as they were."""
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    # Swapping numpy's generator for another costs 10 us; copying its state costs 80.
+    numpy_generator = get_bit_generator()
+    set_bit_generator(np.random.MT19937(0))
+    try:
+        yield
+    finally:
+        set_bit_generator(numpy_generator)
+        random.setstate(python_state)
+        torch.set_rng_state(torch_state)
+
+
+def epoch_order(seed: int, epoch: int, length: int, *, shuffle: bool) -> npt.NDArray[np.int64]:
+    """Return the order of an epoch's samples, the same on every rank and every machine.
+
+    numpy freezes the stream of ``RandomState`` for good, which neither torch's generators nor
+    numpy's newer ones promise; a run can thus be resumed under other versions in mid-epoch.
+
+    Cost:
+        8 bytes per sample; 50 ms per million samples.
+    """
+    if not shuffle:
+        return np.arange(length, dtype=np.int64)
+    state = np.random.RandomState([seed % 2**32, (seed >> 32) % 2**32, epoch])
+    return state.permutation(length).astype(np.int64, copy=False)

@@ -1,0 +1,217 @@
+"""Form the team: compare all ranks' settings, agree on the workers and the opening split."""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from evenstride._version import __version__
+from evenstride.core.control import Control, FleetFormed
+from evenstride.core.fleet import Shares, Worker
+from evenstride.core.policies import policy_from_spec
+from evenstride.core.policies.dynamic_batching import DynamicBatching
+from evenstride.core.policies.static import Static
+from evenstride.errors import ConfigError
+from evenstride.runtime.agreement import Plain, agree, require_equal
+from evenstride.runtime.channel import Channel, open_channel
+from evenstride.runtime.environment import Environment
+from evenstride.runtime.leader import Leader
+from evenstride.runtime.peers import Peer, myself
+from evenstride.runtime.resources import measured_flops_per_s, usable_cores
+from evenstride.runtime.wire import verdict_from_plain, verdict_to_plain
+from evenstride.trace.read import TRACE_NAME
+from evenstride.trace.write import TraceWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked of a `Stride`, the environment's wishes filled in.
+
+    Args:
+        global_batch: samples per step, over all workers.
+        seed: of the order of the samples and of their randomness.
+        policy: specification of the policy.
+        min_share: fewest samples of this rank in a full step.
+        max_share: most samples of this rank in a step; ``None`` for no limit.
+        trace: where the leader writes the trace; ``None`` for nowhere.
+        max_steps: steps after which the training loader yields nothing.
+    """
+
+    global_batch: int
+    seed: int
+    policy: str
+    min_share: int
+    max_share: int | None
+    trace: Path | None
+    max_steps: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The ranks that train together, as they have agreed.
+
+    Args:
+        rank: this rank.
+        world_size: number of ranks.
+        group: the process group the engine averages over; ``None`` with one process.
+        channel: to the other ranks; ``None`` with one process.
+        peers: all ranks' processes, in rank order.
+        shares: the opening split.
+        opening: whether the first steps wait for decisions.
+        leader: on rank 0 only.
+    """
+
+    rank: int
+    world_size: int
+    group: dist.ProcessGroup | None
+    channel: Channel | None
+    peers: tuple[Peer, ...]
+    shares: Shares
+    opening: bool
+    leader: Leader | None
+
+
+def group_of(group: dist.ProcessGroup | None, environment: Environment) -> dist.ProcessGroup | None:
+    """Return the process group to train over; ``None`` when there is one process only.
+
+    Raises:
+        ConfigError: the launcher made several processes, but there is no process group.
+    """
+    initialised = dist.is_available() and dist.is_initialized()
+    if not initialised:
+        if environment.world_size > 1:
+            raise ConfigError(
+                f"WORLD_SIZE is {environment.world_size}, but there is no process group, so every "
+                "rank would train alone; call torch.distributed.init_process_group() before "
+                "Stride()"
+            )
+        return None
+    group = group or dist.group.WORLD
+    assert group is not None, "the default group exists once torch.distributed is initialised"
+    return group if dist.get_world_size(group) > 1 else None
+
+
+def form_team(settings: Settings, group: dist.ProcessGroup | None) -> Team:
+    """Return the team; collective over ``group``.
+
+    Raises:
+        ConfigError: some rank's settings are impossible, or differ between ranks; raised on
+            every rank alike.
+        WorkerLost: some rank did not come within the group's timeout.
+    """
+    leaders: list[Leader] = []
+
+    def judge(shown: list[Plain]) -> Plain:
+        _compare(shown)
+        _check(settings)
+        leader = Leader(Control(policy_from_spec(settings.policy)))
+        verdict = _formed(leader, settings, shown)
+        leader.record_to(_open_trace(settings, len(shown)))
+        leaders.append(leader)
+        return verdict
+
+    if group is None:
+        return _team(judge([_show(settings, 0)]), 0, None, None, leaders[0])
+    channel = open_channel(group)
+    plain = agree(channel, "Stride()", lambda: _show(settings, channel.rank), judge)
+    return _team(plain, channel.rank, group, channel, leaders[0] if leaders else None)
+
+
+def _show(settings: Settings, rank: int) -> Plain:
+    return {
+        "evenstride": __version__,
+        "torch": torch.__version__.partition("+")[0],
+        "global_batch": settings.global_batch,
+        "seed": settings.seed,
+        "policy": settings.policy,
+        "max_steps": settings.max_steps,
+        "min_share": settings.min_share,
+        "max_share": settings.max_share,
+        "resources": _resources(settings.policy),
+        "peer": myself(rank).to_plain(),
+    }
+
+
+def _resources(spec: str) -> Plain:
+    """Return what the policy wants to know about this worker; measuring takes a moment."""
+    policy = policy_from_spec(spec)
+    match policy:
+        case Static(by="cores"):
+            return {"cores": usable_cores()}
+        case Static(by="flops"):
+            return {"flops_per_s": measured_flops_per_s()}
+        case DynamicBatching():
+            return {"cores": usable_cores(), "flops_per_s": measured_flops_per_s()}
+    return {}
+
+
+_OF_EACH_RANK = ("min_share", "max_share", "resources", "peer")
+
+
+def _compare(shown: list[Plain]) -> None:
+    common = [{k: v for k, v in mine.items() if k not in _OF_EACH_RANK} for mine in shown]
+    require_equal(common, "Stride()")
+
+
+def _check(settings: Settings) -> None:
+    batch: object = settings.global_batch
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        raise ConfigError(
+            f"global_batch is {batch!r}; it must be a whole number of samples, at least one per "
+            "worker"
+        )
+
+
+def _open_trace(settings: Settings, world_size: int) -> TraceWriter | None:
+    if settings.trace is None:
+        return None
+    path = settings.trace
+    path = path if path.suffix == ".jsonl" else path / TRACE_NAME
+    try:
+        return TraceWriter(path, _header(settings, world_size))
+    except OSError as error:
+        raise ConfigError(f"the trace cannot be written to {path}: {error.strerror}") from None
+
+
+def _header(settings: Settings, world_size: int) -> dict[str, Any]:
+    asked = {k: v for k, v in asdict(settings).items() if k != "trace"}
+    return {
+        **asked,
+        "world_size": world_size,
+        "evenstride": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "started_unix_s": round(time.time(), 3),
+    }
+
+
+def _formed(leader: Leader, settings: Settings, shown: list[Plain]) -> Plain:
+    peers = [Peer(**mine["peer"]) for mine in shown]
+    workers = tuple(
+        Worker(peer.name, mine["min_share"], mine["max_share"], **mine["resources"])
+        for peer, mine in zip(peers, shown, strict=True)
+    )
+    verdict = leader.form(FleetFormed(0, 0, settings.global_batch, workers))
+    return {"verdict": verdict_to_plain(verdict), "peers": [peer.to_plain() for peer in peers]}
+
+
+def _team(
+    plain: Plain,
+    rank: int,
+    group: dist.ProcessGroup | None,
+    channel: Channel | None,
+    leader: Leader | None,
+) -> Team:
+    verdict = verdict_from_plain(plain["verdict"])
+    assert verdict.shares is not None, "a fleet forms with an opening split"
+    peers = tuple(Peer(**peer) for peer in plain["peers"])
+    return Team(rank, len(peers), group, channel, peers, verdict.shares, verdict.opening, leader)

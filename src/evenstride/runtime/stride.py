@@ -1,0 +1,279 @@
+"""`Stride`: the one object a training script talks to."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import operator
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, Unpack
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader
+
+from evenstride.errors import ConfigError, StepInFlight
+from evenstride.runtime.environment import read_environment
+from evenstride.runtime.loader import DataLoaderOptions, LoaderOptions
+from evenstride.runtime.member import Member
+from evenstride.runtime.setup import Settings, form_team, group_of
+from evenstride.runtime.summary import Summary
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+class Stride:
+    """Balanced, exact data-parallel training over the ranks of a process group.
+
+    Every rank makes it, with the same arguments (bounds apart) and after
+    ``init_process_group``; it compares them and raises alike on every rank. With one process
+    it does nothing but hand out the batches.
+
+    Args:
+        global_batch: ``B``, samples per step over all workers; kept at every step.
+        seed: of the order of the samples and of the randomness of their loading.
+        policy: how the shares are set: ``adaptive`` (the default), ``uniform``, ``static``,
+            ``static:20,100``, ``dynamic-batching``. ``EVENSTRIDE_POLICY`` sets it where the
+            script does not.
+        process_group: the ranks the engine averages over; ``None`` means all.
+        min_share: fewest samples of *this* rank in a full step, at least 1.
+        max_share: most samples of *this* rank in a step, for its memory; ``None`` for no limit.
+        trace: folder or ``.jsonl`` file in which the leader records the run;
+            ``EVENSTRIDE_TRACE`` sets it where the script does not.
+
+    Raises:
+        ConfigError: there are several processes but no process group, the global batch does
+            not fit the bounds, the policy is unknown, or the ranks disagree.
+        WorkerLost: some rank did not come within the group's timeout.
+
+    Example:
+        >>> import torch, evenstride
+        >>> stride = evenstride.Stride(global_batch=4)
+        >>> data = torch.utils.data.TensorDataset(torch.arange(10.0).reshape(10, 1))
+        >>> net = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        >>> for (x,) in stride.loader(data):
+        ...     stride.scale(net(x).square().mean()).backward()
+        ...     optimizer.step(); optimizer.zero_grad()
+        >>> stride.epoch
+        1
+    """
+
+    def __init__(
+        self,
+        global_batch: int,
+        *,
+        seed: int = 0,
+        policy: str | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        min_share: int = 1,
+        max_share: int | None = None,
+        trace: str | os.PathLike[str] | None = None,
+    ) -> None:
+        environment = read_environment(os.environ)
+        group = group_of(process_group, environment)
+        settings = Settings(
+            global_batch=_whole(global_batch),
+            seed=_whole(seed),
+            policy=policy or environment.policy or "adaptive",
+            min_share=_whole(min_share),
+            max_share=None if max_share is None else _whole(max_share),
+            trace=environment.trace if trace is None else Path(trace),
+            max_steps=environment.max_steps,
+        )
+        self._member = Member(form_team(settings, group), settings, environment)
+        self._unhook = register_optimizer_step_post_hook(self._optimizer_stepped)
+        atexit.register(self._close_at_exit)
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        train: bool = True,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        max_micro_batch: int | None = None,
+        weight_fn: Callable[[Any], float] | None = None,
+        global_batch: int | None = None,
+        seeded: bool = True,
+        cold_prefetch: bool = False,
+        **options: Unpack[DataLoaderOptions],
+    ) -> DataLoader[Any]:
+        """Return a loader of this rank's part of the data; every rank must call it.
+
+        Args:
+            dataset: map-style, with a length, the same on every rank.
+            train: false for evaluation: each sample once over all ranks, no padding, in the
+                data set's order. There is one training loader per `Stride`, and any number of
+                the others.
+            shuffle: training only; false keeps the data set's order.
+            drop_last: training only; leave out the last, incomplete *global* batch.
+            max_micro_batch: most samples in one batch of this rank; larger shares come as
+                several batches, to be used with `accumulate`.
+            weight_fn: training only; weight of a (micro-)batch, such as its number of tokens,
+                over which the loss is a mean. ``None`` counts samples.
+            global_batch: evaluation only; samples per step over all ranks, the `Stride`'s own
+                if ``None``.
+            seeded: load each sample under random seeds of its own (torch, numpy, random), so
+                that augmentation does not depend on the split. Costs about 8 us per sample;
+                false also allows the data set's own batched access.
+            cold_prefetch: training only; let worker processes prefetch from the start, at the
+                price of finding the first split later.
+            **options: those of `torch.utils.data.DataLoader`, except ``batch_size``,
+                ``sampler`` and ``batch_sampler``.
+
+        Raises:
+            ConfigError: the data set has no length or is empty, the ranks disagree, an option
+                cannot be, or there is a training loader already.
+        """
+        if not train:
+            return self._member.eval_loader(
+                dataset, global_batch, max_micro_batch, options, seeded=seeded
+            )
+        if global_batch is not None:
+            raise ConfigError(
+                "loader(global_batch=...) is for evaluation (train=False); training uses the "
+                "global batch of the Stride"
+            )
+        asked = LoaderOptions(
+            shuffle=shuffle,
+            drop_last=drop_last,
+            weight_fn=weight_fn,
+            max_micro_batch=max_micro_batch,
+            seeded=seeded,
+            cold_prefetch=cold_prefetch,
+        )
+        return self._member.train_loader(dataset, asked, options)
+
+    def watch(self, model: ModelT) -> ModelT:
+        """Return the same model, its forward pass now timed without the collectives in it.
+
+        Args:
+            model: `DistributedDataParallel`, or any wrapper that averages gradients over the
+                ranks.
+        """
+        self._member.watch(model)
+        return model
+
+    def scale(self, loss: Tensor, weight: float | None = None) -> Tensor:
+        """Return ``loss * W * n_k / N``, whose averaged gradient is exact whatever the split.
+
+        Call it once for every loss of a batch. It composes with GradScaler, clipping and
+        communication hooks. Log the unscaled loss.
+
+        Args:
+            loss: mean over the samples (or tokens) of this rank's batch, a scalar.
+            weight: what the mean is over, if not samples (tokens, say); every rank must then
+                give one. Not with micro-batches or a ``weight_fn``.
+
+        Raises:
+            ScaleError: outside the loop, for a loss scaled before, or a weight that is negative
+                or not finite.
+
+        Source:
+            Weighted gradients as in Dynamic Batching (ACSOS 2020, arXiv 2305.12213, sec. III);
+            see `evenstride.core.weighting.loss_factor`.
+        """
+        return self._member.scaling.scale(loss, weight)
+
+    @contextlib.contextmanager
+    def accumulate(self, model: nn.Module) -> Iterator[None]:
+        """Hold back the engine's synchronisation until the step's last micro-batch.
+
+        Put forward pass, `scale` and backward pass inside.
+
+        Raises:
+            UsageError: outside the loop, or ``model`` cannot hold back its synchronisation.
+        """
+        with self._member.scaling.accumulate(model):
+            yield
+
+    @property
+    def synced(self) -> bool:
+        """Whether the batch in hand is the step's last, so that the optimizer is due."""
+        draw = self._member.scaling.draw
+        return draw is None or draw.last
+
+    @property
+    def samples(self) -> int:
+        """Samples of the batch in hand that count: 0 for a worker that is left out."""
+        draw = self._member.scaling.draw
+        return 0 if draw is None else draw.samples
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Samples of each rank in the latest step, in rank order."""
+        return self._member.latest_shares()
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch; the next one as soon as a loop has ended it."""
+        return self._member.progress.epoch
+
+    @property
+    def step(self) -> int:
+        """Steps committed since the very beginning, over all epochs and restarts."""
+        return self._member.progress.earlier + self._member.progress.step
+
+    def mean(self, total: float | Tensor, count: float | Tensor) -> float | Tensor:
+        """Return the sum of all ranks' ``total`` over the sum of their ``count``; collective.
+
+        Args:
+            total: this rank's sum, a number or a tensor.
+            count: how many samples (or tokens) it is over, 0 included.
+
+        Returns:
+            A float, or for a tensor of several elements one of the same shape, in float64.
+        """
+        return self._member.mean(total, count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data: plain values, the same on every rank.
+
+        A step is part of it as soon as its optimizer step is done. Batches drawn and not
+        trained are not. It can be loaded at any number of workers.
+
+        Raises:
+            StepInFlight: between a step's backward pass and its optimizer step.
+        """
+        if self._member.step_in_flight():
+            raise StepInFlight(
+                f"step {self.step} is between its backward pass and its optimizer step, so model "
+                "and position do not belong together; call state_dict() after optimizer.step()"
+            )
+        return self._member.progress.save()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved position; every rank must load the same, outside the loop.
+
+        Raises:
+            ConfigError: the state is of another seed, global batch or data set.
+        """
+        self._member.load(state)
+
+    def summary(self) -> Summary:
+        """Return what the run came to so far; complete on rank 0. Not collective."""
+        return self._member.summary()
+
+    def close(self) -> None:
+        """End the control threads and close the trace; otherwise done when the program ends."""
+        atexit.unregister(self._close_at_exit)
+        self._unhook.remove()
+        self._member.close(at_exit=False)
+
+    def _close_at_exit(self) -> None:
+        self._member.close(at_exit=True)
+
+    def _optimizer_stepped(self, *_: Any) -> None:
+        self._member.optimizer_stepped()
+
+
+def _whole(value: Any) -> Any:
+    """Return the value as an int where it is one in any guise; else as it is, to be refused."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value

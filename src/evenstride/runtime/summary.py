@@ -1,0 +1,172 @@
+"""What a run came to, in numbers and in plain sentences."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from evenstride.core.control import Control
+from evenstride.core.ledger import Ledger
+from evenstride.core.speedup import Prospect, prospect
+from evenstride.runtime.leader import Leader
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSummary:
+    """One worker's part of a run; seconds are totals over all reported steps.
+
+    Args:
+        name: host and rank.
+        share: samples per step at the end.
+        busy_s: at work.
+        waited_s: waiting for slower workers.
+        caused_s: waiting of others because this one was the slowest.
+        slowest_steps: steps in which it was the slowest.
+        data_s: of the busy time, spent waiting for data.
+        outside_s: outside training (evaluation, saving) beyond the usual.
+    """
+
+    name: str
+    share: int
+    busy_s: float
+    waited_s: float
+    caused_s: float
+    slowest_steps: int
+    data_s: float
+    outside_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run so far, as the leader knows it; ``str()`` gives sentences.
+
+    Figures that rest on the fitted curves rather than on a split that was run end in
+    ``_model``. They are ``None`` until every worker has been measured.
+
+    Args:
+        rank: the rank that made the summary; only rank 0's is complete.
+        epoch: current epoch.
+        step: steps committed by this process.
+        global_batch: samples per step.
+        policy: its specification.
+        workers: in rank order.
+        changes: changes of the shares after the opening split.
+        step_s: mean busy time of the slowest worker per step, communication apart.
+        efficiency_model: the best split's time over the time taken; 1 is perfect.
+        speedup_model: the equal split's time over the time taken.
+        bound_model: the equal split's time over the best split's.
+        samples_dropped: samples that ``drop_last`` leaves out of every epoch.
+        overhead_s: our own time per step on the training thread, and of our threads.
+    """
+
+    rank: int
+    epoch: int
+    step: int
+    global_batch: int
+    policy: str
+    workers: tuple[WorkerSummary, ...]
+    changes: int
+    step_s: float | None
+    efficiency_model: float | None
+    speedup_model: float | None
+    bound_model: float | None
+    samples_dropped: int
+    overhead_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the summary as JSON types."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.step} steps of {self.global_batch} samples on {max(len(self.workers), 1)} "
+            f"worker(s), policy {self.policy}, {self.changes} change(s) of the split"
+        ]
+        if not self.workers:
+            lines.append(f"rank {self.rank} knows only itself; rank 0's summary is complete")
+        if self.step_s is not None:
+            lines.append(self._speed())
+        lines += self._waits()
+        if self.samples_dropped:
+            lines.append(f"drop_last leaves {self.samples_dropped} samples out of every epoch")
+        lines.append(f"evenstride itself took {self.overhead_s * 1e3:.3f} ms per step")
+        return "\n".join(lines)
+
+    def _speed(self) -> str:
+        shares = "/".join(str(worker.share) for worker in self.workers[:16])
+        text = f"shares {shares}; a step takes {_time(self.step_s or 0.0)} of work"
+        if self.efficiency_model is None or self.bound_model is None:
+            return text
+        if self.bound_model < 1.03:
+            return f"{text}; the workers are equal, so balancing cannot help"
+        return (
+            f"{text}: {self.speedup_model:.2f} times as fast as the equal split would be (bound "
+            f"{self.bound_model:.2f}), efficiency {self.efficiency_model:.2f}, from fitted curves"
+        )
+
+    def _waits(self) -> list[str]:
+        total_s = sum(worker.busy_s + worker.waited_s for worker in self.workers)
+        blamed = sorted(self.workers, key=lambda worker: -worker.caused_s)[:3]
+        return [
+            f"worker {worker.name} made the others wait {_time(worker.caused_s)} in all "
+            f"({worker.caused_s / total_s:.0%} of all workers' time), as the slowest of "
+            f"{worker.slowest_steps} steps"
+            for worker in blamed
+            if total_s > 0 and worker.caused_s > 0.02 * total_s
+        ]
+
+
+def summarise(leader: Leader | None, **facts: Any) -> Summary:
+    """Return the summary of a run from what its leader has booked, and the rank's own facts."""
+    if leader is None:
+        return Summary(
+            workers=(),
+            changes=0,
+            step_s=None,
+            efficiency_model=None,
+            speedup_model=None,
+            bound_model=None,
+            **facts,
+        )
+    control, ledger = leader.control, leader.ledger
+    step_s = ledger.step_s / ledger.steps if ledger.steps else None
+    fitted = fitted_prospect(control) if step_s else None
+    return Summary(
+        workers=worker_summaries(control, ledger),
+        changes=leader.changes,
+        step_s=step_s,
+        efficiency_model=fitted.best_s / step_s if fitted and step_s else None,
+        speedup_model=fitted.equal_s / step_s if fitted and step_s else None,
+        bound_model=fitted.bound if fitted else None,
+        **facts,
+    )
+
+
+def worker_summaries(control: Control, ledger: Ledger) -> tuple[WorkerSummary, ...]:
+    """Return each worker's totals, in rank order."""
+    if control.fleet is None:
+        return ()
+    return tuple(
+        WorkerSummary(
+            name=worker.name,
+            share=control.shares[rank],
+            busy_s=float(ledger.busy_s[rank]),
+            waited_s=float(ledger.waited_s[rank]),
+            caused_s=float(ledger.caused_s[rank]),
+            slowest_steps=int(ledger.slowest_steps[rank]),
+            data_s=float(ledger.data_s[rank]),
+            outside_s=float(ledger.outside_s[rank]),
+        )
+        for rank, worker in enumerate(control.fleet.workers)
+    )
+
+
+def fitted_prospect(control: Control) -> Prospect | None:
+    """Return equal and best split under the fitted curves, once all workers are known."""
+    if control.fleet is None or control.estimate is None or not control.estimate.known:
+        return None
+    return prospect(control.estimate.model, control.fleet)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

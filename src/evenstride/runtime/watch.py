@@ -1,0 +1,49 @@
+"""Time a model's forward pass without the collectives inside it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from evenstride.runtime.timing import StepTimer
+
+logger = logging.getLogger("evenstride")
+
+
+def watch_forward(model: nn.Module, timer: StepTimer, world_size: int) -> None:
+    """Count what DDP does before the module's own forward pass as waiting.
+
+    DDP broadcasts buffers there, and agrees on its buckets once; a fast rank would spend the
+    time waiting for rank 0 and look slow. Other wrappers synchronise later and need nothing.
+    """
+    engine = getattr(model, "_orig_mod", model)  # inside torch.compile's wrapper
+    if not isinstance(engine, DistributedDataParallel):
+        if world_size > 1 and not _averages(engine):
+            logger.warning(
+                "watch() got a bare %s: nothing averages its gradients over the %d ranks; wrap it "
+                "in DistributedDataParallel or FSDP first",
+                type(engine).__name__,
+                world_size,
+            )
+        return
+    began_s = [0.0]
+
+    def outer(*_: Any) -> None:
+        began_s[0] = timer.now()
+
+    def inner(*_: Any) -> None:
+        timer.waited(timer.now() - began_s[0])
+
+    engine.register_forward_pre_hook(outer)
+    engine.module.register_forward_pre_hook(inner, prepend=True)
+
+
+def _averages(model: nn.Module) -> bool:
+    """Return whether some part of the model is known to synchronise its gradients."""
+    return any(
+        hasattr(part, "set_requires_gradient_sync") or hasattr(part, "no_sync")
+        for part in model.modules()
+    )

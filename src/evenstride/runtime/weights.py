@@ -1,0 +1,59 @@
+"""The sum of all ranks' weights in a step, exchanged while the forward pass runs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+
+from evenstride.errors import ScaleError
+from evenstride.runtime.timing import StepTimer
+
+
+class WeightExchange:
+    """Sums one number per rank over a small group of its own, on the CPU.
+
+    The sum is asked for when a step's batches are there and needed when its loss is scaled; by
+    then all ranks have usually begun the step. What is left to wait is not counted as work.
+
+    Args:
+        group: a Gloo group of the same ranks; ``None`` with one process.
+        timer: told about the waiting.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, timer: StepTimer) -> None:
+        self._group, self._timer = group, timer
+        self._sum = torch.zeros(1, dtype=torch.float64)
+        self._work: dist.Work | None = None
+
+    def start(self, weight: float) -> None:
+        """Begin to sum; every rank must call it once per step."""
+        self._sum = torch.tensor([checked(weight)], dtype=torch.float64)
+        if self._group is not None:
+            work = dist.all_reduce(self._sum, group=self._group, async_op=True)
+            assert work is not None, "this rank is in the group"
+            self._work = work
+
+    def total(self) -> float:
+        """Return the sum that `start` began; may be called again."""
+        if self._work is not None:
+            with self._timer.waiting():
+                self._work.wait()
+            self._work = None
+        return float(self._sum)
+
+
+def checked(weight: float) -> float:
+    """Return the weight as a float.
+
+    Raises:
+        ScaleError: it is negative or not finite.
+    """
+    value = float(weight)
+    if not math.isfinite(value) or value < 0:
+        raise ScaleError(
+            f"a batch was given the weight {value}; it must be a finite number of at least 0, "
+            "such as the number of tokens that are not padding"
+        )
+    return value

@@ -1,0 +1,53 @@
+"""Replies and verdicts as text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from evenstride.runtime.leader import Reply, Verdict
+from evenstride.trace.codec import decode_observation, dumps, encode_observation
+
+
+def reply_to_text(reply: Reply) -> str:
+    """Return a reply as one line of JSON."""
+    return dumps(
+        {
+            "barrier": reply.barrier,
+            "checksum": reply.checksum,
+            "stand": reply.stand,
+            "observations": [encode_observation(seen) for seen in reply.observations],
+            "leaving": reply.leaving,
+        }
+    )
+
+
+def reply_from_text(text: str) -> Reply:
+    """Return the reply that `reply_to_text` wrote."""
+    plain = json.loads(text)
+    return Reply(
+        plain["barrier"],
+        plain["checksum"],
+        tuple(plain["stand"]),
+        tuple(decode_observation(seen) for seen in plain["observations"]),
+        plain["leaving"],
+    )
+
+
+def verdict_to_plain(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as JSON types."""
+    return asdict(verdict)
+
+
+def verdict_from_plain(plain: dict[str, Any]) -> Verdict:
+    """Return the verdict that `verdict_to_plain` wrote."""
+    shares = plain["shares"]
+    return Verdict(
+        plain["effective"],
+        None if shares is None else tuple(shares),
+        plain["opening"],
+        tuple(plain["expected_s"]),
+        tuple(plain["band"]),
+        plain["reason"],
+    )

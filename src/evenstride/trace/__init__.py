@@ -1,0 +1,1 @@
+"""The record of a run: events and decisions as versioned JSON lines."""

@@ -1,0 +1,89 @@
+"""Read a trace, whole or cut off at any byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from evenstride.errors import TraceError
+from evenstride.trace.write import FORMAT
+
+TRACE_NAME = "trace.jsonl"
+"""Name of the trace file inside a run's folder."""
+
+
+def trace_path(run: Path) -> Path:
+    """Return the trace file of a run, given its folder or the file itself.
+
+    Raises:
+        TraceError: there is none.
+    """
+    path = run / TRACE_NAME if run.is_dir() else run
+    if not path.is_file():
+        raise TraceError(
+            f"no trace at {path}; name a run's folder or its trace file (a run writes one when "
+            "EVENSTRIDE_TRACE or Stride(trace=...) names a path)"
+        )
+    return path
+
+
+def read_records(run: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records in order.
+
+    A line that a crash cut short is passed over: it is either the last line, or followed by
+    the header of the run that continued the file.
+
+    Raises:
+        TraceError: there is no such file, it is not a trace, or a line is broken elsewhere.
+    """
+    path = trace_path(run)
+    broken: int | None = None
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            record = _parse(line)
+            if record is None:
+                if broken is not None:
+                    raise _unreadable(path, broken)
+                broken = number
+                continue
+            if record["kind"] == "header":
+                _check_header(path, number, record)
+            elif broken is not None or number == 1:
+                raise _unreadable(path, broken or 1)
+            broken = None
+            yield record
+    if broken == 1 and path.stat().st_size > 0 and not _may_be_cut_header(path):
+        raise _unreadable(path, 1)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:  # malformed JSON or a code point cut in two
+        return None
+    return record if isinstance(record, dict) and "kind" in record else None
+
+
+def _check_header(path: Path, number: int, record: dict[str, Any]) -> None:
+    version = record.get("format")
+    if not isinstance(version, int) or version > FORMAT:
+        raise TraceError(
+            f"{path}, line {number}: trace format {version!r}; this version of evenstride reads "
+            f"up to {FORMAT}, so a later one is needed"
+        )
+
+
+def _may_be_cut_header(path: Path) -> bool:
+    with path.open("rb") as file:
+        return not file.read().endswith(b"\n")
+
+
+def _unreadable(path: Path, number: int) -> TraceError:
+    return TraceError(
+        f"{path}, line {number} is not a trace record, and lines follow it; only the last line "
+        "of a run may be cut short. Restore the file, or cut it off before that line"
+    )
