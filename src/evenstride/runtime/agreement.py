@@ -53,8 +53,7 @@ def agree(
 def _judged(channel: Channel, topic: str, judge: Callable[[list[Plain]], Plain]) -> Plain:
     keys = [f"{topic}/rank/{rank}" for rank in range(channel.world_size)]
     try:
-        _await(channel, keys, topic, channel.timeout)
-        shown = [json.loads(text) for text in channel.read(keys)]
+        shown = [json.loads(text) for text in _await(channel, keys, topic, channel.timeout)]
         for mine in shown:
             if "error" in mine:
                 raise from_plain(mine["error"])
@@ -68,13 +67,14 @@ def _judged(channel: Channel, topic: str, judge: Callable[[list[Plain]], Plain])
 
 def _heard(channel: Channel, topic: str) -> Plain:
     # The leader waits one timeout for the others; leave it time to say who was missing.
-    _await(channel, [f"{topic}/verdict"], topic, channel.timeout + timedelta(seconds=10))
-    return dict(json.loads(channel.take(f"{topic}/verdict")))
+    patience = channel.timeout + timedelta(seconds=10)
+    (text,) = _await(channel, [f"{topic}/verdict"], topic, patience)
+    return dict(json.loads(text))
 
 
-def _await(channel: Channel, keys: list[str], topic: str, timeout: timedelta) -> None:
+def _await(channel: Channel, keys: list[str], topic: str, timeout: timedelta) -> list[str]:
     try:
-        channel.wait(keys, timeout)
+        return channel.meet(keys, timeout)
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         missing = [key for key, here in zip(keys, channel.present(keys), strict=True) if not here]
         who = ", ".join(key.rsplit("/", 1)[1] for key in missing)

@@ -69,12 +69,11 @@ class Together:
     """One of several processes: a control thread, a heartbeat, and an ear for losses."""
 
     def __init__(self, local: Local, team: Team, channel: Channel, at: At) -> None:
-        self._channel, self._at = channel, at
+        self._channel, self._at, self._failed = channel, at, False
         self._loss = LossReport(channel, local.gate, at)
         self._plane = ControlPlane(channel, local, team.shares, team.leader, self._loss.heard)
         self._loss.exchange = lambda: self._plane.exchange
         self._liveness = Liveness(channel, team.peers, self._phase, self._loss.found)
-        self._failed = False
 
     @property
     def cpu_s(self) -> float:

@@ -2,8 +2,8 @@
 
 Every launcher gives the process group a store that all ranks can reach, so nothing new has to
 listen and no address has to be found. A store client serves one request at a time and blocks
-while it waits, so the control thread has a connection of its own, and everything that must not
-wait has another.
+while it waits, so the control thread and the training thread each have a connection to wait
+on, and everything that must not wait has a third.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ FOREVER = timedelta(days=30)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channel:
-    """Two connections to the keys of one `Stride`.
+    """Three connections to the keys of one `Stride`.
 
     Args:
         rank: this rank in the process group.
         world_size: ranks in the group.
         timeout: the process group's own timeout.
-        waiting: the connection that may block.
+        control: the control thread's connection, on which it waits.
+        meeting: the training thread's, for what the ranks agree on before training.
         prompt: the connection that never does; safe to share between threads.
     """
 
     rank: int
     world_size: int
     timeout: timedelta
-    waiting: Store
+    control: Store
+    meeting: Store
     prompt: Store
 
     def put(self, key: str, text: str) -> None:
@@ -44,16 +46,22 @@ class Channel:
         self.prompt.set(key, text)
 
     def take(self, key: str) -> str:
-        """Wait for a key on the blocking connection and return its text."""
-        return bytes(self.waiting.get(key)).decode()
+        """Wait for a key (control thread) and return its text."""
+        return bytes(self.control.get(key)).decode()
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Wait for all keys on the blocking connection.
+    def take_all(self, keys: list[str]) -> list[str]:
+        """Wait for all keys (control thread) and return their texts."""
+        self.control.wait(keys, FOREVER)
+        return [bytes(value).decode() for value in self.control.multi_get(keys)]
+
+    def meet(self, keys: list[str], timeout: timedelta) -> list[str]:
+        """Wait for all keys (training thread) and return their texts.
 
         Raises:
             torch.distributed.DistStoreError: some key did not come in time.
         """
-        self.waiting.wait(keys, timeout)
+        self.meeting.wait(keys, timeout)
+        return [bytes(value).decode() for value in self.meeting.multi_get(keys)]
 
     def read(self, keys: list[str]) -> list[str]:
         """Return the texts of keys that are known to be there."""
@@ -64,8 +72,8 @@ class Channel:
         return [self.prompt.check([key]) for key in keys]
 
     def drop(self, key: str) -> None:
-        """Delete a key."""
-        self.waiting.delete_key(key)
+        """Delete a key (control thread)."""
+        self.control.delete_key(key)
 
 
 def open_channel(group: dist.ProcessGroup) -> Channel:
@@ -82,9 +90,9 @@ def open_channel(group: dist.ProcessGroup) -> Channel:
     if rank == 0:
         store.set(f"evenstride/token/{count}", uuid.uuid4().hex)
     token = bytes(store.get(f"evenstride/token/{count}")).decode()
-    waiting, prompt = (PrefixStore(f"evenstride/{token}", _connect(store)) for _ in range(2))
+    connections = [PrefixStore(f"evenstride/{token}", _connect(store)) for _ in range(3)]
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]
-    return Channel(rank, world_size, timeout, waiting, prompt)
+    return Channel(rank, world_size, timeout, *connections)
 
 
 def _connect(store: Store) -> Store:

@@ -23,7 +23,7 @@ from typing import Any
 from evenstride.core.band import Band
 from evenstride.core.fleet import Shares
 from evenstride.errors import EvenstrideError, WorkerLost, from_plain, to_plain
-from evenstride.runtime.channel import FOREVER, Channel
+from evenstride.runtime.channel import Channel
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.leader import Leader, Reply, Verdict
 from evenstride.runtime.timing import Recorder
@@ -206,8 +206,7 @@ class ControlPlane:
         if reply.leaving:
             message: dict[str, Any] = {"closed": True}
         else:
-            self._channel.wait(keys, FOREVER)
-            message = self._judge(reply, self._channel.read(keys))
+            message = self._judge(reply, self._channel.take_all(keys))
         self._channel.put(f"verdict/{number}", json.dumps(message))
         return message
 

@@ -1,0 +1,197 @@
+"""Run a function as several ranks of one process group, each in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing as mp
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any, Self
+
+_LOOPBACK = "127.0.0.1"
+# How long the other ranks may still finish after one has failed.
+_AFTERMATH_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    fn: Callable[..., Any]
+    args: tuple[object, ...]
+    rank: int
+    world_size: int
+    port: int
+    timeout_s: float
+
+
+class RankPool:
+    """Processes that are kept, torch imported, between runs, because starting them is slow.
+
+    Use it as a context manager, or call `close`. A run that fails or hangs ends all processes;
+    the next one starts new ones. Ranks see one thread, loopback only, and a Gloo group.
+    """
+
+    def __init__(self) -> None:
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+
+    def run(
+        self, fn: Callable[..., Any], world_size: int, *args: object, timeout_s: float = 60.0
+    ) -> list[Any]:
+        """Return ``[fn(0, *args), ..., fn(world_size - 1, *args)]``, one process each.
+
+        Args:
+            fn: importable by name; called with the rank first. Its result must be plain data:
+                a tensor dies with its process.
+            world_size: number of ranks.
+            *args: picklable.
+            timeout_s: deadline for all ranks together; also the group's timeout.
+
+        Raises:
+            AssertionError: a rank raised (its traceback is in the message), died, or was still
+                running at the deadline.
+        """
+        self._start(world_size)
+        with _loopback_store() as port:
+            for rank, pipe in enumerate(self._pipes[:world_size]):
+                pipe.send(_Job(fn, args, rank, world_size, port, timeout_s))
+            try:
+                return self._collect(world_size, time.monotonic() + timeout_s)
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes.clear()
+        self._pipes.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start(self, count: int) -> None:
+        context = mp.get_context("spawn")
+        while len(self._processes) < count:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=False)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def _collect(self, world_size: int, deadline_s: float) -> list[Any]:
+        results: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        while len(results) + len(failures) < world_size:
+            open_pipes = [self._pipes[r] for r in range(world_size) if r not in results | failures]
+            left_s = deadline_s - time.monotonic()
+            ready = wait(open_pipes, max(left_s, 0))
+            if not ready:
+                break
+            for pipe in ready:
+                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+                ok, value = self._receive(rank)
+                (results if ok else failures)[rank] = value
+            if failures:
+                deadline_s = min(deadline_s, time.monotonic() + _AFTERMATH_S)
+        if failures:
+            told = "\n".join(f"rank {r}:\n{text}" for r, text in sorted(failures.items()))
+            raise AssertionError(f"{len(failures)} of {world_size} ranks failed\n{told}")
+        late = sorted(set(range(world_size)) - results.keys())
+        if late:
+            self._show_stacks(late)
+        assert not late, f"ranks {late} did not finish in time; their stacks are on stderr"
+        return [results[rank] for rank in range(world_size)]
+
+    def _show_stacks(self, ranks: list[int]) -> None:
+        """Let hung ranks print where all their threads are."""
+        for rank in ranks:
+            os.kill(self._processes[rank].pid, signal.SIGUSR1)
+        wait([self._pipes[rank] for rank in ranks], _AFTERMATH_S)
+
+    def _receive(self, rank: int) -> tuple[bool, Any]:
+        try:
+            ok, value = self._pipes[rank].recv()
+        except EOFError:
+            self._processes[rank].join()
+            return False, f"died with exit code {self._processes[rank].exitcode}"
+        return bool(ok), value
+
+
+def run_ranks(
+    fn: Callable[..., Any], world_size: int, *args: object, timeout_s: float = 60.0
+) -> list[Any]:
+    """Return what `RankPool.run` returns, from processes of its own that are gone afterwards."""
+    with RankPool() as pool:
+        return pool.run(fn, world_size, *args, timeout_s=timeout_s)
+
+
+@contextlib.contextmanager
+def _loopback_store() -> Iterator[int]:
+    """Serve a store for one process group on a free loopback port, and yield the port."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    with socket.socket() as listener:
+        listener.bind((_LOOPBACK, 0))
+        port = int(listener.getsockname()[1])
+        store = TCPStore(
+            _LOOPBACK, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    yield port
+    del store
+
+
+def _serve(pipe: Connection) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # Data-loader workers of a rank start as they would in a script run from the shell.
+    mp.set_start_method("fork", force=True)
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = (True, _as_rank(job))
+        except BaseException:  # everything a rank may die of belongs in the report
+            answer = (False, traceback.format_exc())
+        pipe.send(answer)
+
+
+def _as_rank(job: _Job) -> Any:
+    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    timeout = timedelta(seconds=job.timeout_s)
+    store = TCPStore(_LOOPBACK, job.port, None, False, timeout=timeout)
+    dist.init_process_group(
+        "gloo", store=store, rank=job.rank, world_size=job.world_size, timeout=timeout
+    )
+    try:
+        return job.fn(job.rank, *job.args)
+    finally:
+        dist.destroy_process_group()
