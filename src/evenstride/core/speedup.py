@@ -81,10 +81,13 @@ def prospect_of_speeds(
     """Return the prospect for relative speeds alone, before anything was measured.
 
     Args:
-        speeds: relative speeds of the workers, above 0.
+        speeds: relative speeds of the workers, above 0; the unit does not matter.
         global_batch: samples per step; ``None`` stands for 64 per worker.
-        fixed: part of a full-speed worker's equal step that does not depend on its share,
+        fixed: part of the fastest worker's equal step that does not depend on its share,
             from 0 up to (not including) 1.
+
+    Returns:
+        Times as multiples of the fastest worker's equal step.
 
     Raises:
         ConfigError: a speed is not a positive number, or ``fixed`` is outside its range.
@@ -99,6 +102,6 @@ def prospect_of_speeds(
         raise ConfigError(f"a fixed part of {fixed} cannot be: it is at least 0 and below 1")
     batch = 64 * len(values) if global_batch is None else global_batch
     fleet = Fleet(tuple(Worker(str(rank)) for rank in range(len(values))), batch)
-    equal = batch / len(values)
+    equal, values = batch / len(values), values / values.max()
     per_sample_s = (1 - fixed) / (equal * values)
     return prospect(TimeModel.affine(fixed / values, per_sample_s), fleet)

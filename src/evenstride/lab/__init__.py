@@ -1,0 +1,1 @@
+"""Workers of chosen speed on this machine, for real: CPU limits, calibration, comparison."""

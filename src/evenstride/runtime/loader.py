@@ -50,7 +50,7 @@ class LoaderOptions:
         max_micro_batch: most samples in one batch.
         seeded: whether each sample is loaded under a seed of its own.
         cold_prefetch: whether worker processes start before the first split is found.
-        sizes: global batches to use, then stop (calibration).
+        sizes: global batches to use, step by step, until they end (calibration).
     """
 
     shuffle: bool = True
@@ -59,7 +59,7 @@ class LoaderOptions:
     max_micro_batch: int | None = None
     seeded: bool = True
     cold_prefetch: bool = False
-    sizes: tuple[int, ...] | None = None
+    sizes: Iterator[int] | None = None
 
 
 def dataset_length(dataset: Any) -> int:

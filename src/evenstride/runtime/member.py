@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from evenstride.core.partition import EpochCursor
 from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime.agreement import Plain, agree, require_equal
 from evenstride.runtime.bond import tie
+from evenstride.runtime.calibrating import batch_sizes, parse_stages
 from evenstride.runtime.control_plane import Local
 from evenstride.runtime.environment import Environment
 from evenstride.runtime.evaluation import EvalLoader, EvalSampler, exact_mean
@@ -94,6 +96,7 @@ class Member:
             tick=self._tick,
             explain_failure=self._bond.explain_failure,
         )
+        asked = replace(asked, sizes=self._calibration())
         self._loader = TrainLoader(rank, dataset, asked, options)
         return self._loader
 
@@ -202,6 +205,18 @@ class Member:
     def _commit(self, draw: Draw) -> None:
         self.progress.commit(draw.window)
         self._unstepped = True
+
+    def _calibration(self) -> Iterator[int] | None:
+        """Return the batch sizes that a calibration asks for, if this is one."""
+        if self._environment.calibrate is None:
+            return None
+        stages = parse_stages(self._environment.calibrate)
+        if self._team.world_size > 1:
+            raise ConfigError(
+                "EVENSTRIDE_CALIBRATE measures one process on its own, but there are "
+                f"{self._team.world_size}; unset it, or set WORLD_SIZE=1"
+            )
+        return batch_sizes(stages, self._settings.global_batch)
 
     def _agree(self, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]) -> Plain:
         self._loaders += 1

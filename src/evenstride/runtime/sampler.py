@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,7 +64,7 @@ class StepSampler:
         gate: tells each step's shares, and waits where they are not decided.
         rank: this rank.
         max_micro_batch: most samples per batch; ``None`` for no limit.
-        sizes: global batches to use instead, step by step, and then stop (calibration).
+        sizes: global batches to use instead, step by step, until they end (calibration).
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class StepSampler:
         gate: Gate,
         rank: int,
         max_micro_batch: int | None,
-        sizes: Sequence[int] | None = None,
+        sizes: Iterator[int] | None = None,
     ) -> None:
         self.order, self.own_s = order, 0.0
         self._gate, self._rank, self._max_micro_batch = gate, rank, max_micro_batch
-        self._sizes = None if sizes is None else deque(sizes)
+        self._sizes = sizes
         self._drawn: deque[Draw] = deque()
         self._positions: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._epoch, self._step, self._limit = -1, 0, 0
@@ -109,7 +109,7 @@ class StepSampler:
         return self._drawn.popleft()
 
     def __iter__(self) -> Iterator[list[Key]]:
-        while not self._exhausted():
+        while not self._exhausted() and self._resize():
             waited_s, started_s = self._gate.waited_s, time.perf_counter()
             batches = self._next_step()
             waited_s = self._gate.waited_s - waited_s
@@ -117,13 +117,19 @@ class StepSampler:
             yield from batches
 
     def _exhausted(self) -> bool:
-        return self._cursor.done or self._step == self._limit or self._sizes == deque()
+        return self._cursor.done or self._step == self._limit
+
+    def _resize(self) -> bool:
+        """Set the size of the next step; return whether there is to be one."""
+        if self._sizes is None:
+            return True
+        size = next(self._sizes, 0)
+        self._cursor = replace(self._cursor, global_batch=max(size, 1))
+        return size > 0
 
     def _next_step(self) -> list[list[Key]]:
         """Draw one step: note its batches as drawn, and return their keys."""
         shares = self._gate.draw(self._step)
-        if self._sizes is not None:
-            self._cursor = replace(self._cursor, global_batch=self._sizes.popleft())
         window = self._cursor.window
         piece = cut(window, step_shares(shares, len(window)))[self._rank]
         parts = micro_batches(piece.positions, self._max_micro_batch)

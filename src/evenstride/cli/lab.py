@@ -1,0 +1,135 @@
+"""``evenstride lab``: any script of yours on local workers of chosen speed."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evenstride.lab.result import Comparison
+
+DISTURBED = 3
+
+
+def lab(
+    command: Annotated[
+        list[str],
+        typer.Argument(help="Script and its arguments, after --.", metavar="-- SCRIPT ARGS"),
+    ],
+    speeds: Annotated[str, typer.Option(help="Speed of each worker as a part of one core.")],
+    policies: Annotated[
+        str, typer.Option(help="Policies to compare, in the order they alternate.")
+    ] = "uniform,adaptive",
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps per run; the first 40 are cold and counted apart.")
+    ] = 120,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 2,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(help="Change of speed in each run, as STEP:SPEEDS or SECONDSs:SPEEDS."),
+    ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(help="Measure the true curves before and after, and run fixed splits."),
+    ] = True,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for traces and logs; runs/lab-TIME if not given.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run a training script on local workers of chosen speed, under several policies.
+
+    The script is launched through torchrun, one process per speed, each under a CPU limit. It
+    must use evenstride and leave policy= out of its Stride; EVENSTRIDE_POLICY sets it.
+
+    Examples:
+        evenstride lab --speeds 1,0.5,0.25 -- examples/ddp.py
+
+        evenstride lab --speeds 1,0.5 --policies dynamic-batching,adaptive -- train.py --lr 0.1
+
+        evenstride lab --speeds 1,1 --change 60:1,0.4 --policies adaptive --no-calibrate -- train.py
+    """
+    from evenstride.cli.board import Board
+    from evenstride.core.policies import policy_from_spec
+    from evenstride.lab.compare import LabPlan, Viewer, run_lab
+    from evenstride.lab.speeds import parse_change, parse_speeds
+
+    wanted, names = parse_speeds(speeds), split_policies(policies)
+    for name in names:
+        policy_from_spec(name)
+    folder = out or Path("runs") / time.strftime("lab-%Y%m%d-%H%M%S")
+    plan = LabPlan(
+        command=tuple(command),
+        speeds=wanted,
+        policies=names,
+        steps=steps,
+        repeats=repeats,
+        changes=tuple(parse_change(text, len(wanted)) for text in change or []),
+        folder=folder.resolve(),
+        calibrate=calibrate,
+    )
+    with Board(wanted) as board:
+        viewer = Viewer(board.say, board.follow, lambda _: board.refresh())
+        outcome = run_lab(plan, viewer)
+    typer.echo(json.dumps(outcome.to_dict()) if as_json else _table(outcome))
+    if outcome.disturbed:
+        typer.echo(
+            f"disturbed: the workers' own speeds changed by {outcome.drift:.0%} between the "
+            "calibration before and the one after, so the figures are not to be quoted",
+            err=True,
+        )
+        raise typer.Exit(DISTURBED)
+
+
+def split_policies(text: str) -> tuple[str, ...]:
+    """Return the policies in a comma-separated list; the commas of ``static:1,2`` stay.
+
+    Raises:
+        ConfigError: the list is empty.
+
+    >>> split_policies("uniform,static:20,100,adaptive")
+    ('uniform', 'static:20,100', 'adaptive')
+    """
+    names: list[str] = []
+    for part in filter(None, text.split(",")):
+        if part.isdigit() and names and names[-1].startswith("static:"):
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    if not names:
+        raise ConfigError("no policy to run; give some, such as --policies uniform,adaptive")
+    return tuple(names)
+
+
+def _table(outcome: Comparison) -> str:
+    lines = [
+        f"\n{outcome.workers} workers at speeds {_numbers(outcome.speeds)}"
+        + (f" (measured {_numbers(outcome.achieved_speeds)})" if outcome.achieved_speeds else "")
+        + f", global batch {outcome.global_batch}\n",
+        f"{'policy':24}{'step':>12}{'samples/s':>12}{'efficiency':>12}{'changes':>9}  samples",
+    ]
+    for run in outcome.runs:
+        efficiency = "" if run.efficiency is None else f"{run.efficiency:.2f}"
+        lines.append(
+            f"{run.policy:24}{run.step_s * 1e3:>9.1f} ms{run.samples_per_s:>12.0f}{efficiency:>12}"
+            f"{run.changes:>9}  {'/'.join(map(str, run.shares))}"
+        )
+    if outcome.oracle is not None:
+        shares = "/".join(map(str, outcome.oracle.shares))
+        lines.append(
+            f"{'best fixed split':24}{outcome.oracle.step_s * 1e3:>9.1f} ms{'':33}  {shares}"
+        )
+    if outcome.speedup is not None:
+        bound = "" if outcome.bound is None else f", bound {outcome.bound:.2f}"
+        lines.append(f"\nspeed-up over equal batches {outcome.speedup:.2f}{bound}")
+    return "\n".join([*lines, f"trace {outcome.trace}"])
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " / ".join(f"{value:.3g}" for value in values)

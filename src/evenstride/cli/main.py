@@ -1,0 +1,55 @@
+"""The ``evenstride`` command."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from evenstride._version import __version__
+from evenstride.cli.demo import demo
+from evenstride.cli.doctor import doctor
+from evenstride.cli.estimate import estimate
+from evenstride.cli.lab import lab
+from evenstride.errors import EvenstrideError
+
+USAGE_ERROR, DISTURBED = 2, 3
+"""Exit codes: a request that cannot be served, and a measurement that was disturbed."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Even steps from uneven workers: balanced, exact data-parallel training on PyTorch.",
+    epilog="Exit codes: 0 done, 1 a bug, 2 the request cannot be served, 3 measured but disturbed.",
+)
+app.command()(estimate)
+app.command()(demo)
+app.command(context_settings={"ignore_unknown_options": True})(lab)
+app.command()(doctor)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"evenstride {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+def main() -> None:
+    """Run the command line; our own errors become one line on stderr and exit code 2."""
+    try:
+        app()
+    except EvenstrideError as error:
+        typer.echo(f"evenstride: {error}", err=True)
+        sys.exit(USAGE_ERROR)

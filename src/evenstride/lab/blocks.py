@@ -1,0 +1,103 @@
+"""A run's speed from its trace: blocks of steps, the cold one apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenstride.core.control import Exchanged, FleetFormed, SetShares
+from evenstride.core.fleet import Shares
+from evenstride.core.observation import Observation, median
+from evenstride.errors import TraceError
+from evenstride.trace.codec import decode
+from evenstride.trace.read import read_records
+
+BLOCK_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """What one trace tells.
+
+    Args:
+        policy: as the run's header names it.
+        global_batch: samples per step.
+        blocks_s: median step of each block, the first one cold.
+        shares: in force at the end.
+        changes: of the split after the opening.
+    """
+
+    policy: str
+    global_batch: int
+    blocks_s: tuple[float, ...]
+    shares: Shares
+    changes: int
+
+    @property
+    def warm_s(self) -> tuple[float, ...]:
+        """Blocks after the cold one; that one if there is no other."""
+        return self.blocks_s[1:] or self.blocks_s
+
+
+def observations(trace: Path) -> Iterator[Observation]:
+    """Yield everything that was measured, in the order it was reported."""
+    for record in read_records(trace):
+        if record["kind"] == "event":
+            event = decode(record["event"])
+            if isinstance(event, Exchanged):
+                yield from event.observations
+
+
+def run_figures(trace: Path) -> RunFigures:
+    """Return the figures of a run.
+
+    A step's wall time is the leader's work and waiting in it.
+
+    Raises:
+        TraceError: the trace cannot be read, or holds no measured step.
+    """
+    policy, batch, splits = "", 0, list[Shares]()
+    for record in read_records(trace):
+        if record["kind"] == "header":
+            policy = record["policy"]
+        elif record["kind"] == "event" and record["event"]["type"] == FleetFormed.__name__:
+            batch = record["event"]["global_batch"]
+        elif record["kind"] == "instructions":
+            instructions = [decode(plain) for plain in record["instructions"]]
+            splits += [i.shares for i in instructions if isinstance(i, SetShares)]
+    steps_s = dict(_leader_steps(trace))
+    if not steps_s:
+        raise TraceError(f"{trace} holds no measured step; let the run take more steps")
+    times_s = [steps_s[step] for step in sorted(steps_s)]
+    blocks = [times_s[i : i + BLOCK_STEPS] for i in range(0, len(times_s), BLOCK_STEPS)]
+    whole = [block for block in blocks if len(block) >= BLOCK_STEPS // 2] or blocks[:1]
+    return RunFigures(
+        policy=policy,
+        global_batch=batch,
+        blocks_s=tuple(median(tuple(block)) for block in whole),
+        shares=splits[-1],
+        changes=len(splits) - 1,
+    )
+
+
+def _leader_steps(trace: Path) -> Iterator[tuple[int, float]]:
+    for seen in observations(trace):
+        if seen.worker == 0:
+            for offset, (busy_s, wait_s) in enumerate(zip(seen.busy_s, seen.wait_s, strict=True)):
+                yield seen.first_step + offset, busy_s + wait_s
+
+
+def measured_curve(trace: Path) -> dict[int, float]:
+    """Return a lone worker's mean step time at each size, from a calibration's trace.
+
+    Raises:
+        TraceError: the trace holds no measured step.
+    """
+    times_s: dict[int, list[float]] = {}
+    for seen in observations(trace):
+        if seen.modelled:
+            times_s.setdefault(seen.share, []).extend(seen.busy_s)
+    if not times_s:
+        raise TraceError(f"{trace} holds no measured step, so the worker cannot be calibrated")
+    return {size: sum(times) / len(times) for size, times in times_s.items()}

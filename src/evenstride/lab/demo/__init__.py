@@ -1,0 +1,1 @@
+"""The whole idea on one machine: really unequal workers train a real model, both ways."""

@@ -1,0 +1,62 @@
+"""Run the demo from the outside: limits, workers, news, result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import evenstride.lab.demo.script as script_module
+from evenstride.lab.demo.figures import compare
+from evenstride.lab.demo.plan import Plan, Report
+from evenstride.lab.demo.script import NEWS, REPORT
+from evenstride.lab.launch import Launch, Standing, run
+from evenstride.lab.limits import open_limits
+from evenstride.lab.result import Comparison
+from evenstride.lab.speeds import Speeds, check_fit, usable_cpus
+from evenstride.trace.follow import LineTail
+
+News = Callable[[dict[str, Any]], None]
+"""Called with what goes on, as it happens."""
+
+
+def run_demo(
+    plan: Plan, speeds: Speeds, news: News, watch: Callable[[], None] = lambda: None
+) -> Comparison:
+    """Return the outcome of one demo.
+
+    Args:
+        plan: its schedule, folder and data.
+        speeds: of the workers.
+        news: told about the limits, each phase and each block.
+        watch: called some 20 times a second, to draw.
+
+    Raises:
+        ConfigError: the speeds do not fit this machine, or the data is missing.
+        LaunchError: a worker failed.
+        LimitError: a limit could not be kept.
+    """
+    check_fit(speeds, usable_cpus())
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    plan.save(plan.folder / "plan.json")
+    limits, caveat = open_limits(len(speeds))
+    news({"what": "limits", "kind": limits.kind, "caveat": caveat})
+    launch = Launch(
+        command=(str(script_module.__file__), str(plan.folder / "plan.json")),
+        speeds=speeds,
+        environment={"EVENSTRIDE_TRACE": "", "EVENSTRIDE_POLICY": "", "EVENSTRIDE_MAX_STEPS": ""},
+        deadline_s=1200.0,
+    )
+    tail = LineTail(plan.folder / NEWS)
+
+    def look(_: Standing) -> None:
+        for item in tail.records():
+            news(item)
+        watch()
+
+    try:
+        run(launch, limits, plan.folder, look)
+        look(Standing(0, 0.0))
+    finally:
+        limits.close()
+    report = Report.load(plan.folder / REPORT)
+    return compare(report, speeds, limits.kind, str(plan.folder / "adaptive.jsonl"))

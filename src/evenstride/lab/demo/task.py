@@ -1,0 +1,121 @@
+"""What the demo trains: handwritten digits, or Fashion-MNIST, and a small convolutional net."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from evenstride.errors import ConfigError
+
+FASHION_FILES = {
+    "train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
+    "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A data set of small grey images with ten classes.
+
+    Args:
+        name: for people.
+        train: (sample id, image, label) per sample.
+        test: the same, held out.
+        stride: of the net's first layer, so that larger images cost no more.
+    """
+
+    name: str
+    train: TensorDataset
+    test: TensorDataset
+    stride: int
+
+
+def load_task(folder: Path | None) -> Task:
+    """Return scikit-learn's digits, or Fashion-MNIST from its four files in ``folder``.
+
+    Raises:
+        ConfigError: scikit-learn is not installed, or a file is missing or is something else.
+    """
+    if folder is None:
+        return _digits()
+    train, test = (_fashion(folder, part) for part in ("train", "test"))
+    return Task("Fashion-MNIST", _numbered(*train), _numbered(*test), stride=4)
+
+
+def _digits() -> Task:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise ConfigError(
+            "the demo's digits come with scikit-learn, which is not installed; run "
+            "pip install 'evenstride[demo]', or give --data a folder with Fashion-MNIST"
+        ) from None
+    images, labels = load_digits(return_X_y=True)
+    pixels = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8.0 - 1.0
+    classes = torch.tensor(labels)
+    held_out = torch.arange(len(classes)) % 6 == 5
+    train = _numbered(pixels[~held_out], classes[~held_out])
+    return Task("digits", train, _numbered(pixels[held_out], classes[held_out]), stride=1)
+
+
+def _numbered(images: Tensor, labels: Tensor) -> TensorDataset:
+    return TensorDataset(torch.arange(len(labels)), images, labels)
+
+
+def _fashion(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    images_name, labels_name = FASHION_FILES[part]
+    images, labels = _read_idx(folder / images_name), _read_idx(folder / labels_name)
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise ConfigError(f"{folder / images_name} and {labels_name} do not belong together")
+    pixels = torch.from_numpy(images.astype(np.float32)).unsqueeze(1) / 127.5 - 1.0
+    return pixels, torch.from_numpy(labels.astype(np.int64))
+
+
+def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """Return the array in a gzipped IDX file (http://yann.lecun.com/exdb/mnist) of bytes."""
+    try:
+        data = gzip.decompress(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} is missing; --data needs a folder with Fashion-MNIST's four .gz files"
+        ) from None
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"{path} is not a gzip file: {error}") from None
+    if len(data) < 4 or data[:3] != b"\x00\x00\x08":
+        raise ConfigError(f"{path} is not an IDX file of bytes")
+    dimensions = data[3]
+    shape = np.frombuffer(data, ">u4", dimensions, offset=4)
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape.astype(int))
+
+
+def small_net(stride: int, seed: int = 0, width: int = 128) -> nn.Module:
+    """Return a net of three convolutions, the same for the same seed.
+
+    Group norm rather than batch norm: it does not mix samples, so that unequal batches change
+    nothing. Wide for such small images, so that a step is long against a limit's period.
+    """
+    generator_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        nn.Conv2d(1, width // 2, 3, stride=stride, padding=1),
+        nn.GroupNorm(4, width // 2),
+        nn.ReLU(),
+        nn.Conv2d(width // 2, width, 3, padding=1),
+        nn.GroupNorm(8, width),
+        nn.ReLU(),
+        nn.Conv2d(width, width, 3, padding=1),
+        nn.GroupNorm(8, width),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * width, 10),
+    )
+    torch.set_rng_state(generator_state)
+    return net
