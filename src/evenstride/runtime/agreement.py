@@ -43,7 +43,7 @@ def agree(
         mine = {"ok": show()}
     except EvenstrideError as error:
         mine = {"error": to_plain(error)}
-    channel.put(f"{topic}/rank/{channel.rank}", json.dumps(mine))
+    channel.show(f"{topic}/rank/{channel.rank}", json.dumps(mine))
     verdict = _judged(channel, topic, judge) if channel.rank == 0 else _heard(channel, topic)
     if "error" in verdict:
         raise from_plain(verdict["error"])
@@ -61,7 +61,7 @@ def _judged(channel: Channel, topic: str, judge: Callable[[list[Plain]], Plain])
     except EvenstrideError as error:
         verdict = {"error": to_plain(error)}
     text = json.dumps(verdict)
-    channel.put(f"{topic}/verdict", text)
+    channel.show(f"{topic}/verdict", text)
     return dict(json.loads(text))
 
 
@@ -76,8 +76,7 @@ def _await(channel: Channel, keys: list[str], topic: str, timeout: timedelta) ->
     try:
         return channel.meet(keys, timeout)
     except (dist.DistStoreError, dist.DistNetworkError) as error:
-        missing = [key for key, here in zip(keys, channel.present(keys), strict=True) if not here]
-        who = ", ".join(key.rsplit("/", 1)[1] for key in missing)
+        who = ", ".join(key.rsplit("/", 1)[1] for key in channel.missing(keys))
         who = "the leader" if who == "verdict" else f"rank {who}"
         raise WorkerLost(
             f"{who} did not reach {topic} within {timeout.total_seconds():.0f} s; every rank must "

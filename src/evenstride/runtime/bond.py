@@ -109,6 +109,8 @@ class Together:
             self._announce_own(error)
         self._plane.close()
         self._liveness.close({"step": step, "error": error})
+        if not self._plane.running:
+            self._channel.close()
 
     def _look_for_the_lost(self) -> None:
         self._failed = True

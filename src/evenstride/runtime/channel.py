@@ -2,8 +2,8 @@
 
 Every launcher gives the process group a store that all ranks can reach, so nothing new has to
 listen and no address has to be found. A store client serves one request at a time and blocks
-while it waits, so the control thread and the training thread each have a connection to wait
-on, and everything that must not wait has a third.
+while it waits. So the control thread has a connection of its own to wait on, everything that
+must not wait has another, and the training thread meets the other ranks on the group's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evenstride.errors import ConfigError
 FOREVER = timedelta(days=30)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Channel:
     """Three connections to the keys of one `Stride`.
 
@@ -30,7 +30,7 @@ class Channel:
         world_size: ranks in the group.
         timeout: the process group's own timeout.
         control: the control thread's connection, on which it waits.
-        meeting: the training thread's, for what the ranks agree on before training.
+        meeting: the group's own connection, on which the training threads agree before training.
         prompt: the connection that never does; safe to share between threads.
     """
 
@@ -40,6 +40,14 @@ class Channel:
     control: Store
     meeting: Store
     prompt: Store
+
+    def close(self) -> None:
+        """Drop the connections now, rather than whenever the garbage collector gets to them.
+
+        It may get to them in a forked data-loader process, where taking down what belongs to
+        the parent's threads ends in a crash or a hang.
+        """
+        del self.control, self.meeting, self.prompt
 
     def put(self, key: str, text: str) -> None:
         """Set a key without waiting for an answer."""
@@ -53,6 +61,14 @@ class Channel:
         """Wait for all keys (control thread) and return their texts."""
         self.control.wait(keys, FOREVER)
         return [bytes(value).decode() for value in self.control.multi_get(keys)]
+
+    def show(self, key: str, text: str) -> None:
+        """Set a key for `meet` (training thread)."""
+        self.meeting.set(key, text)
+
+    def missing(self, keys: list[str]) -> list[str]:
+        """Return those of the keys for `meet` that are not there."""
+        return [key for key in keys if not self.meeting.check([key])]
 
     def meet(self, keys: list[str], timeout: timedelta) -> list[str]:
         """Wait for all keys (training thread) and return their texts.
@@ -90,9 +106,12 @@ def open_channel(group: dist.ProcessGroup) -> Channel:
     if rank == 0:
         store.set(f"evenstride/token/{count}", uuid.uuid4().hex)
     token = bytes(store.get(f"evenstride/token/{count}")).decode()
-    connections = [PrefixStore(f"evenstride/{token}", _connect(store)) for _ in range(3)]
+    control, prompt, meeting = (
+        PrefixStore(f"evenstride/{token}", client)
+        for client in (_connect(store), _connect(store), store)
+    )
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]
-    return Channel(rank, world_size, timeout, *connections)
+    return Channel(rank, world_size, timeout, control, meeting, prompt)
 
 
 def _connect(store: Store) -> Store:

@@ -105,6 +105,11 @@ class ControlPlane:
         return self._cpu_s
 
     @property
+    def running(self) -> bool:
+        """Whether the control thread still runs."""
+        return self._thread.is_alive()
+
+    @property
     def exchange(self) -> int:
         """Number of the exchange that comes next, or is going on."""
         return self._exchange
@@ -174,15 +179,17 @@ class ControlPlane:
                 self._channel.put(f"go/{number}/{other}", "")
         reply = self._reply()
         message = self._lead(number, reply) if self._leader else self._follow(number, reply)
-        if message is None or not self._hear(message):
+        if message is None:
+            return False
+        # Before the verdict lets the training thread go on: it may ask for the next exchange.
+        self._exchange, self._asked = number + 1, False
+        if not self._hear(message):
             return False
         self._channel.drop(f"go/{number}/{rank}")
         if self._leader is None:
             self._channel.drop(f"told/{number}/{rank}")
         elif number > 0:  # every reply to this exchange proves that the last verdict was read
             self._channel.drop(f"verdict/{number - 1}")
-        self._exchange = number + 1
-        self._asked = False
         return True
 
     def _reply(self) -> Reply:

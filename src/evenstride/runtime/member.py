@@ -188,6 +188,9 @@ class Member:
             return
         self._closed = True
         self._bond.close(at_exit=at_exit)
+        # See Channel.close: nothing of torch.distributed may be left in our reference cycles.
+        self._team, self._weights = replace(self._team, group=None, channel=None), None
+        self.scaling.model = None
         if self._team.leader is not None:
             self._team.leader.close(self.summary().to_dict())
         if self._progress_fd >= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import multiprocessing as mp
 import os
 import signal
@@ -18,6 +19,9 @@ from types import TracebackType
 from typing import Any, Self
 
 _LOOPBACK = "127.0.0.1"
+# Gloo on loopback; and every connection to a store looks its peer's name up, which for names
+# on loopback may mean waiting for a name server that does not answer.
+_LOCAL = {"GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "timeout:1 attempts:1"}
 # How long the other ranks may still finish after one has failed.
 _AFTERMATH_S = 2.0
 
@@ -92,13 +96,14 @@ class RankPool:
 
     def _start(self, count: int) -> None:
         context = mp.get_context("spawn")
-        while len(self._processes) < count:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=False)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
+        with _environment(_LOCAL):
+            while len(self._processes) < count:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs,), daemon=False)
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._pipes.append(ours)
 
     def _collect(self, world_size: int, deadline_s: float) -> list[Any]:
         results: dict[int, Any] = {}
@@ -148,6 +153,18 @@ def run_ranks(
 
 
 @contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set variables that are not set, for the processes started inside."""
+    mine = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(mine)
+    try:
+        yield
+    finally:
+        for name in mine:
+            del os.environ[name]
+
+
+@contextlib.contextmanager
 def _loopback_store() -> Iterator[int]:
     """Serve a store for one process group on a free loopback port, and yield the port."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -163,7 +180,6 @@ def _loopback_store() -> Iterator[int]:
 
 
 def _serve(pipe: Connection) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     # Data-loader workers of a rank start as they would in a script run from the shell.
     mp.set_start_method("fork", force=True)
@@ -195,3 +211,6 @@ def _as_rank(job: _Job) -> Any:
         return job.fn(job.rank, *job.args)
     finally:
         dist.destroy_process_group()
+        # A process group left to the garbage collector may be taken down in a process that the
+        # next run forks, and crash it.
+        gc.collect()

@@ -1,0 +1,158 @@
+"""Training loops that keep a record of what they were given."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+import evenstride
+from evenstride.core.observation import median
+from evenstride.runtime.timing import StepRecord
+from tests.multiproc.training import Augmented, net, rows, weights
+
+BATCH = 24
+
+
+def burn(size: int, times: int) -> float:
+    """Do real work and return how long it took, in seconds."""
+    a = torch.ones(size, size)
+    started_s = time.perf_counter()
+    for _ in range(times):
+        a @ a
+    return time.perf_counter() - started_s
+
+
+def augmented(rank: int, policy: str, epochs: int, workers: int) -> tuple[Any, list[float]]:
+    """Return the sample ids of every step on this rank, and the final weights."""
+    stride = evenstride.Stride(global_batch=BATCH, policy=policy, seed=5)
+    loader = stride.loader(Augmented(100), num_workers=workers)
+    module = net()
+    model = stride.watch(DistributedDataParallel(module))
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    steps: list[list[int]] = []
+    for _ in range(stride.epoch, epochs):
+        for ids, x, y in loader:
+            burn(64, 40 * rank)  # so that an adaptive policy has something to do
+            loss = nn.functional.mse_loss(model(x), y)
+            stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.append(ids.tolist() if stride.samples else [])
+    stride.close()
+    return steps, weights(module)
+
+
+def audited(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
+    """Train as ``plan`` says, from a saved state if there is one; return what was delivered.
+
+    The plan's keys: policy, epochs, num_workers, persistent, micro, breaks (steps after which
+    the loop is left and entered again), stop (steps after which the run ends), state.
+    """
+    stride = evenstride.Stride(global_batch=BATCH, policy=plan["policy"])
+    if plan.get("state") is not None:
+        stride.load_state_dict(plan["state"])
+    loader = stride.loader(
+        rows(plan.get("length", 100)),
+        num_workers=plan["num_workers"],
+        persistent_workers=plan.get("persistent", False),
+        max_micro_batch=plan.get("micro"),
+    )
+    module = net()
+    model = stride.watch(DistributedDataParallel(module))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    delivered: list[tuple[int, int, list[int]]] = []
+    breaks, done = set(plan.get("breaks", ())), False
+    while stride.epoch < plan["epochs"] and not done:
+        for ids, x, y in loader:
+            burn(64, 30 * rank)
+            with stride.accumulate(model):
+                loss = nn.functional.mse_loss(model(x), y)
+                stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+            if stride.samples:
+                delivered.append((stride.epoch, stride.step, ids.tolist()))
+            if stride.synced:
+                optimizer.step()
+                optimizer.zero_grad()
+                done = stride.step == plan.get("stop")
+                if done or stride.step in breaks:
+                    break
+    state, lengths = stride.state_dict(), len(loader)
+    stride.close()
+    return {"delivered": delivered, "state": state, "len": lengths}
+
+
+def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]:
+    """Return the injected work per step, and what was read back of it, both in seconds.
+
+    Half of the steps carry the work, in the forward pass, half do not; the difference of the
+    busy times is what was read back.
+    """
+    times = round(milliseconds[rank] * 1e-3 / median(tuple(burn(128, 20) / 20 for _ in range(9))))
+    stride = evenstride.Stride(global_batch=8, policy="uniform")
+    records: list[StepRecord] = []
+    injected: dict[int, float] = {}
+    finished = stride._member.timer.finished
+
+    def keep(record: StepRecord) -> None:
+        records.append(record)
+        finished(record)
+
+    stride._member.timer.finished = keep
+    data = TensorDataset(torch.randn(8 * 64, 4))
+    weight_fn = (lambda batch: float(len(batch[0]))) if how == "token weights" else None
+    loader = stride.loader(data, weight_fn=weight_fn)
+    module = nn.Linear(4, 1)
+    unused = nn.Linear(4, 1) if how == "find_unused_parameters" else nn.Identity()
+    model = stride.watch(
+        DistributedDataParallel(
+            _Two(module, unused),
+            static_graph=how == "static_graph",
+            find_unused_parameters=how == "find_unused_parameters",
+        )
+    )
+    if how == "a user's hook":
+        model.register_comm_hook(None, fp16_compress_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step, (x,) in enumerate(loader):
+        loss = model(x).square().mean()
+        if step % 2:
+            injected[step] = burn(128, times)
+        stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        if how == "evaluation and saving" and step % 5 == 4:
+            burn(128, 3 * times)
+            stride.mean(1.0, 1)
+    stride.close()
+    warm = [r for r in records if r.modelled and r.step > 8]
+    with_work = median(tuple(r.busy_s for r in warm if r.step in injected))
+    without = median(tuple(r.busy_s for r in warm if r.step not in injected))
+    return median(tuple(itertools.islice(injected.values(), 4, None))), with_work - without
+
+
+class _Two(nn.Module):
+    """A used and perhaps an unused part, with a buffer that DDP broadcasts."""
+
+    def __init__(self, used: nn.Module, unused: nn.Module) -> None:
+        super().__init__()
+        self.used, self.unused = used, unused
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Use one part."""
+        return self.used(x)
+
+
+def with_environment(rank: int, name: str, value: str, fn: Any, *args: Any) -> Any:
+    """Call ``fn`` with a variable set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
+        return fn(rank, *args)

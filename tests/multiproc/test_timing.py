@@ -1,0 +1,26 @@
+"""The times that decide the split are the worker's own, whatever else happens in a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenstride.testing import RankPool
+from tests.multiproc.loops import timed
+
+HOWS = (
+    "plain",
+    "token weights",
+    "a user's hook",
+    "static_graph",
+    "find_unused_parameters",
+    "evaluation and saving",
+)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_injected_work_is_read_back_on_every_rank(ranks: RankPool, how: str) -> None:
+    measured = ranks.run(timed, 2, how, [20.0, 60.0])
+
+    for injected_s, read_s in measured:
+        assert read_s == pytest.approx(injected_s, rel=0.05)
+    assert measured[1][0] > 2 * measured[0][0], "the ranks really differ"

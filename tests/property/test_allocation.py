@@ -1,0 +1,170 @@
+"""Property: no integer split inside the bounds finishes earlier than the one we compute."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstride.core.allocation import apportion, equal_finish
+from evenstride.core.fleet import IntArray
+from evenstride.core.timemodel import TimeModel
+from evenstride.errors import InfeasibleShares
+
+seconds = st.floats(0.0, 1.0)
+per_sample = st.floats(1e-6, 1.0)
+speed, least, most = st.floats(0.05, 4.0), st.integers(0, 3), st.integers(3, 9)
+workers = st.lists(
+    st.tuples(seconds, per_sample, seconds, speed, least, most), min_size=1, max_size=4
+)
+Rows = list[tuple[float, float, float, float, int, int]]
+
+
+def _fleet(rows: Rows) -> tuple[TimeModel, IntArray, IntArray]:
+    fixed, slope, floor, speeds, lower, upper = map(np.array, zip(*rows, strict=True))
+    return TimeModel(fixed, slope, floor, speeds), lower, upper
+
+
+@given(rows=workers, data=st.data())
+def test_the_split_is_as_early_as_exhaustive_search(rows: Rows, data: st.DataObject) -> None:
+    model, lower, upper = _fleet(rows)
+    total = data.draw(st.integers(int(lower.sum()), int(upper.sum())))
+
+    split = equal_finish(model, lower, upper, total)
+
+    every = [
+        model.makespan_s(np.array(candidate))
+        for candidate in product(*(range(a, b + 1) for a, b in zip(lower, upper, strict=True)))
+        if sum(candidate) == total
+    ]
+    assert model.makespan_s(split) == min(every)
+    assert split.sum() == total
+    assert (lower <= split).all() and (split <= upper).all()
+
+
+@given(rows=workers, scale=st.integers(30, 400), data=st.data())
+def test_large_batches_take_the_bisection_and_stay_optimal(
+    rows: Rows, scale: int, data: st.DataObject
+) -> None:
+    model, lower, upper = _fleet(rows)
+    upper = upper * scale
+    total = data.draw(st.integers(int(lower.sum()), int(upper.sum())))
+
+    split = equal_finish(model, lower, upper, total)
+
+    assert split.sum() == total
+    assert (lower <= split).all() and (split <= upper).all()
+    # Optimal if no sample can move from the last finisher to one that would finish it earlier.
+    times = model.at(split)
+    last = int(times.argmax())
+    if split[last] > lower[last]:
+        others = [k for k in range(len(split)) if k != last and split[k] < upper[k]]
+        assert all(model.at(split + 1)[k] >= times[last] for k in others)
+
+
+@given(
+    share=st.integers(1, 40),
+    count=st.integers(1, 30),
+    fixed=seconds,
+    slope=per_sample,
+    floor=seconds,
+)
+def test_equal_workers_get_equal_shares(
+    share: int, count: int, fixed: float, slope: float, floor: float
+) -> None:
+    ones = np.ones(count)
+    model = TimeModel(fixed * ones, slope * ones, floor * ones, ones)
+
+    split = equal_finish(model, np.ones(count, int), np.full(count, 10**6), share * count)
+
+    assert split.tolist() == [share] * count
+
+
+@given(rows=workers, quantum=st.integers(2, 8), units=st.integers(1, 60), rest=st.integers(0, 7))
+def test_quanta_leave_at_most_one_worker_uneven(
+    rows: Rows, quantum: int, units: int, rest: int
+) -> None:
+    model, _, _ = _fleet(rows)
+    count = len(model)
+    total = quantum * (units + count) + rest % quantum
+
+    split = equal_finish(model, np.ones(count, int), np.full(count, total), total, quantum=quantum)
+
+    assert split.sum() == total
+    assert sum(n % quantum != 0 for n in split) <= 1
+
+
+def test_a_worker_whose_fixed_time_is_hopeless_may_be_left_out() -> None:
+    class IdleForFree:
+        """Times of workers that cost nothing without samples."""
+
+        def at(self, shares: IntArray) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+            times = np.array([0.0, 5.0]) + np.array([0.01, 0.01]) * shares
+            return np.where(shares > 0, times, 0.0)
+
+        def capacity(self, deadline_s: float) -> IntArray:
+            free = np.floor((deadline_s - np.array([0.0, 5.0])) / 0.01)
+            return np.maximum(free, 0).astype(np.int64)
+
+    split = equal_finish(IdleForFree(), np.zeros(2, int), np.full(2, 100), 100)
+
+    assert split.tolist() == [100, 0]
+
+
+def test_ten_thousand_workers_are_split_exactly() -> None:
+    rng = np.random.default_rng(0)
+    model = TimeModel.affine(rng.random(10_000) * 0.01, rng.random(10_000) * 0.002 + 1e-4)
+
+    split = equal_finish(model, np.ones(10_000, int), np.full(10_000, 10**6), 850_000)
+
+    assert split.sum() == 850_000
+    times = model.at(split)
+    assert (model.at(split + 1) >= times.max()).all()
+
+
+@pytest.mark.parametrize("total", [1, 21])
+def test_a_total_outside_the_bounds_is_refused(total: int) -> None:
+    model = TimeModel.affine([0.0, 0.0], [1.0, 1.0])
+
+    with pytest.raises(InfeasibleShares, match="accept 2 to 20"):
+        equal_finish(model, np.ones(2, int), np.full(2, 10), total)
+
+
+@given(
+    weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=12),
+    total=st.integers(0, 2000),
+    data=st.data(),
+)
+def test_apportion_keeps_the_sum_and_the_bounds(
+    weights: list[float], total: int, data: st.DataObject
+) -> None:
+    count = len(weights)
+    bounds = st.lists(st.integers(0, 50), min_size=count, max_size=count)
+    lower = np.array(data.draw(bounds))
+    upper = lower + np.array(data.draw(bounds)) + total
+    total += int(lower.sum())
+
+    split = apportion(np.array(weights), total, lower, upper)
+
+    assert split.sum() == total
+    assert (lower <= split).all() and (split <= upper).all()
+
+
+@given(weights=st.lists(st.floats(0.1, 100), min_size=1, max_size=8), total=st.integers(0, 5000))
+def test_apportion_is_within_one_of_the_exact_proportion(weights: list[float], total: int) -> None:
+    count = len(weights)
+
+    split = apportion(np.array(weights), total, np.zeros(count, int), np.full(count, total))
+
+    exact = total * np.array(weights) / sum(weights)
+    assert (np.abs(split - exact) < 1 + 1e-6).all()
+
+
+def test_apportion_rounds_the_published_case_as_published() -> None:
+    # The rounding example of DBS (Ye et al., arXiv 2007.11831), as quoted in secondary sources.
+    ideal = np.array([13.7, 16.5, 19.6, 14.2])
+
+    assert apportion(ideal, 64, np.ones(4, int), np.full(4, 64)).tolist() == [14, 16, 20, 14]

@@ -1,0 +1,159 @@
+"""The decision path: events in, instructions out."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenstride.core.band import Band
+from evenstride.core.cadence import Cadence
+from evenstride.core.control import (
+    Control,
+    ExchangeAfter,
+    Exchanged,
+    Expect,
+    FleetFormed,
+    KeepShares,
+    OpeningSkipped,
+    SetShares,
+    advance,
+)
+from evenstride.core.fleet import Worker
+from evenstride.core.ledger import Ledger
+from evenstride.core.observation import Observation
+from evenstride.core.policies import policy_from_spec
+from evenstride.errors import InfeasibleShares
+
+TWO = (Worker("a"), Worker("b"))
+
+
+def _seen(worker: int, share: int, busy_s: float, step: int = 1, steps: int = 1) -> Observation:
+    return Observation(worker, share, step, (busy_s,) * steps, (0.0,) * steps)
+
+
+def test_a_fleet_forms_with_an_opening_split_and_its_first_exchange() -> None:
+    control, instructions = advance(
+        Control(policy_from_spec("adaptive")), FleetFormed(0, 7, 10, TWO)
+    )
+
+    assert instructions == (
+        SetShares(7, (5, 5), "opening: equal split until times are measured"),
+        ExchangeAfter(2, True),
+    )
+    assert control.shares == (5, 5)
+
+
+def test_a_fixed_policy_has_no_opening_phase() -> None:
+    _, (_, after) = advance(Control(policy_from_spec("uniform")), FleetFormed(0, 0, 10, TWO))
+
+    assert after == ExchangeAfter(4, False)
+
+
+def test_a_lone_worker_has_no_opening_phase() -> None:
+    _, (_, after) = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO[:1]))
+
+    assert isinstance(after, ExchangeAfter)
+    assert not after.blocking
+
+
+def test_a_refused_fleet_changes_nothing() -> None:
+    control = Control(policy_from_spec("uniform"))
+
+    with pytest.raises(InfeasibleShares):
+        advance(control, FleetFormed(0, 0, 1, TWO))
+
+    assert control.fleet is None
+
+
+def test_a_move_takes_effect_where_no_rank_has_drawn() -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
+
+    control, (move, expect, after) = advance(
+        control, Exchanged(3, 9, (_seen(0, 50, 0.05), _seen(1, 50, 0.2)))
+    )
+
+    assert isinstance(move, SetShares)
+    assert move.effective == 9
+    assert move.shares == control.shares
+    assert sum(move.shares) == 100
+    assert isinstance(expect, Expect)
+    assert expect.expected_s[0] == pytest.approx(expect.expected_s[1], rel=0.05)
+    assert after == ExchangeAfter(1, True)
+
+
+def test_the_opening_phase_ends_after_its_steps_even_if_nothing_settles() -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO))
+    blocking = []
+
+    for step in range(2, 14):
+        control, instructions = advance(control, Exchanged(step, step, ()))
+        blocking.append(instructions[-1].blocking)  # type: ignore[union-attr]
+
+    assert blocking == [True] * 7 + [False] * 5
+
+
+def test_skipping_the_opening_ends_the_waiting() -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO))
+
+    control, instructions = advance(control, OpeningSkipped(0))
+    _, later = advance(control, Exchanged(4, 5, ()))
+
+    assert instructions == (ExchangeAfter(4, False),)
+    assert not later[-1].blocking  # type: ignore[union-attr]
+
+
+def test_keeping_tells_why() -> None:
+    control, _ = advance(Control(policy_from_spec("uniform")), FleetFormed(0, 0, 10, TWO))
+
+    _, (verdict, *_) = advance(control, Exchanged(4, 5, (_seen(0, 5, 0.1), _seen(1, 5, 0.1))))
+
+    assert verdict == KeepShares("the equal split is fixed")
+
+
+def test_exchanges_grow_rare_when_calm_and_frequent_on_change() -> None:
+    cadence, calm = Cadence(), []
+    for _ in range(8):
+        cadence = cadence.following(changed=False, step_s=0.05)
+        calm.append(cadence.steps)
+
+    assert calm == [4, 8, 16, 32, 64, 100, 100, 100]
+    assert cadence.following(changed=True, step_s=0.05).steps == 4
+
+
+def test_fast_steps_are_exchanged_by_time_not_by_count() -> None:
+    assert Cadence().following(changed=True, step_s=0.001).steps == 150
+    assert Cadence().following(changed=True, step_s=10.0).steps == 4
+    assert Cadence(steps=512).following(changed=False, step_s=0.001).steps == 512
+
+
+def test_two_slow_steps_or_one_fast_step_leave_the_band() -> None:
+    band = Band(share=10, expected_s=1.0, part=0.2)
+
+    assert not band.step(10, 1.19).step(10, 1.3).asked
+    assert band.step(10, 1.3).step(10, 1.3).asked
+    assert not band.step(10, 1.3).step(10, 1.0).step(10, 1.3).asked
+    assert band.step(10, 0.79).asked
+
+
+def test_the_band_judges_only_its_own_share_and_asks_once() -> None:
+    band = Band(share=10, expected_s=1.0, part=0.2)
+
+    assert band.step(11, 9.0).step(11, 9.0) == band
+    asked = band.step(10, 0.1)
+    assert asked.step(10, 0.1) is asked
+    assert Band().step(10, 9.0) == Band()
+
+
+def test_the_ledger_books_a_step_when_all_workers_have_told() -> None:
+    ledger = Ledger.empty(2).book((_seen(0, 5, 1.0, steps=3), _seen(1, 5, 3.0, steps=2)))
+
+    assert ledger.steps == 2
+    assert ledger.waited_s.tolist() == [4.0, 0.0]
+    assert ledger.caused_s.tolist() == [0.0, 4.0]
+    assert ledger.slowest_steps.tolist() == [0.0, 2.0]
+    assert ledger.step_s == 6.0
+
+    later = ledger.book((_seen(1, 5, 0.5, step=3),))
+
+    assert later.steps == 3
+    assert later.waited_s.tolist() == [4.0, 0.5]
+    assert not later.pending
