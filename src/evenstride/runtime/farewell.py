@@ -11,7 +11,7 @@ from evenstride.errors import WorkerLost
 from evenstride.runtime.channel import Channel
 from evenstride.runtime.control_plane import announce_loss
 from evenstride.runtime.gate import Gate
-from evenstride.runtime.liveness import SILENT_S, Liveness, diagnose, ending_error
+from evenstride.runtime.liveness import Liveness, diagnose, ending_error
 
 logger = logging.getLogger("evenstride")
 
@@ -62,7 +62,7 @@ def look_for_the_lost(report: LossReport, liveness: Liveness, rank: int, step: i
     if report.text is not None:
         return
     try:
-        found = diagnose(liveness, rank, step, SILENT_S)
+        found = diagnose(liveness, rank, step, lambda: report.text is not None)
     except RuntimeError:
         report.heard("the process group's store is gone, and the rank or launcher that hosts it")
         return

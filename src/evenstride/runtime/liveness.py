@@ -44,6 +44,11 @@ class Beat:
     phase: str
     step: int
 
+    @property
+    def where(self) -> str:
+        """What the rank was doing, in words."""
+        return f"{self.phase} of step {self.step}" if self.step >= 0 else "before its first step"
+
 
 class Liveness:
     """The heartbeat thread of one rank.
@@ -154,32 +159,37 @@ class Liveness:
 
 
 def _told(beats: dict[int, Beat]) -> str:
-    return ", ".join(f"rank {r} ({b.phase} of step {b.step})" for r, b in sorted(beats.items()))
+    return ", ".join(f"rank {r} ({b.where})" for r, b in sorted(beats.items()))
 
 
-def diagnose(liveness: Liveness, rank: int, step: int, deadline_s: float) -> tuple[int, str] | None:
+def diagnose(
+    liveness: Liveness, rank: int, step: int, known: Callable[[], bool]
+) -> tuple[int, str] | None:
     """Return which rank broke the collective of ``step`` and how that is known, or ``None``.
 
-    Called by a rank whose own collective failed; watches the heartbeats for a moment.
+    Called by a rank whose own collective failed; watches the others for as long as it takes to
+    tell a silent heart from a slow one.
+
+    Args:
+        liveness: of this rank.
+        rank: this rank.
+        step: the step whose collective failed.
+        known: whether the answer has come from elsewhere, so that watching is pointless.
     """
     first, started_s = liveness.beats(), time.monotonic()
-    while True:
-        byes = liveness.goodbyes()
-        for other, goodbye in byes.items():
+    while time.monotonic() < started_s + SILENT_S and not known():
+        for other, goodbye in liveness.goodbyes().items():
             if other != rank and goodbye.get("step", step) <= step:
                 error = goodbye.get("error")
                 return other, f"it ended with {error}" if error else "its program ended early"
-        elapsed_s = time.monotonic() - started_s
-        if elapsed_s >= deadline_s:
-            break
         time.sleep(0.1)
     now = liveness.beats()
     for other, beat in now.items():
         if other != rank and first.get(other) == beat:
-            return other, f"silent since {beat.phase} of step {beat.step}"
+            return other, f"no heartbeat since {beat.where}"
     for other, beat in now.items():
         if other != rank and beat.phase not in ("sync", "failed") and beat.step <= step:
-            return other, f"still in {beat.phase} of step {beat.step}"
+            return other, f"still in {beat.where}"
     return None
 
 

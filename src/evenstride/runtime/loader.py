@@ -201,6 +201,7 @@ class TrainLoader(DataLoader[Any]):
         self._steps.begin(progress.epoch, progress.cursor, progress.step, rank.max_steps)
         try:
             yield from self._deliver()
+            rank.timer.epoch_ended()
         finally:
             self._busy = False
             self._ready.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -50,7 +51,8 @@ class Member:
         self.progress = Progress(settings.seed, settings.global_batch)
         self.scaling = Scaling(team.world_size, self.timer, self._commit, self._weight_exchange)
         self._weights: WeightExchange | None = None
-        self._loader: TrainLoader | None = None
+        # Weak, because a loader in a reference cycle takes its workers down slowly (5 s each).
+        self._loader: Callable[[], TrainLoader | None] = lambda: None
         self._loaders = 0
         self._unstepped = self._closed = False
         self._progress_fd = _progress_file(environment, team)
@@ -70,7 +72,7 @@ class Member:
 
         def show() -> Plain:
             refuse_batching(dict(options))
-            if self._loader is not None:
+            if self._loader() is not None:
                 raise ConfigError(
                     "this Stride has a training loader already, and stride.epoch counts its "
                     "epochs; use train=False for evaluation, or make another Stride"
@@ -97,8 +99,9 @@ class Member:
             explain_failure=self._bond.explain_failure,
         )
         asked = replace(asked, sizes=self._calibration())
-        self._loader = TrainLoader(rank, dataset, asked, options)
-        return self._loader
+        loader = TrainLoader(rank, dataset, asked, options)
+        self._loader = weakref.ref(loader)
+        return loader
 
     def eval_loader(
         self,
@@ -158,7 +161,8 @@ class Member:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go to a saved position."""
-        if self._loader is not None and self._loader.busy:
+        loader = self._loader()
+        if loader is not None and loader.busy:
             raise LoaderBusy(
                 "load_state_dict() was called inside the training loop; leave the loop first"
             )
@@ -167,10 +171,9 @@ class Member:
     def summary(self) -> Summary:
         """Return the run so far."""
         own_s = self.scaling.own_s + self._bond.cpu_s
-        dropped, loader, order = 0, self._loader, self.progress.order
-        if loader is not None and order is not None:
-            own_s += loader.own_s
-            dropped = order.length - self.progress.cursor.end
+        loader, order = self._loader(), self.progress.order
+        own_s += loader.own_s if loader is not None else 0.0
+        dropped = order.length - self.progress.cursor.end if order is not None else 0
         return summarise(
             self._team.leader,
             rank=self._team.rank,

@@ -183,9 +183,18 @@ class StepTimer:
             self._current.synchronised = True
 
     def pass_ended(self) -> None:
-        """Mark that the loop over the loader is over; what follows is nobody's step."""
+        """Mark that the loop over the loader was left; what follows is nobody's step.
+
+        `at` keeps telling where it was left: a program that ends while its gradients are being
+        synchronised has lost another rank.
+        """
+        phase = self._phase
         self.fetch_started()
         self._current = None
+        self._phase = phase
+
+    def epoch_ended(self) -> None:
+        """Mark that the loop has come to its end."""
         self._phase = "idle"
 
     @contextmanager

@@ -48,7 +48,12 @@ class RankPool:
         self._pipes: list[Connection] = []
 
     def run(
-        self, fn: Callable[..., Any], world_size: int, *args: object, timeout_s: float = 60.0
+        self,
+        fn: Callable[..., Any],
+        world_size: int,
+        *args: object,
+        timeout_s: float = 60.0,
+        group_timeout_s: float | None = None,
     ) -> list[Any]:
         """Return ``[fn(0, *args), ..., fn(world_size - 1, *args)]``, one process each.
 
@@ -57,16 +62,17 @@ class RankPool:
                 a tensor dies with its process.
             world_size: number of ranks.
             *args: picklable.
-            timeout_s: deadline for all ranks together; also the group's timeout.
+            timeout_s: deadline for all ranks together.
+            group_timeout_s: the process group's own timeout; the deadline if ``None``.
 
         Raises:
             AssertionError: a rank raised (its traceback is in the message), died, or was still
                 running at the deadline.
         """
         self._start(world_size)
-        with _loopback_store() as port:
+        with loopback_store() as port:
             for rank, pipe in enumerate(self._pipes[:world_size]):
-                pipe.send(_Job(fn, args, rank, world_size, port, timeout_s))
+                pipe.send(_Job(fn, args, rank, world_size, port, group_timeout_s or timeout_s))
             try:
                 return self._collect(world_size, time.monotonic() + timeout_s)
             except BaseException:
@@ -165,7 +171,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _loopback_store() -> Iterator[int]:
+def loopback_store() -> Iterator[int]:
     """Serve a store for one process group on a free loopback port, and yield the port."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 

@@ -1,0 +1,125 @@
+"""A rank that dies, hangs or fails is named by every survivor, before its process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evenstride.testing.ranks import loopback_store
+
+SCRIPT = Path(__file__).with_name("script.py")
+WORLD_SIZE = 3
+DEADLINE_S = 60.0
+
+
+@contextlib.contextmanager
+def _ranks(folder: Path, arguments: list[str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start the script as ranks of a group whose store outlives them; leave none behind."""
+    with loopback_store() as port:
+        processes = []
+        for rank in range(WORLD_SIZE):
+            environment = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(WORLD_SIZE),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",  # so that rank 0 hosts no store
+                "TORCHELASTIC_RESTART_COUNT": "0",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "RES_OPTIONS": "timeout:1 attempts:1",
+            }
+            with (folder / f"rank-{rank}.log").open("wb") as log:
+                command = [sys.executable, str(SCRIPT), *arguments]
+                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def _survivors_logs(folder: Path, arguments: list[str], victim: int) -> dict[int, str]:
+    """Run the script and return the survivors' output once all of them have ended."""
+    with _ranks(folder, arguments) as processes:
+        end_s = time.monotonic() + DEADLINE_S
+        for rank, process in enumerate(processes):
+            if rank != victim:
+                process.wait(max(0.0, end_s - time.monotonic()))
+    return {
+        rank: (folder / f"rank-{rank}.log").read_text()
+        for rank in range(WORLD_SIZE)
+        if rank != victim
+    }
+
+
+FATES = {
+    "killed": "its process",
+    "raises": "ValueError: the data of this rank is broken",
+    "stopped": "no heartbeat since",
+    "spins": "still in compute of step 25",
+    "leaves": "its program ended early",
+}
+
+
+@pytest.mark.parametrize(
+    ("fate", "victim"),
+    [("killed", 0), ("killed", 1), ("raises", 1), ("stopped", 0), ("spins", 1), ("leaves", 0)],
+)
+def test_every_survivor_names_the_lost_rank_in_one_line(
+    tmp_path: Path, fate: str, victim: int
+) -> None:
+    logs = _survivors_logs(tmp_path, [fate, str(victim), "25", "4"], victim)
+
+    for rank, text in logs.items():
+        lines = _ours(text)
+        assert len(lines) == 1, f"rank {rank}: {text}"
+        assert f"rank {victim} is gone: " in lines[0]
+        assert FATES[fate] in lines[0]
+        assert f"rank {rank} cannot finish step" in lines[0]
+
+
+def test_survivors_under_torchrun_name_the_lost_rank_before_it_ends_them(tmp_path: Path) -> None:
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        f"--nproc-per-node={WORLD_SIZE}",
+        "--redirects=3",
+        f"--log-dir={tmp_path}",
+    ]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, *launcher, str(SCRIPT), "killed", "1", "25", "60"],
+        env={**environment, "RES_OPTIONS": "timeout:1 attempts:1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        process.wait(DEADLINE_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    for rank in (0, 2):
+        (log,) = tmp_path.glob(f"*/attempt_0/{rank}/stderr.log")
+        lines = _ours(log.read_text())
+        assert len(lines) == 1, log.read_text()
+        assert "rank 1 is gone: its process" in lines[0]
+
+
+def _ours(text: str) -> list[str]:
+    """Return our own lines; torch may have put its rank prefix in front of them."""
+    return [line for line in text.splitlines() if "evenstride: " in line]
