@@ -18,7 +18,7 @@ from evenstride.core.fleet import Shares
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.progress import Progress
 from evenstride.runtime.sampler import Draw, Order, StepSampler
-from evenstride.runtime.seeding import Key
+from evenstride.runtime.seeding import Keys
 
 BATCH = 12
 
@@ -31,8 +31,8 @@ class Rank:
     progress: Progress
     sampler: StepSampler
     prefetch: int
-    source: Iterator[list[Key]] = field(default_factory=lambda: iter(()))
-    ready: deque[list[Key]] = field(default_factory=deque)
+    source: Iterator[Keys] = field(default_factory=lambda: iter(()))
+    ready: deque[Keys] = field(default_factory=deque)
 
     def begin(self) -> None:
         """Enter a loop over the loader."""
@@ -41,9 +41,9 @@ class Rank:
         self.sampler.begin(progress.epoch, progress.cursor, progress.step, None)
         self.source, self.ready = iter(self.sampler), deque()
 
-    def fetch_step(self) -> list[tuple[list[Key], Draw]]:
+    def fetch_step(self) -> list[tuple[Keys, Draw]]:
         """Return the micro-batches of the next step; empty at the end of the epoch."""
-        step: list[tuple[list[Key], Draw]] = []
+        step: list[tuple[Keys, Draw]] = []
         while not step or not step[-1][1].last:
             while len(self.ready) <= self.prefetch and (keys := next(self.source, None)):
                 self.ready.append(keys)
@@ -110,7 +110,7 @@ class Job:
             for keys, draw in step:
                 if draw.samples:
                     assert len(keys) == draw.samples
-                    trained.update((epochs.copy().pop(), index) for index, _ in keys)
+                    trained.update((min(epochs), key[0]) for key in keys)  # type: ignore[index]
                     count += draw.samples
         assert count == windows.pop(), "the shares sum to the window"
         for rank in self.ranks:

@@ -115,12 +115,12 @@ def test_exchanges_grow_rare_when_calm_and_frequent_on_change() -> None:
         cadence = cadence.following(changed=False, step_s=0.05)
         calm.append(cadence.steps)
 
-    assert calm == [4, 8, 16, 32, 64, 100, 100, 100]
-    assert cadence.following(changed=True, step_s=0.05).steps == 4
+    assert calm == [6, 12, 24, 48, 96, 100, 100, 100]
+    assert cadence.following(changed=True, step_s=0.05).steps == 6
 
 
 def test_fast_steps_are_exchanged_by_time_not_by_count() -> None:
-    assert Cadence().following(changed=True, step_s=0.001).steps == 150
+    assert Cadence().following(changed=True, step_s=0.001).steps == 300
     assert Cadence().following(changed=True, step_s=10.0).steps == 4
     assert Cadence(steps=512).following(changed=False, step_s=0.001).steps == 512
 

@@ -24,7 +24,7 @@ class Cadence:
     """
 
     steps: int = 1
-    shortest_s: float = 0.15
+    shortest_s: float = 0.3
     longest_s: float = 5.0
     fewest_steps: int = 4
     most_steps: int = 512

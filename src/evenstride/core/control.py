@@ -15,12 +15,13 @@ import numpy as np
 from evenstride.core.cadence import Cadence
 from evenstride.core.estimation import Estimate
 from evenstride.core.fleet import Fleet, Shares, Worker
-from evenstride.core.observation import Observation
+from evenstride.core.observation import Observation, communication_s
 from evenstride.core.policy import Move, Policy, Situation
 
 # How far a step may stray from its expected time before its rank asks for an exchange: this
 # many standard deviations of its noise, and at least this part of the time.
 _BAND_STD, _BAND_PART = 5.0, 0.15
+_SMOOTHING = 0.3  # of the communication time, per exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class Control:
     shares: Shares = ()
     estimate: Estimate | None = None
     cadence: Cadence = field(default_factory=Cadence)
+    communication_s: float = 0.0
     generation: int = 0
     opening_left: int = 0
 
@@ -160,15 +162,17 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
     assert control.fleet is not None, "a fleet forms before it exchanges"
     assert control.estimate is not None, "a fleet forms with an empty estimate"
     estimate = control.estimate.learn(event.observations)
-    situation = Situation(control.fleet, control.shares, event.step, event.observations, estimate)
+    shared_s = _smoothed_communication(control, event)
+    situation = Situation(
+        control.fleet, control.shares, event.step, event.observations, estimate, shared_s
+    )
     policy_state, decision = control.policy.decide(control.policy_state, situation)
     moved = isinstance(decision, Move) and decision.shares != control.shares
     shares = decision.shares if isinstance(decision, Move) else control.shares
     opening_left = 0 if decision.settled else max(0, control.opening_left - 1)
     expect = _expect(estimate, shares)
-    cadence = control.cadence.following(
-        changed=moved or not decision.settled, step_s=max(expect.expected_s)
-    )
+    step_s = max(expect.expected_s) + shared_s if estimate.known else 0.0
+    cadence = control.cadence.following(changed=moved or not decision.settled, step_s=step_s)
     after = replace(
         control,
         policy_state=policy_state,
@@ -176,6 +180,7 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
         estimate=estimate,
         opening_left=opening_left,
         cadence=cadence,
+        communication_s=shared_s,
     )
     verdict: Instruction = (
         SetShares(event.effective, shares, decision.reason)
@@ -184,6 +189,14 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
     )
     following = ExchangeAfter(1, True) if opening_left else ExchangeAfter(cadence.steps, False)
     return after, (verdict, expect, following)
+
+
+def _smoothed_communication(control: Control, event: Exchanged) -> float:
+    seen_s = communication_s(event.observations, len(control.shares))
+    if seen_s is None:
+        return control.communication_s
+    before_s = control.communication_s
+    return seen_s if before_s == 0 else before_s + _SMOOTHING * (seen_s - before_s)
 
 
 def _expect(estimate: Estimate, shares: Shares) -> Expect:

@@ -40,6 +40,21 @@ class Observation:
         return len(self.busy_s)
 
 
+def communication_s(observations: tuple[Observation, ...], workers: int) -> float | None:
+    """Return the part of a step in seconds that is left when nobody waits for a slower worker.
+
+    The slowest worker of a step waits for nothing but the communication, so it is the least of
+    the workers' usual waits. ``None`` unless all workers have reported.
+    """
+    waits: dict[int, tuple[float, ...]] = {}
+    for seen in observations:
+        if seen.modelled:
+            waits[seen.worker] = waits.get(seen.worker, ()) + seen.wait_s
+    if len(waits) < workers:
+        return None
+    return min(median(times) for times in waits.values())
+
+
 def median(values: tuple[float, ...]) -> float:
     """Return the median of at least one value (the mean of the middle two of an even count)."""
     ordered = sorted(values)

@@ -46,6 +46,7 @@ class Situation:
         step: the leader's latest committed step.
         observations: what was measured since the previous exchange, each with its own share.
         estimate: the fitted time model, these observations included.
+        communication_s: part of every step that no split can change, as far as it is known.
     """
 
     fleet: Fleet
@@ -53,6 +54,7 @@ class Situation:
     step: int
     observations: tuple[Observation, ...]
     estimate: Estimate
+    communication_s: float = 0.0
 
 
 class Policy(Protocol[StateT]):

@@ -37,6 +37,9 @@ class Schedule:
         Raises:
             KeyError: the step lies before everything that is still remembered.
         """
+        latest_step, shares = self.entries[-1]
+        if step >= latest_step:  # nearly always
+            return shares
         index = bisect_right(self.entries, step, key=lambda entry: entry[0])
         if index == 0:
             raise KeyError(f"step {step} is before the first decision kept")

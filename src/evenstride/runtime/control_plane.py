@@ -26,7 +26,7 @@ from evenstride.errors import EvenstrideError, WorkerLost, from_plain, to_plain
 from evenstride.runtime.channel import Channel
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.leader import Leader, Reply, Verdict
-from evenstride.runtime.timing import Recorder
+from evenstride.runtime.recorder import Recorder
 from evenstride.runtime.wire import (
     reply_from_text,
     reply_to_text,

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from evenstride.core.fleet import Shares
 from evenstride.core.partition import cut, even_windows, micro_batches, step_shares
 from evenstride.runtime.loader import BatchStream, DataLoaderOptions
-from evenstride.runtime.seeding import Key, SeededDataset, item_seeds
+from evenstride.runtime.seeding import Keys, item_seeds
 
 
 class EvalSampler:
@@ -26,7 +26,7 @@ class EvalSampler:
         shares: returns the shares in force; called once per pass.
         rank: this rank.
         max_micro_batch: most samples per batch of this rank.
-        seed: of the samples' randomness, the same in every pass.
+        seed: of the samples' randomness, the same in every pass; ``None`` for no seeding.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class EvalSampler:
         shares: Callable[[], Shares],
         rank: int,
         max_micro_batch: int | None,
-        seed: int,
+        seed: int | None,
     ) -> None:
         self._windows = even_windows(length, batch)
         self._shares, self._rank, self._seed = shares, rank, seed
@@ -45,34 +45,29 @@ class EvalSampler:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[Keys]:
         shares = self._shares()
         for window in self._windows:
             piece = cut(window, step_shares(shares, len(window)))[self._rank]
             if piece.samples:
                 for part in micro_batches(piece.positions, self._max_micro_batch):
-                    indices = np.arange(part.start, part.stop)
-                    seeds = item_seeds(self._seed, 0, indices)
-                    yield list(zip(indices.tolist(), seeds.tolist(), strict=True))
+                    yield self._keys(part)
+
+    def _keys(self, part: range) -> Keys:
+        if self._seed is None:
+            return list(part)
+        seeds = item_seeds(self._seed, 0, np.arange(part.start, part.stop))
+        return list(zip(part, seeds.tolist(), strict=True))
 
 
 class EvalLoader(DataLoader[Any]):
     """A `DataLoader` over this rank's part of a data set; ``len`` counts global steps."""
 
     def __init__(
-        self,
-        sampler: EvalSampler,
-        dataset: Dataset[Any],
-        torch_options: DataLoaderOptions,
-        *,
-        seeded: bool,
+        self, sampler: EvalSampler, samples: Any, torch_options: DataLoaderOptions
     ) -> None:
         torch_options.setdefault("generator", torch.Generator())
-        super().__init__(
-            SeededDataset(dataset, seeded=seeded),
-            batch_sampler=BatchStream(sampler),
-            **torch_options,
-        )
+        super().__init__(samples, batch_sampler=BatchStream(sampler), **torch_options)
 
 
 def exact_mean(

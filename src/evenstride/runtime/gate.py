@@ -62,7 +62,7 @@ class Gate:
         # Two steps go through before the first wait: the first of a pass is never modelled.
         self._barrier: int | None = step + 2 if blocking else None
         self._opening = blocking
-        self._stopped = False
+        self._waiting = self._stopped = False
         self._error: EvenstrideError | None = None
         self._timeout_s = timeout_s
         self._ask = ask
@@ -89,8 +89,8 @@ class Gate:
             self._next_draw = step + 1
             return self._schedule.shares_at(step)
 
-    def shares_at(self, step: int) -> Shares:
-        """Return the shares of a step that has been drawn."""
+    def expected(self, step: int) -> Shares:
+        """Return the shares of a step as far as they are known now; certain once it is drawn."""
         with self._changed:
             return self._schedule.shares_at(step)
 
@@ -106,7 +106,7 @@ class Gate:
         that the step before it has been measured.
         """
         with self._changed:
-            while self._opening and not self._stopped and not self._at_barrier():
+            while self._opening and not self._stopped and not self._waiting:
                 self._changed.wait()
             if self._stopped:
                 return None
@@ -151,11 +151,9 @@ class Gate:
     def _blocked(self, step: int) -> bool:
         return self._barrier is not None and step >= self._barrier and self._error is None
 
-    def _at_barrier(self) -> bool:
-        return self._barrier is not None and self._next_draw >= self._barrier
-
     def _wait(self, step: int) -> None:
         started_s = time.perf_counter()
+        self._waiting = True
         self._changed.notify_all()
         self._ask()
         while self._blocked(step):
@@ -166,4 +164,5 @@ class Gate:
                     "longer answers"
                 )
             self._changed.wait(left_s)
+        self._waiting = False
         self.waited_s += time.perf_counter() - started_s

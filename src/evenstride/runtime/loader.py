@@ -15,7 +15,7 @@ from evenstride.runtime.gate import Gate
 from evenstride.runtime.progress import Progress
 from evenstride.runtime.sampler import Draw, Order, StepSampler
 from evenstride.runtime.scaling import Scaling
-from evenstride.runtime.seeding import SeededDataset
+from evenstride.runtime.seeding import SeededDataset, seeded_dataset
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.weights import checked
 
@@ -124,7 +124,7 @@ class Rank:
     progress: Progress
     rank: int
     max_steps: int | None
-    tick: Callable[[], None]
+    tick: Callable[[], None] | None
     explain_failure: Callable[[], None]
 
 
@@ -144,16 +144,22 @@ class TrainLoader(DataLoader[Any]):
         torch_options: DataLoaderOptions,
     ) -> None:
         self._rank, self._options = rank, options
-        self._busy = False
+        self._busy, self._own_s = False, 0.0
         self._ready: deque[_Item] = deque()
         order = rank.progress.order
         assert order is not None, "the layout is set before the loader is made"
+        samples = seeded_dataset(dataset, seeded=options.seeded)
         self._steps = StepSampler(
-            order, rank.gate, rank.rank, options.max_micro_batch, options.sizes
+            order,
+            rank.gate,
+            rank.rank,
+            options.max_micro_batch,
+            seeded=isinstance(samples, SeededDataset),
+            sizes=options.sizes,
         )
         torch_options.setdefault("generator", torch.Generator())  # leave the global one alone
         super().__init__(
-            SeededDataset(dataset, seeded=options.seeded),
+            samples,
             batch_sampler=BatchStream(self._steps),
             **torch_options,
         )
@@ -192,7 +198,7 @@ class TrainLoader(DataLoader[Any]):
     @property
     def own_s(self) -> float:
         """Time this loader has spent in our own code on the training thread, in seconds."""
-        return self._steps.own_s
+        return self._own_s + self._steps.own_s
 
     def _loop(self) -> Iterator[Any]:
         rank, progress = self._rank, self._rank.progress
@@ -208,7 +214,8 @@ class TrainLoader(DataLoader[Any]):
             rank.timer.pass_ended()
             rank.scaling.forget()
             progress.end_pass()
-            rank.tick()
+            if rank.tick is not None:
+                rank.tick()
 
     def _deliver(self) -> Iterator[Any]:
         """Yield the batches, fetched in this process at first and by the workers then."""
@@ -218,19 +225,23 @@ class TrainLoader(DataLoader[Any]):
         while True:
             if rank.scaling.failed:
                 rank.explain_failure()
-            rank.timer.fetch_started()
+            asked_s = rank.timer.fetch_started()
             rank.scaling.check_finished()
             if between_steps:
-                rank.tick()
+                if rank.tick is not None:
+                    rank.tick()
                 if opening and not rank.gate.opening:
                     opening, fresh, source = False, True, super().__iter__()
+            fetching_s = rank.timer.now()
             item = self._fetch(source)
+            fetched_s = rank.timer.now()
             if item is None:
                 return
             batch, draw, weight = item
             rank.scaling.begin(draw, weight)
             modelled = not fresh and draw.share > 0
-            rank.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
+            handed_s = rank.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
+            self._own_s += fetching_s - asked_s + handed_s - fetched_s
             yield batch
             between_steps, fresh = draw.last, fresh and not draw.last
 
@@ -255,7 +266,9 @@ class TrainLoader(DataLoader[Any]):
         except StopIteration:
             return None
         finally:
-            self._rank.timer.control_waited(self._rank.gate.waited_s - waited_s)
+            waited_s = self._rank.gate.waited_s - waited_s
+            if waited_s:
+                self._rank.timer.control_waited(waited_s)
         draw = self._steps.delivered()
         if weight_fn is None:
             return batch, draw, None

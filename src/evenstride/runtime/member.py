@@ -32,11 +32,13 @@ from evenstride.runtime.loader import (
     refuse_batching,
 )
 from evenstride.runtime.progress import Progress
+from evenstride.runtime.recorder import Recorder
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.scaling import Scaling
+from evenstride.runtime.seeding import SeededDataset, seeded_dataset
 from evenstride.runtime.setup import Settings, Team
 from evenstride.runtime.summary import Summary, summarise
-from evenstride.runtime.timing import Recorder, StepTimer
+from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.watch import watch_forward
 from evenstride.runtime.weights import WeightExchange
 
@@ -54,7 +56,7 @@ class Member:
         # Weak, because a loader in a reference cycle takes its workers down slowly (5 s each).
         self._loader: Callable[[], TrainLoader | None] = lambda: None
         self._loaders = 0
-        self._unstepped = self._closed = False
+        self._closed = False
         self._progress_fd = _progress_file(environment, team)
         self._gate = Gate(
             team.shares,
@@ -95,7 +97,7 @@ class Member:
             progress=self.progress,
             rank=self._team.rank,
             max_steps=self._settings.max_steps,
-            tick=self._tick,
+            tick=self._tick if self._team.leader is not None else None,
             explain_failure=self._bond.explain_failure,
         )
         asked = replace(asked, sizes=self._calibration())
@@ -120,15 +122,16 @@ class Member:
             return {"length": dataset_length(dataset), "global_batch": batch}
 
         verdict = self._agree(show, lambda shown: _equal(shown, "an evaluation loader"))
+        samples = seeded_dataset(dataset, seeded=seeded)
         sampler = EvalSampler(
             verdict["length"],
             batch,
             self.latest_shares,
             self._team.rank,
             max_micro_batch or self._settings.max_share,
-            self._settings.seed,
+            self._settings.seed if isinstance(samples, SeededDataset) else None,
         )
-        return EvalLoader(sampler, dataset, options, seeded=seeded)
+        return EvalLoader(sampler, samples, options)
 
     def watch(self, model: nn.Module) -> None:
         """Time the model's forward pass, and know its parameters."""
@@ -137,27 +140,12 @@ class Member:
 
     def latest_shares(self) -> Shares:
         """Return the shares of the latest committed step, which every rank knows."""
-        return self._gate.shares_at(max(self.progress.step - 1, 0))
+        return self._gate.expected(max(self.progress.step - 1, 0))
 
     def mean(self, total: float | Tensor, count: float | Tensor) -> float | Tensor:
         """Return the exact mean over all ranks; the wait for them is not work."""
         with self.timer.waiting():
             return exact_mean(total, count, self._team.group)
-
-    def optimizer_stepped(self) -> None:
-        """An optimizer has stepped: the latest committed step is whole."""
-        self._unstepped = False
-
-    def step_in_flight(self) -> bool:
-        """Return whether model and committed position do not belong together right now."""
-        if self.scaling.mid_step:
-            return True
-        model = self.scaling.model
-        if self._unstepped and model is not None:
-            # A gradient scaler that skips a step never calls the optimizer; gradients that
-            # are gone show that the step is over nevertheless.
-            self._unstepped = not all(p.grad is None for p in model.parameters())
-        return self._unstepped
 
     def load(self, state: dict[str, Any]) -> None:
         """Go to a saved position."""
@@ -203,14 +191,13 @@ class Member:
         self._bond.ask()
 
     def _tick(self) -> None:
-        self._bond.tick(self.progress.step)
-        self._unstepped = False  # the loop asks for the next batch, so the step is over
+        step = self.progress.step
+        self._bond.tick(step)
         if self._progress_fd >= 0:
-            os.pwrite(self._progress_fd, struct.pack("<q", self.progress.step), 0)
+            os.pwrite(self._progress_fd, struct.pack("<q", step), 0)
 
     def _commit(self, draw: Draw) -> None:
         self.progress.commit(draw.window)
-        self._unstepped = True
 
     def _calibration(self) -> Iterator[int] | None:
         """Return the batch sizes that a calibration asks for, if this is one."""

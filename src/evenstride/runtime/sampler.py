@@ -6,18 +6,22 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from evenstride.core.partition import EpochCursor, Piece, cut, micro_batches, step_shares
+from evenstride.core.fleet import Shares
+from evenstride.core.partition import EpochCursor, cut, micro_batches, step_shares
 from evenstride.runtime.gate import Gate
-from evenstride.runtime.seeding import Key, epoch_order, item_seeds
+from evenstride.runtime.seeding import Keys, epoch_order, item_seeds
+
+# Steps planned at a time: enough for the code to run warm, few enough to throw away.
+_AHEAD = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One (micro-)batch on its way to the training loop.
+class Draw(NamedTuple):
+    """One (micro-)batch on its way to the training loop; made for every step, hence a tuple.
 
     Args:
         step: global index of its step.
@@ -34,6 +38,15 @@ class Draw:
     samples: int
     first: bool
     last: bool
+
+
+class _Planned(NamedTuple):
+    """A step as it will be drawn if its shares are still the expected ones."""
+
+    shares: Shares
+    window: int
+    draws: tuple[Draw, ...]
+    batches: tuple[Keys, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +72,16 @@ class StepSampler:
     Every iterator over it continues where the last one stopped, so that the loader can start in
     the training process and go on in worker processes.
 
+    Steps are planned some way ahead, under the shares as they are known then, and a plan is
+    thrown away when its step is drawn under others. In the middle of training a step's own
+    Python runs on cold caches, several times slower than the same code run many times in a row.
+
     Args:
         order: layout of the epochs.
         gate: tells each step's shares, and waits where they are not decided.
         rank: this rank.
         max_micro_batch: most samples per batch; ``None`` for no limit.
+        seeded: whether keys carry a seed for the sample's randomness.
         sizes: global batches to use instead, step by step, until they end (calibration).
     """
 
@@ -73,14 +91,17 @@ class StepSampler:
         gate: Gate,
         rank: int,
         max_micro_batch: int | None,
+        *,
+        seeded: bool = True,
         sizes: Iterator[int] | None = None,
     ) -> None:
         self.order, self.own_s = order, 0.0
         self._gate, self._rank, self._max_micro_batch = gate, rank, max_micro_batch
-        self._sizes = sizes
+        self._seeded, self._sizes = seeded, sizes
         self._drawn: deque[Draw] = deque()
+        self._plan: deque[_Planned] = deque()
         self._positions: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._epoch, self._step, self._limit = -1, 0, 0
+        self._epoch, self._step, self._limit = -1, 0, -1
         self._cursor = EpochCursor(order.length, 1)
 
     def __len__(self) -> int:
@@ -100,6 +121,7 @@ class StepSampler:
             self._positions = epoch_order(order.seed, epoch, order.length, shuffle=order.shuffle)
             self._epoch = epoch
         self._drawn.clear()
+        self._plan.clear()
         self._cursor, self._step = cursor, step
         self._limit = -1 if limit is None else limit
         self._gate.rewind(step)
@@ -108,49 +130,84 @@ class StepSampler:
         """Return the draw of the batch that the loader hands out now."""
         return self._drawn.popleft()
 
-    def __iter__(self) -> Iterator[list[Key]]:
-        while not self._exhausted() and self._resize():
-            waited_s, started_s = self._gate.waited_s, time.perf_counter()
+    def __iter__(self) -> Iterator[Keys]:
+        while self._step != self._limit:
+            started_s, waited_s = time.perf_counter(), self._gate.waited_s
             batches = self._next_step()
             waited_s = self._gate.waited_s - waited_s
             self.own_s += time.perf_counter() - started_s - waited_s
+            if not batches:
+                return
             yield from batches
 
-    def _exhausted(self) -> bool:
-        return self._cursor.done or self._step == self._limit
-
-    def _resize(self) -> bool:
-        """Set the size of the next step; return whether there is to be one."""
-        if self._sizes is None:
-            return True
-        size = next(self._sizes, 0)
-        self._cursor = replace(self._cursor, global_batch=max(size, 1))
-        return size > 0
-
-    def _next_step(self) -> list[list[Key]]:
-        """Draw one step: note its batches as drawn, and return their keys."""
+    def _next_step(self) -> tuple[Keys, ...]:
+        """Draw one step: note its batches as drawn, and return their keys; none at the end."""
+        if not self._plan and not self._plan_ahead(None):
+            return ()
         shares = self._gate.draw(self._step)
+        if self._plan[0].shares is not shares:
+            self._plan_ahead(shares)
+        planned = self._plan.popleft()
+        self._drawn.extend(planned.draws)
+        self._cursor, self._step = self._cursor.commit(planned.window), self._step + 1
+        return planned.batches
+
+    def _plan_ahead(self, shares: Shares | None) -> bool:
+        """Plan the next steps, under ``shares`` or those expected; return whether there is one."""
+        self._plan.clear()
+        self._cursor = cursor = self._sized(self._cursor)
+        if cursor.done:
+            return False
+        shares = shares or self._gate.expected(self._step)
+        count = 1 if self._sizes is not None or self._gate.opening else _AHEAD
+        alike = min(count, (cursor.end - cursor.position) // cursor.global_batch)
+        if alike and shares[self._rank] and self._max_micro_batch is None and self._sizes is None:
+            self._plan.extend(self._planned_alike(shares, alike))
+        else:
+            self._plan.append(self._planned(shares))
+        return True
+
+    def _planned_alike(self, shares: Shares, count: int) -> Iterator[_Planned]:
+        """Yield the plans of ``count`` full steps of one batch each, all cut the same way."""
+        cursor, share, batch = self._cursor, shares[self._rank], self._cursor.global_batch
+        before = sum(shares[: self._rank])
+        rows = self._positions[cursor.position : cursor.position + count * batch]
+        mine = rows.reshape(count, batch)[:, before : before + share]
+        for step, keys in enumerate(self._keys(mine), start=self._step):
+            draw = Draw(step, batch, share, share, True, True)
+            yield _Planned(shares, batch, (draw,), (keys,))
+
+    def _sized(self, cursor: EpochCursor) -> EpochCursor:
+        """Return the cursor with the next size of a calibration, at its end after the last."""
+        if self._sizes is None or cursor.done:
+            return cursor
+        size = next(self._sizes, 0)
+        return replace(cursor, global_batch=size) if size else replace(cursor, length=0)
+
+    def _planned(self, shares: Shares) -> _Planned:
+        """Return the plan of the next step, whatever its size and its cut."""
         window = self._cursor.window
         piece = cut(window, step_shares(shares, len(window)))[self._rank]
         parts = micro_batches(piece.positions, self._max_micro_batch)
-        self._note(piece, parts, len(window))
-        self._cursor, self._step = self._cursor.commit(len(window)), self._step + 1
-        return [self._keys(part) for part in parts]
-
-    def _note(self, piece: Piece, parts: tuple[range, ...], window: int) -> None:
-        for number, part in enumerate(parts):
-            self._drawn.append(
-                Draw(
-                    step=self._step,
-                    window=window,
-                    share=piece.samples,
-                    samples=0 if piece.ghost else len(part),
-                    first=number == 0,
-                    last=number == len(parts) - 1,
-                )
+        draws = tuple(
+            Draw(
+                step=self._step,
+                window=len(window),
+                share=piece.samples,
+                samples=0 if piece.ghost else len(part),
+                first=number == 0,
+                last=number == len(parts) - 1,
             )
+            for number, part in enumerate(parts)
+        )
+        rows = [self._positions[part.start : part.stop] for part in parts]
+        batches = tuple(keys for row in rows for keys in self._keys(row[np.newaxis]))
+        return _Planned(shares, len(window), draws, batches)
 
-    def _keys(self, part: range) -> list[Key]:
-        indices = self._positions[part.start : part.stop]
-        seeds = item_seeds(self.order.seed, self._epoch, indices)
-        return list(zip(indices.tolist(), seeds.tolist(), strict=True))
+    def _keys(self, indices: npt.NDArray[np.int64]) -> list[Keys]:
+        """Return one batch of keys for each row of indices."""
+        if not self._seeded:
+            return list(indices.tolist())
+        seeds = item_seeds(self.order.seed, self._epoch, indices).tolist()
+        pairs = zip(indices.tolist(), seeds, strict=True)
+        return [list(zip(row, row_seeds, strict=True)) for row, row_seeds in pairs]

@@ -1,10 +1,13 @@
-"""Weigh each batch's loss exactly, and notice when its step has been synchronised."""
+"""Weigh each batch's loss exactly, and notice when its step has been synchronised.
+
+`scale` and the callbacks run in every step; see `evenstride.runtime.timing` on why they are
+written for few calls.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,72 +21,72 @@ from evenstride.runtime.sampler import Draw
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.weights import WeightExchange, checked
 
-_MARK = "_evenstride_scaled"
+_queue_callback: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
 
 
-@dataclass(slots=True)
-class _Batch:
-    """What has happened to the batch that the training loop holds."""
-
-    draw: Draw
-    weight: float | None = None  # from weight_fn
-    scaled: bool = False
-    backward: bool = False
-    committed: bool = False
-
-
-@dataclass(slots=True)
 class Scaling:
-    """The exact weighting of one rank.
+    """The exact weighting of one rank, and what has become of the batch in hand.
 
     Args:
         world_size: ranks the engine averages over.
         timer: gets the marks of the backward pass.
-        committed: called when a step's synchronisation has ended.
+        commit: called when a step's synchronisation has ended.
         exchange: makes the weight exchange when it is first needed; collective.
-        micro: whether the loader may cut a share into micro-batches.
-        model: the watched model.
     """
 
-    world_size: int
-    timer: StepTimer
-    committed: Callable[[Draw], None]
-    exchange: Callable[[], WeightExchange]
-    micro: bool = False
-    model: nn.Module | None = None
-    own_s: float = 0.0
-    _batch: _Batch | None = None
-    _accumulating: bool = False
-    _queued: bool = False
-    _silenced: list[RemovableHandle] = field(default_factory=list)
-
-    @property
-    def draw(self) -> Draw | None:
-        """The draw of the batch in the training loop's hands."""
-        return None if self._batch is None else self._batch.draw
+    def __init__(
+        self,
+        world_size: int,
+        timer: StepTimer,
+        commit: Callable[[Draw], None],
+        exchange: Callable[[], WeightExchange],
+    ) -> None:
+        self.world_size, self.timer, self.exchange = world_size, timer, exchange
+        self._commit = commit
+        self.micro = False  # whether the loader may cut a share into micro-batches
+        self.model: nn.Module | None = None  # the watched model
+        self.own_s = 0.0
+        self.draw: Draw | None = None  # of the batch in the training loop's hands
+        self._weight: float | None = None  # of that batch, from weight_fn
+        self._scaled = self._backward = self._committed = self._stepped = False
+        self._accumulating = self._queued = False
+        self._silenced: list[RemovableHandle] = []
 
     @property
     def mid_step(self) -> bool:
         """Whether some, but not all, of the current step's backward passes have run."""
-        batch = self._batch
-        return (
-            batch is not None and not batch.committed and (batch.backward or not batch.draw.first)
-        )
+        if self.draw is None or self._committed:
+            return False
+        return self._backward or not self.draw.first
+
+    @property
+    def unstepped(self) -> bool:
+        """Whether the step in hand is committed, but its optimizer step has not been seen."""
+        if not self._committed or self._stepped:
+            return False
+        # A gradient scaler that skips a step never calls the optimizer; gradients that are
+        # gone show that the step is over nevertheless.
+        model = self.model
+        return model is None or any(p.grad is not None for p in model.parameters())
 
     @property
     def failed(self) -> bool:
         """Whether a backward pass began to synchronise the step and never came through."""
-        batch = self._batch
-        return batch is not None and batch.backward and batch.draw.last and not batch.committed
+        draw = self.draw
+        return draw is not None and self._backward and draw.last and not self._committed
 
     def begin(self, draw: Draw, weight: float | None) -> None:
         """Take note of a batch handed to the training loop."""
-        self._batch = _Batch(draw, weight)
-        self._queued = False
+        self.draw, self._weight = draw, weight
+        self._scaled = self._backward = self._committed = self._stepped = self._queued = False
 
     def forget(self) -> None:
         """Drop the batch in hand: the loop was left."""
-        self._batch = None
+        self.draw = None
+
+    def optimizer_stepped(self, *_: Any) -> None:
+        """Note that an optimizer has stepped: a committed step is whole."""
+        self._stepped = self._committed
 
     def check_finished(self) -> None:
         """Raise unless the batch in hand was scaled and its backward pass ran.
@@ -91,48 +94,48 @@ class Scaling:
         Raises:
             ScaleError: it was not.
         """
-        batch = self._batch
-        if batch is None:
+        if self._backward or self.draw is None:
             return
-        if not batch.scaled:
+        if not self._scaled:
             raise ScaleError(
-                f"the batch of step {batch.draw.step} was never scaled, so its gradient would be "
+                f"the batch of step {self.draw.step} was never scaled, so its gradient would be "
                 "wrong for unequal shares; call stride.scale(loss).backward() for every batch"
             )
-        if not batch.backward:
-            raise ScaleError(
-                f"the loss of step {batch.draw.step} was scaled, but its backward pass never ran "
-                "on this rank, and the other ranks would wait for it; run backward() for every "
-                "batch (also for those you would rather skip: scale the loss by 0)"
-            )
+        raise ScaleError(
+            f"the loss of step {self.draw.step} was scaled, but its backward pass never ran on "
+            "this rank, and the other ranks would wait for it; run backward() for every batch "
+            "(also for those you would rather skip: scale the loss by 0)"
+        )
 
     def scale(self, loss: Tensor, weight: float | None) -> Tensor:
         """Return ``loss * W * n_k / N``; see `Stride.scale`."""
-        started_s = self.timer.now()
-        batch = self._checked(loss, weight)
-        local, total, waited_s = self._weights(batch, weight)
-        factor = loss_factor(self.world_size, local, total)
-        scaled = loss * factor if factor else zero_loss(loss)
+        started_s, waited_s = self.timer.now(), 0.0
+        draw = self.draw
+        if draw is None or self.micro or weight is not None or hasattr(loss, "_evenstride_scaled"):
+            draw = self._checked(loss, weight)
+        if weight is None and self._weight is None:
+            factor = self.world_size * draw.samples / draw.window
+        else:
+            factor, waited_s = self._weighed(draw, weight)
+        scaled = loss if factor == 1.0 else loss * factor if factor else self._silent(loss)
         if scaled.requires_grad:
-            if not factor:
-                self._silenced += silence(scaled, self.model)
             scaled.register_hook(self._backward_began)  # type: ignore[no-untyped-call]
-        setattr(scaled, _MARK, True)
-        batch.scaled = True
+        scaled._evenstride_scaled = True  # type: ignore[attr-defined]
+        self._scaled = True
         self.own_s += self.timer.now() - started_s - waited_s
         return scaled
 
     @contextlib.contextmanager
     def accumulate(self, model: nn.Module) -> Iterator[None]:
         """Hold back the synchronisation unless this is the step's last micro-batch."""
-        if self._batch is None:
+        if self.draw is None:
             raise UsageError(
                 "accumulate() was called outside the training loop; call it inside "
                 "`for batch in loader:`, around forward and backward"
             )
         self._accumulating = True
         try:
-            with contextlib.nullcontext() if self._batch.draw.last else self._held_back(model):
+            with contextlib.nullcontext() if self.draw.last else self._held_back(model):
                 yield
         finally:
             self._accumulating = False
@@ -157,17 +160,17 @@ class Scaling:
                 "synchronisation; give it the DistributedDataParallel (or FSDP) model itself"
             )
 
-    def _checked(self, loss: Tensor, weight: float | None) -> _Batch:
-        batch = self._batch
-        if batch is None:
+    def _checked(self, loss: Tensor, weight: float | None) -> Draw:
+        draw = self.draw
+        if draw is None:
             raise ScaleError(
                 "scale() was called outside the training loop; call it once per loss inside "
                 "`for batch in loader:`"
             )
-        if getattr(loss, _MARK, False):
+        if hasattr(loss, "_evenstride_scaled"):
             raise ScaleError(
-                f"a loss of step {batch.draw.step} was scaled twice; call stride.scale once per "
-                "loss, and scale the sum rather than its scaled parts"
+                f"a loss of step {draw.step} was scaled twice; call stride.scale once per loss, "
+                "and scale the sum rather than its scaled parts"
             )
         if self.micro and not self._accumulating:
             raise ScaleError(
@@ -175,57 +178,62 @@ class Scaling:
                 "backward passes; put forward, scale and backward inside "
                 "`with stride.accumulate(model):`"
             )
-        if weight is not None and (self.micro or batch.weight is not None):
+        if weight is not None and (self.micro or self._weight is not None):
             raise ScaleError(
                 "scale(weight=...) needs one batch per rank and step; with micro-batches or a "
                 "weight_fn give the loader a weight_fn instead, and call scale(loss) alone"
             )
-        return batch
+        return draw
 
-    def _weights(self, batch: _Batch, weight: float | None) -> tuple[float, float, float]:
-        """Return this batch's weight, the step's, and the seconds spent waiting for it."""
-        if weight is None and batch.weight is None:
-            return batch.draw.samples, batch.draw.window, 0.0
-        exchange, ghost = self.exchange(), batch.draw.samples == 0
+    def _weighed(self, draw: Draw, weight: float | None) -> tuple[float, float]:
+        """Return the factor of a batch that has a weight, and the seconds spent waiting."""
+        exchange, local = self.exchange(), self._weight
         started_s = self.timer.now()
         if weight is not None:
-            exchange.start(0.0 if ghost else checked(weight))
-        local = weight if weight is not None else batch.weight
+            local = 0.0 if draw.samples == 0 else checked(weight)
+            exchange.start(local)
         total = exchange.total()
         assert local is not None, "one of the two weights is given"
-        return 0.0 if ghost else float(local), total, self.timer.now() - started_s
+        return loss_factor(self.world_size, local, total), self.timer.now() - started_s
 
-    def _backward_began(self, grad: Tensor) -> None:
+    def _silent(self, loss: Tensor) -> Tensor:
+        """Return a loss of 0 whose backward pass adds exact zeros; see `ghost`."""
+        silent = zero_loss(loss)
+        if silent.requires_grad:
+            self._silenced += silence(silent, self.model)
+        return silent
+
+    def _backward_began(self, _: Tensor) -> None:
         """Ask the engine to tell when this rank's last gradient is there.
 
         Callbacks run in the order they are queued, after the whole graph: ours comes before the
         engine's own wait for other ranks, and one queued from inside it comes after.
         """
-        del grad
-        if self._queued or self._batch is None:
-            return
-        self._queued = True
-        Variable._execution_engine.queue_callback(self._gradients_ready)
+        if not self._queued and self.draw is not None:
+            self._queued = True
+            _queue_callback(self._gradients_ready)
 
     def _gradients_ready(self) -> None:
-        batch = self._batch
-        self._queued = False
-        if batch is None:
+        started_s, self._queued = self.timer.now(), False
+        if self.draw is None:
             return
-        batch.backward = True
-        if batch.draw.last:
+        self._backward = True
+        if self.draw.last:
             self.timer.gradients_ready()
-            Variable._execution_engine.queue_callback(self._synchronised)
-        else:
+            _queue_callback(self._synchronised)
+        elif self._silenced:
             self._loud_again()
+        self.own_s += self.timer.now() - started_s
 
     def _synchronised(self) -> None:
-        batch = self._batch
+        started_s = self.timer.now()
         self.timer.synchronised()
-        self._loud_again()
-        if batch is not None and not batch.committed:
-            batch.committed = True
-            self.committed(batch.draw)
+        if self._silenced:
+            self._loud_again()
+        if self.draw is not None and not self._committed:
+            self._committed = True
+            self._commit(self.draw)
+        self.own_s += self.timer.now() - started_s
 
     def _loud_again(self) -> None:
         for handle in self._silenced:

@@ -21,6 +21,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_
 Key = tuple[int, int]
 """A sample's index in the data set, and the seed of its randomness."""
 
+Keys = list[Key] | list[int]
+"""A batch as the sampler names it: with seeds, or indices alone where none are needed."""
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -56,20 +59,19 @@ def needs_no_seed(dataset: object) -> bool:
     return False
 
 
+def seeded_dataset(dataset: Any, *, seeded: bool) -> Any:
+    """Return the data set with seeded items, or as it is where seeds are not wanted or needed."""
+    return SeededDataset(dataset) if seeded and not needs_no_seed(dataset) else dataset
+
+
 class SeededDataset(Dataset[Any]):
     """A data set whose items are seeded one by one; indexed by `Key`.
 
     Every other attribute is the wrapped data set's own.
-
-    Args:
-        dataset: any map-style data set.
-        seeded: false to leave the generators alone and use the data set's own batched access,
-            if it has one.
     """
 
-    def __init__(self, dataset: Any, *, seeded: bool) -> None:
+    def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.seeded = seeded and not needs_no_seed(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -79,8 +81,6 @@ class SeededDataset(Dataset[Any]):
 
     def __getitems__(self, keys: list[Key]) -> list[Any]:
         """Return the samples of a batch, each loaded under its own seed."""
-        if not self.seeded:
-            return _load(self.dataset, [index for index, _ in keys])
         if get_worker_info() is not None:  # a loader process: nobody else uses its generators
             return [self._item(key) for key in keys]
         with _generators_kept():
@@ -89,7 +89,7 @@ class SeededDataset(Dataset[Any]):
     def _item(self, key: Key) -> Any:
         index, seed = key
         torch.default_generator.manual_seed(seed >> 1)
-        np.random.seed(seed & 0xFFFFFFFF)
+        np.random.seed(seed & 0xFFFFFFFF)  # the global one is what data sets use
         random.seed(seed)
         return self.dataset[index]
 
@@ -97,11 +97,6 @@ class SeededDataset(Dataset[Any]):
         if name == "dataset":  # not yet set: a worker process is still unpickling this object
             raise AttributeError(name)
         return getattr(self.dataset, name)
-
-
-def _load(dataset: Any, indices: list[int]) -> list[Any]:
-    batched = getattr(dataset, "__getitems__", None)
-    return list(batched(indices)) if batched else [dataset[index] for index in indices]
 
 
 @contextmanager

@@ -85,7 +85,8 @@ class Stride:
             max_steps=environment.max_steps,
         )
         self._member = Member(form_team(settings, group), settings, environment)
-        self._unhook = register_optimizer_step_post_hook(self._optimizer_stepped)
+        scaling = self._member.scaling
+        self._unhook = register_optimizer_step_post_hook(scaling.optimizer_stepped)
         atexit.register(self._close_at_exit)
 
     def loader(
@@ -239,7 +240,8 @@ class Stride:
         Raises:
             StepInFlight: between a step's backward pass and its optimizer step.
         """
-        if self._member.step_in_flight():
+        scaling = self._member.scaling
+        if scaling.mid_step or scaling.unstepped:
             raise StepInFlight(
                 f"step {self.step} is between its backward pass and its optimizer step, so model "
                 "and position do not belong together; call state_dict() after optimizer.step()"
@@ -266,9 +268,6 @@ class Stride:
 
     def _close_at_exit(self) -> None:
         self._member.close(at_exit=True)
-
-    def _optimizer_stepped(self, *_: Any) -> None:
-        self._member.optimizer_stepped()
 
 
 def _whole(value: Any) -> Any:

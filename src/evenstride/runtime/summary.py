@@ -51,7 +51,7 @@ class Summary:
         policy: its specification.
         workers: in rank order.
         changes: changes of the shares after the opening split.
-        step_s: mean busy time of the slowest worker per step, communication apart.
+        step_s: mean time of a step: the slowest worker's busy time, and the communication.
         efficiency_model: the best split's time over the time taken; 1 is perfect.
         speedup_model: the equal split's time over the time taken.
         bound_model: the equal split's time over the best split's.
@@ -94,7 +94,7 @@ class Summary:
 
     def _speed(self) -> str:
         shares = "/".join(str(worker.share) for worker in self.workers[:16])
-        text = f"shares {shares}; a step takes {_time(self.step_s or 0.0)} of work"
+        text = f"shares {shares}; a step takes {_time(self.step_s or 0.0)}"
         if self.efficiency_model is None or self.bound_model is None:
             return text
         if self.bound_model < 1.03:
@@ -129,8 +129,8 @@ def summarise(leader: Leader | None, **facts: Any) -> Summary:
             **facts,
         )
     control, ledger = leader.control, leader.ledger
-    step_s = ledger.step_s / ledger.steps if ledger.steps else None
-    fitted = fitted_prospect(control) if step_s else None
+    step_s = ledger.step_s / ledger.steps + control.communication_s if ledger.steps else None
+    fitted = fitted_prospect(control)
     return Summary(
         workers=worker_summaries(control, ledger),
         changes=leader.changes,
@@ -165,7 +165,7 @@ def fitted_prospect(control: Control) -> Prospect | None:
     """Return equal and best split under the fitted curves, once all workers are known."""
     if control.fleet is None or control.estimate is None or not control.estimate.known:
         return None
-    return prospect(control.estimate.model, control.fleet)
+    return prospect(control.estimate.model, control.fleet, control.communication_s)
 
 
 def _time(seconds: float) -> str:

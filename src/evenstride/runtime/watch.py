@@ -16,8 +16,8 @@ logger = logging.getLogger("evenstride")
 def watch_forward(model: nn.Module, timer: StepTimer, world_size: int) -> None:
     """Count what DDP does before the module's own forward pass as waiting.
 
-    DDP broadcasts buffers there, and agrees on its buckets once; a fast rank would spend the
-    time waiting for rank 0 and look slow. Other wrappers synchronise later and need nothing.
+    DDP broadcasts the buffers there, if the module has any; a fast rank would spend the time
+    waiting for rank 0 and look slow. Other wrappers synchronise later and need nothing.
     """
     engine = getattr(model, "_orig_mod", model)  # inside torch.compile's wrapper
     if not isinstance(engine, DistributedDataParallel):
@@ -29,6 +29,8 @@ def watch_forward(model: nn.Module, timer: StepTimer, world_size: int) -> None:
                 world_size,
             )
         return
+    if not (engine.broadcast_buffers and any(True for _ in engine.module.buffers())):
+        return  # nothing to synchronise, and hooks would slow every forward pass down
     began_s = [0.0]
 
     def outer(*_: Any) -> None:

@@ -46,20 +46,21 @@ class Adaptive:
         best = equal_finish(estimate.model, fleet.lower, fleet.upper, fleet.global_batch)
         times_s = estimate.model.at(now)
         now_s, best_s = float(times_s.max()), estimate.model.makespan_s(best)
-        gain, doubt = 1.0 - best_s / now_s, gain_doubt(estimate, now)
+        step_s = now_s + situation.communication_s
+        gain, doubt = (now_s - best_s) / step_s, gain_doubt(estimate, now) * now_s / step_s
         if gain <= self.min_gain + doubt:
             reason = f"best split would be {gain:.1%} faster, under {self.min_gain + doubt:.1%}"
             return None, Keep(reason, settled=doubt < self.min_gain)
         slowest = fleet.workers[int(np.argmax(times_s))].name
         reason = (
-            f"worker {slowest} finishes last: step {now_s * 1e3:.1f} ms -> "
-            f"{best_s * 1e3:.1f} ms expected ({gain:.1%} less)"
+            f"worker {slowest} finishes last: step {step_s * 1e3:.1f} ms -> "
+            f"{(step_s - now_s + best_s) * 1e3:.1f} ms expected ({gain:.1%} less)"
         )
         return None, Move(as_shares(best), reason, settled=False)
 
 
 def gain_doubt(estimate: Estimate, now: IntArray) -> float:
-    """Return how far the predicted gain may be off by chance, as a part of the step time.
+    """Return how far the predicted gain may be off by chance, as a part of the slowest time.
 
     The gain compares the slowest predicted time with the common finish time of the best split,
     which is a mean of all workers' curves weighted by their speeds. The slowest of ``W`` equal

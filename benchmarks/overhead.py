@@ -1,0 +1,225 @@
+"""What evenstride costs where it cannot help: on equal workers, against plain DDP.
+
+    python benchmarks/overhead.py [--seconds 40] [--out results.json]
+
+Measured both ways, on two ranks of one thread each that train a small convolutional network:
+
+* own time: what our code takes on the training thread, plus the processor time of our threads,
+  per step (budget: 0.25 ms at a 50 ms step, 0.1 ms at a 5 ms step);
+* wall clock: blocks of plain DDP and of evenstride in random order, and plain DDP against
+  itself as a control (A/A). The ratio of neighbouring blocks, with a 95 % bootstrap interval.
+  "met" when the interval's upper end, less the control's median, is under 1 %; else "unresolved".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import evenstride
+from evenstride.testing import run_ranks
+
+BATCH = 32  # per rank
+BUDGET_S = {50: 0.25e-3, 5: 0.1e-3}
+BLOCK_S = 0.6
+
+
+@dataclass
+class Result:
+    """One step length's figures; times in seconds per step."""
+
+    step_s: float
+    own_s: float
+    budget_s: float
+    within_budget: bool
+    ratio: float
+    ratio_interval: tuple[float, float]
+    control: float
+    control_interval: tuple[float, float]
+    pairs: int
+    verdict: str
+
+
+class Arm:
+    """A way of training, kept between blocks."""
+
+    def __init__(self, name: str, width: int) -> None:
+        self.name = name
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(4096, 1, 8, 8), torch.randint(10, (4096,)))
+        net = nn.Sequential(
+            nn.Conv2d(1, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(4 * width, 10),
+        )
+        self.model: nn.Module = DistributedDataParallel(net)
+        self.optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        self.stride: evenstride.Stride | None = None
+        if name == "evenstride":
+            self.stride = evenstride.Stride(global_batch=BATCH * dist.get_world_size())
+            self.model = self.stride.watch(self.model)
+            self.loader: Any = self.stride.loader(data)
+        else:
+            sampler = torch.utils.data.distributed.DistributedSampler(data)
+            self.loader = DataLoader(data, BATCH, sampler=sampler)
+        self.batches = self._forever()
+
+    def _forever(self) -> Iterator[Any]:
+        while True:
+            yield from self.loader
+
+    def block(self, steps: int) -> float:
+        """Train some steps; return seconds per step."""
+        dist.barrier()
+        started_s = time.perf_counter()
+        for _ in range(steps):
+            x, y = next(self.batches)
+            loss = F.cross_entropy(self.model(x), y)
+            if self.stride is not None:
+                loss = self.stride.scale(loss)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return (time.perf_counter() - started_s) / steps
+
+
+def width_for(step_s: float) -> int:
+    """Return the width at which a plain step takes about ``step_s`` on this machine."""
+    width = 64
+    for _ in range(3):
+        now_s = Arm("plain", width).block(12)
+        width = max(8, round(width * (step_s / now_s) ** 0.5))
+        agreed = torch.tensor([width])
+        dist.broadcast(agreed, 0)
+        width = int(agreed)
+    return width
+
+
+def measure(_rank: int, milliseconds: int, seconds: float) -> dict[str, Any]:
+    """Run blocks for about ``seconds``; the figures are those of rank 0."""
+    width = width_for(milliseconds * 1e-3)
+    arms = {name: Arm(name, width) for name in ("plain", "again", "evenstride")}
+    steps = max(10, round(BLOCK_S / (milliseconds * 1e-3)))
+    for arm in arms.values():
+        arm.block(3 * steps)
+    own_before, steps_before = own_time(arms["evenstride"])
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    shuffler = random.Random(0)
+    for _ in range(round(seconds / (len(arms) * BLOCK_S))):
+        order = list(arms)
+        shuffler.shuffle(order)
+        for name in order:
+            times[name].append(arms[name].block(steps))
+    own_after, steps_after = own_time(arms["evenstride"])
+    stride = arms["evenstride"].stride
+    assert stride is not None
+    summary = str(stride.summary())
+    stride.close()
+    return {
+        "times": times,
+        "own_s": (own_after - own_before) / (steps_after - steps_before),
+        "summary": summary,
+    }
+
+
+def own_time(arm: Arm) -> tuple[float, int]:
+    """Return the total of our own time so far, and the steps it is over."""
+    assert arm.stride is not None
+    summary = arm.stride.summary()
+    return summary.overhead_s * summary.step, summary.step
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the median."""
+    dice = random.Random(0)
+    medians = sorted(median(dice.choices(ratios, k=len(ratios))) for _ in range(4000))
+    return medians[100], medians[-100]
+
+
+def judge(milliseconds: int, ranks: list[dict[str, Any]]) -> Result:
+    """Return the figures of one step length."""
+    times = ranks[0]["times"]
+    ratios = [b / a for a, b in zip(times["plain"], times["evenstride"], strict=True)]
+    controls = [b / a for a, b in zip(times["plain"], times["again"], strict=True)]
+    low, high = interval(ratios)
+    own_s = max(mine["own_s"] for mine in ranks)
+    met = high - median(controls) < 0.01
+    return Result(
+        step_s=median(times["plain"]),
+        own_s=own_s,
+        budget_s=BUDGET_S[milliseconds],
+        within_budget=own_s <= BUDGET_S[milliseconds],
+        ratio=median(ratios),
+        ratio_interval=(low, high),
+        control=median(controls),
+        control_interval=interval(controls),
+        pairs=len(ratios),
+        verdict="met" if met else "unresolved",
+    )
+
+
+def report(result: Result) -> None:
+    """Print one step length's figures."""
+    kept = "kept" if result.within_budget else "EXCEEDED"
+    print(f"--- a step of {result.step_s * 1e3:.1f} ms on two equal workers")
+    print(f"own time   {result.own_s * 1e3:.3f} ms, budget {result.budget_s * 1e3:.2f} ms: {kept}")
+    low, high = result.ratio_interval
+    print(f"wall clock {result.ratio:.4f} of plain DDP, 95 % {low:.4f} to {high:.4f}")
+    low, high = result.control_interval
+    print(f"A/A        {result.control:.4f}, 95 % {low:.4f} to {high:.4f}, {result.pairs} pairs")
+    print(f"under 1 %: {result.verdict}")
+
+
+def main() -> None:
+    """Measure both step lengths and print what came out."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=90.0, help="per step length")
+    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    asked = parser.parse_args()
+    # Without these glibc hands large blocks back to the kernel at every step, unevenly.
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "1000000000")
+    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", "1000000000")
+    results = {}
+    for milliseconds in BUDGET_S:
+        ranks = run_ranks(measure, 2, milliseconds, asked.seconds, timeout_s=asked.seconds + 120)
+        result = judge(milliseconds, ranks)
+        results[f"{milliseconds} ms"] = asdict(result)
+        print(f"--- a step of {result.step_s * 1e3:.1f} ms on two equal workers")
+        print(
+            f"own time   {result.own_s * 1e3:.3f} ms per step, budget {result.budget_s * 1e3:.2f} ms:"
+            f" {'kept' if result.within_budget else 'EXCEEDED'}"
+        )
+        low, high = result.ratio_interval
+        print(f"wall clock {result.ratio:.4f} of plain DDP, 95 % {low:.4f} to {high:.4f}")
+        low, high = result.control_interval
+        print(
+            f"A/A        {result.control:.4f}, 95 % {low:.4f} to {high:.4f}, {result.pairs} pairs"
+        )
+        print(f"under 1 %: {result.verdict}")
+    if asked.out:
+        machine = {"machine": platform.platform(), "torch": torch.__version__}
+        asked.out.write_text(json.dumps({**machine, **results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Finished steps on their way from the training thread to the control thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+from evenstride.core.band import Band
+from evenstride.core.observation import Observation
+from evenstride.runtime.timing import StepRecord
+
+
+class Recorder:
+    """Keeps finished steps until the control thread takes them, and watches their band.
+
+    Args:
+        rank: this rank.
+        ask: called when the rank's times have left their band.
+    """
+
+    def __init__(self, rank: int, ask: Callable[[], None]) -> None:
+        self._rank, self._ask = rank, ask
+        self._lock = threading.Lock()
+        self._records: list[StepRecord] = []
+        self._breaks: set[int] = set()  # indices of records that begin a new observation
+        self._band = Band()
+
+    def expect(self, band: Band) -> None:
+        """Watch for steps outside ``band`` from now on."""
+        with self._lock:
+            self._band = band
+
+    def add(self, record: StepRecord) -> None:
+        """Keep a finished step; ask for an exchange if it left its band (training thread)."""
+        asks = False
+        with self._lock:
+            before = self._band
+            if record.modelled and not before.asked and before.expected_s:
+                after = self._band = before.step(record.share, record.busy_s)
+                asks = after.asked
+                # What came before the first step outside the band must not blur it.
+                if after is not before and not before.strikes:
+                    self._breaks.add(len(self._records))
+            self._records.append(record)
+        if asks:
+            self._ask()
+
+    def take(self) -> tuple[Observation, ...]:
+        """Return all finished steps as observations, and forget them (control thread)."""
+        with self._lock:
+            records, self._records = self._records, []
+            breaks, self._breaks = self._breaks, set()
+        return tuple(_observation(self._rank, run) for run in _runs(records, breaks))
+
+
+def _runs(records: list[StepRecord], breaks: set[int]) -> Iterator[list[StepRecord]]:
+    """Yield stretches of consecutive steps that may be judged together."""
+    run: list[StepRecord] = []
+    for index, record in enumerate(records):
+        if run and (
+            index in breaks
+            or record.share != run[-1].share
+            or record.modelled != run[-1].modelled
+            or record.step != run[-1].step + 1
+        ):
+            yield run
+            run = []
+        run.append(record)
+    if run:
+        yield run
+
+
+def _observation(rank: int, run: list[StepRecord]) -> Observation:
+    return Observation(
+        worker=rank,
+        share=run[0].share,
+        first_step=run[0].step,
+        busy_s=tuple(round(r.busy_s, 7) for r in run),
+        wait_s=tuple(round(r.wait_s, 7) for r in run),
+        data_s=round(sum(r.data_s for r in run), 7),
+        outside_s=round(sum(r.outside_s for r in run), 7),
+        control_wait_s=round(sum(r.control_wait_s for r in run), 7),
+        modelled=run[0].modelled,
+    )
