@@ -204,19 +204,9 @@ def main() -> None:
         ranks = run_ranks(measure, 2, milliseconds, asked.seconds, timeout_s=asked.seconds + 120)
         result = judge(milliseconds, ranks)
         results[f"{milliseconds} ms"] = asdict(result)
-        print(f"--- a step of {result.step_s * 1e3:.1f} ms on two equal workers")
-        print(
-            f"own time   {result.own_s * 1e3:.3f} ms per step, budget {result.budget_s * 1e3:.2f} ms:"
-            f" {'kept' if result.within_budget else 'EXCEEDED'}"
-        )
-        low, high = result.ratio_interval
-        print(f"wall clock {result.ratio:.4f} of plain DDP, 95 % {low:.4f} to {high:.4f}")
-        low, high = result.control_interval
-        print(
-            f"A/A        {result.control:.4f}, 95 % {low:.4f} to {high:.4f}, {result.pairs} pairs"
-        )
-        print(f"under 1 %: {result.verdict}")
+        report(result)
     if asked.out:
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
         machine = {"machine": platform.platform(), "torch": torch.__version__}
         asked.out.write_text(json.dumps({**machine, **results}, indent=1) + "\n")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +11,6 @@ import typer
 if TYPE_CHECKING:
     from evenstride.cli.board import Board
     from evenstride.lab.result import Comparison
-
-DISTURBED = 3
 
 
 def demo(
@@ -39,9 +36,10 @@ def demo(
 
         evenstride demo --speeds 1,0.3 --json
 
-        evenstride demo --data shared/data/fashion-mnist
+        evenstride demo --data data/fashion-mnist
     """
     from evenstride.cli.board import Board
+    from evenstride.cli.verdict import conclude
     from evenstride.lab.demo.plan import Plan
     from evenstride.lab.demo.run import run_demo
     from evenstride.lab.speeds import parse_speeds
@@ -52,14 +50,7 @@ def demo(
     with Board(wanted) as board:
         board.follow(plan.folder / "adaptive.jsonl", "balanced")
         outcome = run_demo(plan, wanted, lambda item: _news(board, item), board.refresh)
-    typer.echo(json.dumps(outcome.to_dict()) if as_json else story(outcome))
-    if outcome.disturbed:
-        typer.echo(
-            f"disturbed: the workers' own speeds changed by {outcome.drift:.0%} between the "
-            "calibration before and the one after, so the figures are not to be quoted",
-            err=True,
-        )
-        raise typer.Exit(DISTURBED)
+    conclude(outcome, story, as_json)
 
 
 def _news(board: Board, item: dict[str, Any]) -> None:

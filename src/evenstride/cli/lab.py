@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +12,6 @@ from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
     from evenstride.lab.result import Comparison
-
-DISTURBED = 3
 
 
 def lab(
@@ -56,6 +53,7 @@ def lab(
         evenstride lab --speeds 1,1 --change 60:1,0.4 --policies adaptive --no-calibrate -- train.py
     """
     from evenstride.cli.board import Board
+    from evenstride.cli.verdict import conclude
     from evenstride.core.policies import policy_from_spec
     from evenstride.lab.compare import LabPlan, Viewer, run_lab
     from evenstride.lab.speeds import parse_change, parse_speeds
@@ -77,14 +75,7 @@ def lab(
     with Board(wanted) as board:
         viewer = Viewer(board.say, board.follow, lambda _: board.refresh())
         outcome = run_lab(plan, viewer)
-    typer.echo(json.dumps(outcome.to_dict()) if as_json else _table(outcome))
-    if outcome.disturbed:
-        typer.echo(
-            f"disturbed: the workers' own speeds changed by {outcome.drift:.0%} between the "
-            "calibration before and the one after, so the figures are not to be quoted",
-            err=True,
-        )
-        raise typer.Exit(DISTURBED)
+    conclude(outcome, _table, as_json)
 
 
 def split_policies(text: str) -> tuple[str, ...]:

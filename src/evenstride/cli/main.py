@@ -14,8 +14,8 @@ from evenstride.cli.estimate import estimate
 from evenstride.cli.lab import lab
 from evenstride.errors import EvenstrideError
 
-USAGE_ERROR, DISTURBED = 2, 3
-"""Exit codes: a request that cannot be served, and a measurement that was disturbed."""
+USAGE_ERROR = 2
+"""Exit code of a request that cannot be served."""
 
 app = typer.Typer(
     no_args_is_help=True,

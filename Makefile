@@ -1,0 +1,71 @@
+# make demo   see the idea on this machine            make test   prove the promises
+# make check  formatting, lint, types, layers         make bench  what it costs
+# make docs   build the documentation                 make setup  everything for developers
+#
+# PYTHON       the interpreter to build .venv from (3.11 or newer)
+# TORCH_INDEX  an index of PyTorch wheels, e.g. https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+FLOOR_VENV ?= .venv-floor
+
+.PHONY: setup demo test test-floor check format bench docs regen clean
+.DELETE_ON_ERROR:
+
+setup: $(VENV)/.dev
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+		"evenstride needs Python 3.11 or newer; name one with make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp for each set of extras: the demo does not wait for the linters.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing evenstride and PyTorch into $(VENV); the first time takes a while ..."
+	$(PIP_INSTALL) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing evenstride, PyTorch and the developers' tools into $(VENV) ..."
+	$(PIP_INSTALL) --editable '.[demo,dev]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[docs]'
+	@touch $@
+
+# Exit code 3 says "measured, but the machine was disturbed": shown, and no reason to fail.
+demo: $(VENV)/.demo
+	$(BIN)/evenstride demo || test $$? -eq 3
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+test-floor: pyproject.toml
+	$(PYTHON) -m venv $(FLOOR_VENV)
+	$(FLOOR_VENV)/bin/python -m pip install --quiet 'torch==2.6.0' --editable '.[demo,dev]' \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	$(FLOOR_VENV)/bin/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format src tests examples benchmarks
+	$(BIN)/ruff check --fix src tests examples benchmarks
+
+bench: $(VENV)/.demo
+	$(BIN)/python benchmarks/overhead.py --out runs/overhead.json
+
+docs: $(VENV)/.docs
+	$(BIN)/zensical build --clean --strict
+
+clean:
+	rm -rf $(VENV) $(FLOOR_VENV) site dist build runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

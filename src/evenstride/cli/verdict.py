@@ -1,0 +1,27 @@
+"""How a comparison ends: its figures on stdout, and whether they may be quoted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from evenstride.lab.result import Comparison
+
+DISTURBED = 3
+"""Exit code of a measurement that ran to its end on a machine that changed meanwhile."""
+
+
+def conclude(outcome: Comparison, tell: Callable[[Comparison], str], as_json: bool) -> None:
+    """Print the outcome and leave with its exit code."""
+    typer.echo(json.dumps(outcome.to_dict()) if as_json else tell(outcome))
+    if outcome.disturbed:
+        typer.echo(
+            f"disturbed: the workers' own speeds changed by {outcome.drift:.0%} between the "
+            "calibration before and the one after, so the figures are not to be quoted",
+            err=True,
+        )
+        raise typer.Exit(DISTURBED)
