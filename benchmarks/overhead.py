@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 import evenstride
 from evenstride.testing import run_ranks
@@ -80,7 +81,7 @@ class Arm:
             self.model = self.stride.watch(self.model)
             self.loader: Any = self.stride.loader(data)
         else:
-            sampler = torch.utils.data.distributed.DistributedSampler(data)
+            sampler: DistributedSampler[Any] = DistributedSampler(data)
             self.loader = DataLoader(data, BATCH, sampler=sampler)
         self.batches = self._forever()
 
@@ -97,7 +98,7 @@ class Arm:
             loss = F.cross_entropy(self.model(x), y)
             if self.stride is not None:
                 loss = self.stride.scale(loss)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             self.optimizer.zero_grad()
         return (time.perf_counter() - started_s) / steps
