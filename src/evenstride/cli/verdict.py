@@ -18,6 +18,8 @@ DISTURBED = 3
 def conclude(outcome: Comparison, tell: Callable[[Comparison], str], as_json: bool) -> None:
     """Print the outcome and leave with its exit code."""
     typer.echo(json.dumps(outcome.to_dict()) if as_json else tell(outcome))
+    for caveat in outcome.caveats:
+        typer.echo(f"note: {caveat}", err=True)
     if outcome.disturbed:
         typer.echo(
             f"disturbed: the workers' own speeds changed by {outcome.drift:.0%} between the "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evenstride.core.control import Exchanged, FleetFormed, SetShares
 from evenstride.core.fleet import Shares
-from evenstride.core.observation import Observation, median
+from evenstride.core.observation import Observation, communication_s, median
 from evenstride.errors import TraceError
 from evenstride.trace.codec import decode
 from evenstride.trace.read import read_records
@@ -26,6 +26,7 @@ class RunFigures:
         blocks_s: median step of each block, the first one cold.
         shares: in force at the end.
         changes: of the split after the opening.
+        communication_s: of a step, what was left of it for the worker that waited least.
     """
 
     policy: str
@@ -33,6 +34,7 @@ class RunFigures:
     blocks_s: tuple[float, ...]
     shares: Shares
     changes: int
+    communication_s: float
 
     @property
     def warm_s(self) -> tuple[float, ...]:
@@ -78,6 +80,7 @@ def run_figures(trace: Path) -> RunFigures:
         blocks_s=tuple(median(tuple(block)) for block in whole),
         shares=splits[-1],
         changes=len(splits) - 1,
+        communication_s=communication_s(tuple(observations(trace)), len(splits[-1])) or 0.0,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from evenstride.errors import LimitError
 
 PERIOD_S = 0.010
-"""Period of every limit: short, so that a step spans many, and no shorter than kernels keep."""
+"""Period of a limit: short, so that a step spans many, and no shorter than kernels keep."""
 
 # Kernels refuse a smaller quota, some of them without a word.
 _LEAST_QUOTA_S = 0.001
@@ -31,8 +31,9 @@ class CgroupFiles:
         Raises:
             LimitError: it did not.
         """
-        period_us = round(PERIOD_S * 1e6)
-        quota_us = max(round(speed * period_us), round(_LEAST_QUOTA_S * 1e6))
+        # Slow workers get longer periods rather than quotas that are refused.
+        period_us = round(max(PERIOD_S, _LEAST_QUOTA_S / speed) * 1e6)
+        quota_us = round(speed * period_us)
         if self.kind == "cgroup v1":
             wanted = {
                 "cpu.cfs_period_us": f"{period_us}",

@@ -13,9 +13,12 @@ from evenstride.errors import ConfigError, TraceError
 from evenstride.lab.blocks import RunFigures, measured_curve, run_figures
 from evenstride.lab.calibration import Curve, true_model
 from evenstride.lab.launch import Launch, Standing, run
-from evenstride.lab.limits import Limits, open_limits
+from evenstride.lab.limits import PERIOD_S, Limits, open_limits
 from evenstride.lab.result import Calibrated, Comparison, Oracle, Run, calibrated
 from evenstride.lab.speeds import Change, Speeds, check_fit, usable_cpus
+
+LEAST_PERIODS = 10
+"""A step should span so many periods of the limits."""
 
 _SIZE_S = 2.0
 _NOT_OURS = {"EVENSTRIDE_CALIBRATE": "", "EVENSTRIDE_TRACE": "", "EVENSTRIDE_MAX_STEPS": ""}
@@ -66,6 +69,7 @@ class Viewer:
 class _Session:
     plan: LabPlan
     limits: Limits
+    caveat: str
     viewer: Viewer
     figures: dict[str, list[RunFigures]] = field(default_factory=dict)
 
@@ -86,6 +90,8 @@ class _Session:
             for worker, mine in enumerate(parts)
         )
         launch = Launch(self.plan.command, self.plan.speeds, environment=_NOT_OURS, alone=alone)
+        for worker in range(workers):
+            (folder / f"worker-{worker}.jsonl").unlink(missing_ok=True)
         run(launch, self.limits, folder)
         return [
             measured_curve(_made(folder / f"worker-{worker}.jsonl", self.plan))
@@ -95,6 +101,7 @@ class _Session:
     def train(self, policy: str, repeat: int) -> RunFigures:
         """Run the script once under a policy and keep its figures."""
         trace = self.plan.folder / f"{_file_name(policy)}-{repeat + 1}" / "trace.jsonl"
+        trace.unlink(missing_ok=True)  # of an earlier session in this folder
         self.viewer.begins(trace, policy)
         environment = {
             **_NOT_OURS,
@@ -126,14 +133,15 @@ def run_lab(plan: LabPlan, viewer: Viewer) -> Comparison:
         LaunchError: a worker failed.
         LimitError: a limit could not be kept.
     """
-    check_fit(plan.speeds, usable_cpus())
+    for speeds in (plan.speeds, *(change.speeds for change in plan.changes)):
+        check_fit(speeds, usable_cpus())
     if not Path(plan.command[0]).is_file():
         raise ConfigError(f"there is no script {plan.command[0]}; give the path of a Python file")
     plan.folder.mkdir(parents=True, exist_ok=True)
     limits, caveat = open_limits(len(plan.speeds))
     viewer.say(f"Workers are slowed down by {limits.kind}." + (f" {caveat}" if caveat else ""))
     try:
-        return _compare(_Session(plan, limits, viewer))
+        return _compare(_Session(plan, limits, caveat, viewer))
     finally:
         limits.close()
 
@@ -152,7 +160,7 @@ def _compare(session: _Session) -> Comparison:
     verdict = None
     if plan.calibrate:
         after = session.calibrate("calibration-after")
-        verdict = calibrated(before, after, plan.speeds, batch)
+        verdict = calibrated(before, after, plan.speeds, batch, _communication_s(session))
     return _comparison(session, verdict, fixed, batch)
 
 
@@ -187,6 +195,24 @@ def _comparison(
         bound=verdict.bound if verdict else None,
         linear_bound=verdict.linear_bound if verdict else None,
         trace=str(plan.folder / f"{_file_name(balanced)}-1" / "trace.jsonl"),
+        caveats=tuple(filter(None, (session.caveat, _short_steps(runs)))),
+    )
+
+
+def _communication_s(session: _Session) -> float:
+    """Return the communication of a step: of all runs, the one in which least was left of it."""
+    return min(one.communication_s for runs in session.figures.values() for one in runs)
+
+
+def _short_steps(runs: list[Run]) -> str:
+    """Return a sentence if a step spans so few periods of the limits that they blur it."""
+    least_s, fastest = LEAST_PERIODS * PERIOD_S, min(runs, key=lambda run: run.step_s)
+    if fastest.step_s >= least_s:
+        return ""
+    return (
+        f"a step of {fastest.step_s * 1e3:.0f} ms is shorter than {LEAST_PERIODS} periods of the "
+        f"CPU limits ({least_s * 1e3:.0f} ms), which makes it uneven; use a larger global batch or "
+        "model"
     )
 
 

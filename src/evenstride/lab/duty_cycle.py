@@ -10,6 +10,34 @@ import time
 
 from evenstride.lab.cgroups import PERIOD_S
 
+_MOST_OWED_S = 10 * PERIOD_S
+
+
+class _Cycle:
+    """How long to run and to rest, from how long a worker really ran and rested so far.
+
+    Threads wake up late. Whatever that takes from a run or adds to it is made up for in the
+    next ones, so that the mean speed is right.
+    """
+
+    def __init__(self, speed: float, now_s: float) -> None:
+        self.speed = speed
+        self._began_s = self._continued_s = now_s
+        self._ran_s = 0.0
+
+    def run_s(self, now_s: float) -> float:
+        """Return how long to run from now, to have run the right part at this period's end."""
+        due_s = self.speed * (now_s + PERIOD_S - self._began_s) - self._ran_s
+        if due_s > _MOST_OWED_S:  # the whole machine was away; running on and on would not help
+            self._began_s, self._ran_s, due_s = now_s, 0.0, self.speed * PERIOD_S
+        self._continued_s = now_s
+        return max(0.0, due_s)
+
+    def rest_s(self, now_s: float) -> float:
+        """Return how long to rest from now, until what was run is the right part."""
+        self._ran_s += now_s - self._continued_s
+        return max(0.0, self._began_s + self._ran_s / self.speed - now_s)
+
 
 class SignalLimits:
     """Limits by a duty cycle of SIGCONT and SIGSTOP to process groups.
@@ -54,21 +82,22 @@ class SignalLimits:
             self._signal(worker, signal.SIGCONT)
 
     def _beat(self, worker: int) -> None:
-        # The error of each period is paid back in the next, so the mean speed is right.
-        due_s = time.perf_counter()
+        cycle = _Cycle(1.0, time.perf_counter())
         while not self._closing.is_set():
             with self._lock:
                 speed, idle = self._speeds[worker], not self._pids[worker]
             if idle or speed >= 1:
+                if cycle.speed < 1:
+                    self._signal(worker, signal.SIGCONT)
+                    cycle = _Cycle(1.0, time.perf_counter())
                 self._closing.wait(PERIOD_S)
-                due_s = time.perf_counter()
                 continue
+            if speed != cycle.speed:
+                cycle = _Cycle(speed, time.perf_counter())
             self._signal(worker, signal.SIGCONT)
-            due_s += speed * PERIOD_S
-            self._closing.wait(max(0.0, due_s - time.perf_counter()))
+            self._closing.wait(cycle.run_s(time.perf_counter()))
             self._signal(worker, signal.SIGSTOP)
-            due_s += (1 - speed) * PERIOD_S
-            self._closing.wait(max(0.0, due_s - time.perf_counter()))
+            self._closing.wait(cycle.rest_s(time.perf_counter()))
 
     def _signal(self, worker: int, number: signal.Signals) -> None:
         with self._lock:

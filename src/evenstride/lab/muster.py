@@ -83,7 +83,10 @@ class Muster:
         connection, _ = self._listener.accept()
         self._connections.append(connection)
         with connection.makefile("r") as told:
-            plain = json.loads(told.readline())
+            line = told.readline()
+        if not line.endswith("\n"):
+            raise LaunchError("a worker ended while it reported for duty")
+        plain = json.loads(line)
         return Recruit(plain["worker"], plain["pid"])
 
 
@@ -97,8 +100,14 @@ def report_for_duty(path: str, worker: int) -> socket.socket:
         LaunchError: the lab is gone.
     """
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
-    connection.sendall((json.dumps({"worker": worker, "pid": os.getpid()}) + "\n").encode())
-    if connection.recv(8) != b"go\n":
+    try:
+        connection.connect(path)
+        connection.sendall((json.dumps({"worker": worker, "pid": os.getpid()}) + "\n").encode())
+        answer = connection.recv(8)
+    except OSError as error:
+        connection.close()
+        raise LaunchError(f"the lab is gone before worker {worker} began: {error}") from None
+    if answer != b"go\n":
+        connection.close()
         raise LaunchError("the lab ended before the workers were let loose")
     return connection

@@ -73,6 +73,7 @@ class Comparison:
         bound: equal over best split under the calibrated curves and communication.
         linear_bound: mean over slowest speed.
         trace: of the balanced run.
+        caveats: sentences on what makes the figures less than they could be.
     """
 
     workers: int
@@ -88,6 +89,7 @@ class Comparison:
     bound: float | None
     linear_bound: float | None
     trace: str
+    caveats: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON types."""

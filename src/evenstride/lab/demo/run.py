@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import evenstride.lab.demo.script as script_module
@@ -59,4 +60,5 @@ def run_demo(
     finally:
         limits.close()
     report = Report.load(plan.folder / REPORT)
-    return compare(report, speeds, limits.kind, str(plan.folder / "adaptive.jsonl"))
+    outcome = compare(report, speeds, limits.kind, str(plan.folder / "adaptive.jsonl"))
+    return replace(outcome, caveats=(caveat,) if caveat else ())
