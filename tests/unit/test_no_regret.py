@@ -1,0 +1,71 @@
+"""Noise never makes the split slower than the equal one by more than 0.5 %."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evenstride.core.control import (
+    Control,
+    ExchangeAfter,
+    Exchanged,
+    FleetFormed,
+    SetShares,
+    advance,
+)
+from evenstride.core.fleet import Shares, Worker
+from evenstride.core.observation import Observation
+from evenstride.core.policies.adaptive import Adaptive
+
+FIXED_S, PER_SAMPLE_S, BATCH = 0.010, 0.00125, 32
+STEPS = 1500
+
+
+def slowdown(policy: Adaptive, workers: int, noise: float, seed: int) -> float:
+    """Return the time of equal, noisy workers under a policy, over that of the equal split.
+
+    Noise lengthens steps by a half-normal part, and one in 200 doubles.
+    """
+    dice = np.random.default_rng(seed)
+    noises = 1.0 + np.abs(dice.normal(0, noise, (STEPS, workers)))
+    noises += dice.random((STEPS, workers)) < 0.005
+    fleet = tuple(Worker(str(rank)) for rank in range(workers))
+    formed = FleetFormed(0, 0, BATCH * workers, fleet)
+    control, (opening, *_, after) = advance(Control(policy), formed)
+    assert isinstance(opening, SetShares)
+    assert isinstance(after, ExchangeAfter)
+    shares, taken_s, begun = opening.shares, 0.0, 0
+    while begun < STEPS:
+        stop = min(begun + after.steps, STEPS)
+        busy_s = (FIXED_S + PER_SAMPLE_S * np.array(shares)) * noises[begun:stop]
+        taken_s += busy_s.max(axis=1).sum()
+        event = Exchanged(stop, stop, observed(begun, shares, busy_s))
+        control, (decision, *_, after) = advance(control, event)
+        assert isinstance(after, ExchangeAfter)
+        begun, shares = stop, decision.shares if isinstance(decision, SetShares) else shares
+    equal_s = ((FIXED_S + PER_SAMPLE_S * BATCH) * noises).max(axis=1).sum()
+    return float(taken_s / equal_s)
+
+
+def observed(begun: int, shares: Shares, busy_s: np.ndarray) -> tuple[Observation, ...]:
+    steps = len(busy_s)
+    return tuple(
+        Observation(rank, share, begun, tuple(map(float, busy_s[:, rank])), (0.0,) * steps)
+        for rank, share in enumerate(shares)
+    )
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize("noise", [0.02, 0.05, 0.10])
+def test_equal_workers_stay_as_fast_as_under_the_equal_split(workers: int, noise: float) -> None:
+    slowdowns = [slowdown(Adaptive(), workers, noise, seed) for seed in range(4)]
+
+    assert max(slowdowns) <= 1.005
+
+
+def test_a_policy_without_doubt_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenstride.core.policies.adaptive.gain_doubt", lambda *_: 0.0)
+
+    slowdowns = [slowdown(Adaptive(), 8, 0.10, seed) for seed in range(4)]
+
+    assert max(slowdowns) > 1.005
