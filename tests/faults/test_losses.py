@@ -109,6 +109,9 @@ def test_survivors_under_torchrun_name_the_lost_rank_before_it_ends_them(tmp_pat
     try:
         process.wait(DEADLINE_S)
     finally:
+        process.terminate()  # the ranks are in sessions of their own, which only torchrun ends
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10.0)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

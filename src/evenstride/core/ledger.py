@@ -12,8 +12,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray
+from evenstride.core.fleet import FloatArray, Shares
 from evenstride.core.observation import Observation
+from evenstride.core.speedup import Yardstick
 
 _Steps = MappingProxyType[int, tuple[tuple[int, int, float], ...]]
 
@@ -34,6 +35,10 @@ class Ledger:
         control_wait_s: time spent waiting for decisions.
         step_s: total of the slowest busy times, a number: what the steps took, communication
             apart.
+        judged_s: of ``step_s``, the steps that could be compared with other splits.
+        judged_steps: their number.
+        equal_s: what the equal split would have made of them.
+        best_s: what the best split would have.
         pending: steps not yet reported by all, as (worker, share, busy seconds).
     """
 
@@ -47,6 +52,10 @@ class Ledger:
     outside_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     control_wait_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     step_s: float = 0.0
+    judged_s: float = 0.0
+    judged_steps: int = 0
+    equal_s: float = 0.0
+    best_s: float = 0.0
     pending: _Steps = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
@@ -55,8 +64,15 @@ class Ledger:
         zeros = {name: np.zeros(workers) for name in (*_SUMS, *_FROM_STEPS)}
         return cls(workers, **zeros)  # type: ignore[arg-type]
 
-    def book(self, observations: tuple[Observation, ...]) -> Ledger:
-        """Return the ledger after some observations; unmodelled steps are booked as well."""
+    def book(
+        self, observations: tuple[Observation, ...], yardstick: Yardstick | None = None
+    ) -> Ledger:
+        """Return the ledger after some observations; unmodelled steps are booked as well.
+
+        Args:
+            observations: of any workers.
+            yardstick: compares the steps with other splits, if the curves are known.
+        """
         totals = {name: getattr(self, name).copy() for name in _SUMS}
         pending = dict(self.pending)
         for seen in observations:
@@ -65,27 +81,47 @@ class Ledger:
             for offset, busy_s in enumerate(seen.busy_s):
                 step = seen.first_step + offset
                 pending[step] = (*pending.get(step, ()), (seen.worker, seen.share, busy_s))
-        whole = [step for step, told in pending.items() if len(told) == self.workers]
-        after = self
-        for step in sorted(whole):
-            after = after._with_step([busy_s for _, _, busy_s in sorted(pending.pop(step))])
-        return replace(after, **totals, pending=MappingProxyType(pending))
+        whole = sorted(step for step, told in pending.items() if len(told) == self.workers)
+        rows = [sorted(pending.pop(step)) for step in whole]
+        after = replace(self, **totals, pending=MappingProxyType(pending))
+        if not rows:
+            return after
+        times_s = np.array([[busy_s for _, _, busy_s in row] for row in rows])
+        after = after._with_steps(times_s)
+        if yardstick is None:
+            return after
+        splits = [tuple(share for _, share, _ in row) for row in rows]
+        return after._judged(times_s.max(axis=1), splits, yardstick)
 
-    def _with_step(self, busy_s: list[float]) -> Ledger:
-        times = np.array(busy_s)
-        slowest = int(times.argmax())
-        waits = times[slowest] - times
-        caused, count = self.caused_s.copy(), self.slowest_steps.copy()
-        caused[slowest] += waits.sum()
-        count[slowest] += 1
+    def _with_steps(self, times_s: FloatArray) -> Ledger:
+        """Book whole steps, given all workers' busy times, shape ``(steps, W)``."""
+        slowest, longest_s = times_s.argmax(axis=1), times_s.max(axis=1)
+        waits_s = longest_s[:, np.newaxis] - times_s
+        caused_s = np.bincount(slowest, weights=waits_s.sum(axis=1), minlength=self.workers)
         return replace(
             self,
-            steps=self.steps + 1,
-            busy_s=self.busy_s + times,
-            waited_s=self.waited_s + waits,
-            caused_s=caused,
-            slowest_steps=count,
-            step_s=self.step_s + float(times[slowest]),
+            steps=self.steps + len(times_s),
+            busy_s=self.busy_s + times_s.sum(axis=0),
+            waited_s=self.waited_s + waits_s.sum(axis=0),
+            caused_s=self.caused_s + caused_s,
+            slowest_steps=self.slowest_steps + np.bincount(slowest, minlength=self.workers),
+            step_s=self.step_s + float(longest_s.sum()),
+        )
+
+    def _judged(self, longest_s: FloatArray, splits: list[Shares], yardstick: Yardstick) -> Ledger:
+        """Compare steps with other splits, given their times and the splits they ran under."""
+        parts = {split: yardstick.parts(split) for split in set(splits)}
+        known = [
+            (taken_s, part)
+            for taken_s, split in zip(longest_s.tolist(), splits, strict=True)
+            if (part := parts[split]) is not None
+        ]
+        return replace(
+            self,
+            judged_s=self.judged_s + sum(taken_s for taken_s, _ in known),
+            judged_steps=self.judged_steps + len(known),
+            equal_s=self.equal_s + sum(taken_s * equal for taken_s, (equal, _) in known),
+            best_s=self.best_s + sum(taken_s * best for taken_s, (_, best) in known),
         )
 
 

@@ -65,6 +65,39 @@ def prospect(model: TimeModel, fleet: Fleet, communication_s: float = 0.0) -> Pr
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Yardstick:
+    """What the equal and the best split would have made of a step that was run under another.
+
+    A step's time is multiplied by the ratio of two predictions, so that all three splits see
+    the same noise and no error that the predictions have in common counts.
+
+    Args:
+        model: time curves as they are believed to be.
+        global_batch: samples of a full step; others are not judged.
+        equal_s: predicted busy time of the equal split's slowest worker.
+        best_s: the same of the best split.
+    """
+
+    model: TimeModel
+    global_batch: int
+    equal_s: float
+    best_s: float
+
+    @classmethod
+    def of(cls, model: TimeModel, fleet: Fleet) -> Yardstick:
+        """Return the yardstick of a fleet under some curves."""
+        hope = prospect(model, fleet)
+        return cls(model, fleet.global_batch, hope.equal_s, hope.best_s)
+
+    def parts(self, shares: Shares) -> tuple[float, float] | None:
+        """Return the equal and the best split's time as parts of the one under ``shares``."""
+        if sum(shares) != self.global_batch:
+            return None
+        now_s = self.model.makespan_s(np.array(shares, dtype=np.int64))
+        return self.equal_s / now_s, min(self.best_s / now_s, 1.0)
+
+
 def linear_bound(speeds: FloatArray) -> float:
     """Return mean speed over slowest speed.
 

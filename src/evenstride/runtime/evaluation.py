@@ -78,7 +78,7 @@ def exact_mean(
     Summed in float64. A tensor of several elements gives a tensor of the same shape, anything
     else a float. With a count of 0 over all ranks the result is nan.
     """
-    totals = torch.as_tensor(total).detach().to("cpu", torch.float64)
+    totals = torch.as_tensor(total, dtype=torch.float64, device="cpu").detach()
     sums = torch.cat([totals.reshape(-1), torch.tensor([float(count)], dtype=torch.float64)])
     if group is not None:
         sums = sums.to(_device(group))

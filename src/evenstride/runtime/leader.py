@@ -23,6 +23,7 @@ from evenstride.core.control import (
 from evenstride.core.fleet import Shares
 from evenstride.core.ledger import Ledger
 from evenstride.core.observation import Observation
+from evenstride.core.speedup import Yardstick
 from evenstride.errors import SplitDiverged
 from evenstride.trace.write import TraceWriter
 
@@ -122,9 +123,9 @@ class Leader:
         """
         self._prove_agreement(replies, checksum)
         observations = tuple(seen for reply in replies for seen in reply.observations)
-        self.ledger = self.ledger.book(observations)
         effective = max(reply.barrier for reply in replies)
         verdict = self._advance(Exchanged(step, effective, observations), at_step=step)
+        self.ledger = self.ledger.book(observations, self._yardstick())
         if verdict.shares is not None:
             self.changes += 1
             self._log(verdict)
@@ -157,6 +158,12 @@ class Leader:
         verdict, after = _verdict(effective, instructions)
         self.exchange_at = at_step + after.steps
         return verdict
+
+    def _yardstick(self) -> Yardstick | None:
+        fleet, estimate = self._control.fleet, self._control.estimate
+        if fleet is None or estimate is None or not estimate.known:
+            return None
+        return Yardstick.of(estimate.model, fleet)
 
     def _prove_agreement(self, replies: list[Reply], checksum: int) -> None:
         stands: dict[int, tuple[int, tuple[int, ...]]] = {}

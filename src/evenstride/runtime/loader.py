@@ -205,9 +205,11 @@ class TrainLoader(DataLoader[Any]):
         self._busy = True
         progress.begin_pass()
         self._steps.begin(progress.epoch, progress.cursor, progress.step, rank.max_steps)
+        steps_before = progress.step
         try:
             yield from self._deliver()
             rank.timer.epoch_ended()
+            progress.empty_passes += progress.step == steps_before
         finally:
             self._busy = False
             self._ready.clear()

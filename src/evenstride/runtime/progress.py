@@ -39,9 +39,11 @@ class Progress:
         earlier: steps committed before, in the run whose state was loaded.
         position: samples committed in the current epoch.
         order: layout of the epochs, once there is a loader.
+        end: samples of an epoch that are trained.
         passes: times a loop over the loader has begun in this process.
         stand: what an exchange reports about the start of the current pass.
         restored: the state that was loaded, until a loader has been checked against it.
+        empty_passes: loops that ended without a step, because no more steps are allowed.
     """
 
     seed: int
@@ -51,9 +53,11 @@ class Progress:
     earlier: int = 0
     position: int = 0
     order: Order | None = None
+    end: int = 0
     passes: int = 0
     stand: tuple[int, int, int, int] = (0, 0, 0, 0)
     restored: Saved | None = None
+    empty_passes: int = 0
 
     @property
     def cursor(self) -> EpochCursor:
@@ -77,6 +81,7 @@ class Progress:
         if self.restored is not None:
             self._check(self.restored, order)
         self.order = order
+        self.end = self.cursor.end
         self._roll_over()
 
     def begin_pass(self) -> None:
@@ -88,9 +93,19 @@ class Progress:
         """Note that the loop was left; a finished epoch makes way for the next."""
         self._roll_over()
 
+    @property
+    def epoch_shown(self) -> int:
+        """The epoch as training scripts count it: a loop that yields nothing ends one, too.
+
+        Otherwise ``while stride.epoch < epochs`` would go on for ever under a limit of steps.
+        """
+        return self.epoch + self.empty_passes
+
     def commit(self, samples: int) -> None:
         """Count one step over ``samples`` samples as trained."""
-        self.position += samples
+        # Only a calibration goes past the end: it starts the epoch again.
+        after = self.position + samples
+        self.position = after if after <= self.end else samples
         self.step += 1
 
     def next_epoch(self) -> None:

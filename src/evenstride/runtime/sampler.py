@@ -178,11 +178,17 @@ class StepSampler:
             yield _Planned(shares, batch, (draw,), (keys,))
 
     def _sized(self, cursor: EpochCursor) -> EpochCursor:
-        """Return the cursor with the next size of a calibration, at its end after the last."""
-        if self._sizes is None or cursor.done:
+        """Return the cursor with the next size of a calibration, at its end after the last.
+
+        Every step has its full size: where too little is left, the epoch starts again.
+        """
+        if self._sizes is None:
             return cursor
-        size = next(self._sizes, 0)
-        return replace(cursor, global_batch=size) if size else replace(cursor, length=0)
+        size = min(next(self._sizes, 0), cursor.end)
+        if not size:
+            return replace(cursor, length=0)
+        position = cursor.position if cursor.position + size <= cursor.end else 0
+        return replace(cursor, global_batch=size, position=position)
 
     def _planned(self, shares: Shares) -> _Planned:
         """Return the plan of the next step, whatever its size and its cut."""

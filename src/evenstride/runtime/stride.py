@@ -8,7 +8,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -163,7 +163,8 @@ class Stride:
         """Return ``loss * W * n_k / N``, whose averaged gradient is exact whatever the split.
 
         Call it once for every loss of a batch. It composes with GradScaler, clipping and
-        communication hooks. Log the unscaled loss.
+        communication hooks. Log the unscaled loss; the mean of all ranks' scaled ones is
+        the loss of the whole global batch.
 
         Args:
             loss: mean over the samples (or tokens) of this rank's batch, a scalar.
@@ -200,7 +201,7 @@ class Stride:
 
     @property
     def samples(self) -> int:
-        """Samples of the batch in hand that count: 0 for a worker that is left out."""
+        """Samples of the batch in hand that count: 0 for a worker left out, and after the loop."""
         draw = self._member.scaling.draw
         return 0 if draw is None else draw.samples
 
@@ -212,12 +213,18 @@ class Stride:
     @property
     def epoch(self) -> int:
         """The current epoch; the next one as soon as a loop has ended it."""
-        return self._member.progress.epoch
+        return self._member.progress.epoch_shown
 
     @property
     def step(self) -> int:
         """Steps committed since the very beginning, over all epochs and restarts."""
         return self._member.progress.earlier + self._member.progress.step
+
+    @overload
+    def mean(self, total: float, count: float | Tensor) -> float: ...
+
+    @overload
+    def mean(self, total: Tensor, count: float | Tensor) -> float | Tensor: ...
 
     def mean(self, total: float | Tensor, count: float | Tensor) -> float | Tensor:
         """Return the sum of all ranks' ``total`` over the sum of their ``count``; collective.

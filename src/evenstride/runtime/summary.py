@@ -7,7 +7,6 @@ from typing import Any
 
 from evenstride.core.control import Control
 from evenstride.core.ledger import Ledger
-from evenstride.core.speedup import Prospect, prospect
 from evenstride.runtime.leader import Leader
 
 
@@ -40,8 +39,9 @@ class WorkerSummary:
 class Summary:
     """A run so far, as the leader knows it; ``str()`` gives sentences.
 
-    Figures that rest on the fitted curves rather than on a split that was run end in
-    ``_model``. They are ``None`` until every worker has been measured.
+    Figures that rest on the fitted curves rather than on splits that were run end in
+    ``_model``; each step is judged by the curves as they were fitted then. They are ``None``
+    until every worker has been measured.
 
     Args:
         rank: the rank that made the summary; only rank 0's is complete.
@@ -95,7 +95,7 @@ class Summary:
     def _speed(self) -> str:
         shares = "/".join(str(worker.share) for worker in self.workers[:16])
         text = f"shares {shares}; a step takes {_time(self.step_s or 0.0)}"
-        if self.efficiency_model is None or self.bound_model is None:
+        if self.efficiency_model is None or self.bound_model is None or len(self.workers) < 2:
             return text
         if self.bound_model < 1.03:
             return f"{text}; the workers are equal, so balancing cannot help"
@@ -130,14 +130,17 @@ def summarise(leader: Leader | None, **facts: Any) -> Summary:
         )
     control, ledger = leader.control, leader.ledger
     step_s = ledger.step_s / ledger.steps + control.communication_s if ledger.steps else None
-    fitted = fitted_prospect(control)
+    judged_s, equal_s, best_s = (
+        total_s + ledger.judged_steps * control.communication_s
+        for total_s in (ledger.judged_s, ledger.equal_s, ledger.best_s)
+    )
     return Summary(
         workers=worker_summaries(control, ledger),
         changes=leader.changes,
         step_s=step_s,
-        efficiency_model=fitted.best_s / step_s if fitted and step_s else None,
-        speedup_model=fitted.equal_s / step_s if fitted and step_s else None,
-        bound_model=fitted.bound if fitted else None,
+        efficiency_model=best_s / judged_s if judged_s else None,
+        speedup_model=equal_s / judged_s if judged_s else None,
+        bound_model=equal_s / best_s if judged_s else None,
         **facts,
     )
 
@@ -159,13 +162,6 @@ def worker_summaries(control: Control, ledger: Ledger) -> tuple[WorkerSummary, .
         )
         for rank, worker in enumerate(control.fleet.workers)
     )
-
-
-def fitted_prospect(control: Control) -> Prospect | None:
-    """Return equal and best split under the fitted curves, once all workers are known."""
-    if control.fleet is None or control.estimate is None or not control.estimate.known:
-        return None
-    return prospect(control.estimate.model, control.fleet, control.communication_s)
 
 
 def _time(seconds: float) -> str:

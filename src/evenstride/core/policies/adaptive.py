@@ -12,7 +12,6 @@ from evenstride.core.fleet import Fleet, IntArray, as_shares
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 
-
 # Known so well that measuring need not be frequent.
 _SETTLED_DOUBT = 0.02
 
