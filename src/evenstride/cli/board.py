@@ -57,7 +57,9 @@ class Board:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(
+            text, highlight=False, markup=False, soft_wrap=not self._console.is_terminal
+        )
 
     def follow(self, trace: Path, title: str) -> None:
         """Show the workers of the run that writes this trace from now on."""

@@ -23,9 +23,11 @@ def doctor(
         torchrun --nproc-per-node 2 -m evenstride doctor
     """
     from evenstride.lab.checkup import examine_group, examine_machine, tell
+    from evenstride.runtime.environment import read_environment
 
+    world_size = read_environment(os.environ).world_size
     findings = examine_machine()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if world_size > 1:
         group = examine_group()
         if group is None:  # another rank prints
             return

@@ -49,7 +49,7 @@ def _options(
 def main() -> None:
     """Run the command line; our own errors become one line on stderr and exit code 2."""
     try:
-        app()
+        app(prog_name="evenstride")
     except EvenstrideError as error:
         typer.echo(f"evenstride: {error}", err=True)
         sys.exit(USAGE_ERROR)

@@ -9,9 +9,12 @@ from pathlib import Path
 from evenstride.core.allocation import equal_finish
 from evenstride.core.fleet import Fleet, Shares, Worker, as_shares
 from evenstride.core.observation import median
+from evenstride.core.policies import policy_from_spec
+from evenstride.core.policies.static import Given
 from evenstride.errors import ConfigError, TraceError
 from evenstride.lab.blocks import RunFigures, measured_curve, run_figures
 from evenstride.lab.calibration import Curve, true_model
+from evenstride.lab.folder import make_folder
 from evenstride.lab.launch import Launch, Standing, run
 from evenstride.lab.limits import PERIOD_S, Limits, open_limits
 from evenstride.lab.result import Calibrated, Comparison, Oracle, Run, calibrated
@@ -135,9 +138,12 @@ def run_lab(plan: LabPlan, viewer: Viewer) -> Comparison:
     """
     for speeds in (plan.speeds, *(change.speeds for change in plan.changes)):
         check_fit(speeds, usable_cpus())
+    for policy in map(policy_from_spec, plan.policies):
+        if isinstance(policy, Given):
+            policy.check_workers(len(plan.speeds))
     if not Path(plan.command[0]).is_file():
         raise ConfigError(f"there is no script {plan.command[0]}; give the path of a Python file")
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(plan.folder)
     limits, caveat = open_limits(len(plan.speeds))
     viewer.say(f"Workers are slowed down by {limits.kind}." + (f" {caveat}" if caveat else ""))
     try:

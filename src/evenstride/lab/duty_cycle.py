@@ -17,7 +17,8 @@ class _Cycle:
     """How long to run and to rest, from how long a worker really ran and rested so far.
 
     Threads wake up late. Whatever that takes from a run or adds to it is made up for in the
-    next ones, so that the mean speed is right.
+    next ones, so that the mean speed is right; except after a gap so long that the machine
+    itself must have been away.
     """
 
     def __init__(self, speed: float, now_s: float) -> None:
@@ -28,7 +29,7 @@ class _Cycle:
     def run_s(self, now_s: float) -> float:
         """Return how long to run from now, to have run the right part at this period's end."""
         due_s = self.speed * (now_s + PERIOD_S - self._began_s) - self._ran_s
-        if due_s > _MOST_OWED_S:  # the whole machine was away; running on and on would not help
+        if due_s > _MOST_OWED_S:
             self._began_s, self._ran_s, due_s = now_s, 0.0, self.speed * PERIOD_S
         self._continued_s = now_s
         return max(0.0, due_s)
@@ -36,7 +37,11 @@ class _Cycle:
     def rest_s(self, now_s: float) -> float:
         """Return how long to rest from now, until what was run is the right part."""
         self._ran_s += now_s - self._continued_s
-        return max(0.0, self._began_s + self._ran_s / self.speed - now_s)
+        rest_s = self._began_s + self._ran_s / self.speed - now_s
+        if rest_s > _MOST_OWED_S:
+            rest_s = (1 - self.speed) * PERIOD_S
+            self._began_s, self._ran_s = now_s + rest_s, 0.0
+        return max(0.0, rest_s)
 
 
 class SignalLimits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,13 +19,14 @@ from pathlib import Path
 
 from evenstride.errors import LaunchError
 from evenstride.lab.limits import Limits
-from evenstride.lab.muster import MUSTER_VARIABLE, Muster
+from evenstride.lab.muster import MUSTER_VARIABLE, Muster, Recruit
 from evenstride.lab.placement import pin, place
 from evenstride.lab.speeds import Change, Speeds, usable_cpus
 
 _START_S = 180.0
 _POLL_S = 0.05
 _TAIL_LINES = 30
+_TORCHRUN = re.compile(r"(\[rank\d+\]:)?[EWI]\d{4} .*torch/distributed/")
 
 # What makes step times on a CPU mean something: one thread, loopback, and an allocator that
 # keeps freed memory. By default glibc hands large blocks back to the kernel at every step, and
@@ -96,18 +98,31 @@ def run(
         try:
             processes += _start(launch, muster, progress, folder)
             recruits = muster.gather(_START_S, lambda: _failure(processes, folder))
-            cores = place(launch.speeds, usable_cpus())
             for recruit in recruits:
                 limits.join(recruit.worker, recruit.pid)
-                if cores is not None:
-                    pin(recruit.pid, cores[recruit.worker])
-            _set(limits, launch.speeds)
+            pace = _Pace(limits, recruits)
+            pace.set(launch.speeds)
             muster.release()
-            return _attend(launch, limits, processes, folder, _Watch(progress, watch))
+            return _attend(launch, pace, processes, folder, _Watch(progress, watch))
         finally:
             _end(processes)
-            _set(limits, (1.0,) * workers)
+            _Pace(limits, []).set((1.0,) * workers)
             muster.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    limits: Limits
+    recruits: list[Recruit]
+
+    def set(self, speeds: Speeds) -> None:
+        """Give the workers these speeds, and cores that have room for them."""
+        cores = place(speeds, usable_cpus())
+        for recruit in self.recruits if cores is not None else ():
+            with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+                pin(recruit.pid, cores[recruit.worker] if cores else 0)
+        for worker, speed in enumerate(speeds):
+            self.limits.set_speed(worker, speed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +141,7 @@ class _Watch:
 
 def _attend(
     launch: Launch,
-    limits: Limits,
+    pace: _Pace,
     processes: list[subprocess.Popen[bytes]],
     folder: Path,
     watch: _Watch,
@@ -136,7 +151,7 @@ def _attend(
     while any(process.poll() is None for process in processes):
         standing = Standing(watch.step(), time.monotonic() - started_s)
         for change in [c for c in waiting if c.due(standing.step, standing.elapsed_s)]:
-            _set(limits, change.speeds)
+            pace.set(change.speeds)
             waiting.remove(change)
         watch.tell(standing)
         if standing.elapsed_s > launch.deadline_s:
@@ -147,11 +162,6 @@ def _attend(
     if (why := _failure(processes, folder)) is not None:
         raise LaunchError(why)
     return time.monotonic() - started_s
-
-
-def _set(limits: Limits, speeds: Speeds) -> None:
-    for worker, speed in enumerate(speeds):
-        limits.set_speed(worker, speed)
 
 
 def _start(
@@ -218,9 +228,22 @@ def _failure(processes: list[subprocess.Popen[bytes]], folder: Path) -> str | No
         if code not in (None, 0):
             logs = sorted(folder.glob("*.log"), key=lambda log: log.stat().st_mtime)
             text = logs[-1].read_text(errors="replace") if logs else ""
-            last = "\n".join(text.splitlines()[-_TAIL_LINES:])
-            return f"the workers ended with exit code {code}; their last output:\n{last}"
+            return (
+                f"the workers ended with exit code {code}; their last output:\n{last_words(text)}"
+            )
     return None
+
+
+def last_words(text: str) -> str:
+    """Return the last lines that the workers themselves wrote, without torchrun's report."""
+    told = []
+    for line in text.splitlines():
+        if _TORCHRUN.match(line):
+            if "failed (exitcode" in line:
+                break
+        else:
+            told.append(line)
+    return "\n".join(told[-_TAIL_LINES:])
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:

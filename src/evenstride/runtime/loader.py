@@ -173,11 +173,7 @@ class TrainLoader(DataLoader[Any]):
         Raises:
             LoaderBusy: another loop over this loader has not ended.
         """
-        if self._busy:
-            raise LoaderBusy(
-                "a loop over this training loader is still going on, and both would train the "
-                "same samples; end it first (leave the loop, or close() its iterator)"
-            )
+        self._refuse_second_loop()
         return self._loop()
 
     def restart(self) -> None:
@@ -200,7 +196,15 @@ class TrainLoader(DataLoader[Any]):
         """Time this loader has spent in our own code on the training thread, in seconds."""
         return self._own_s + self._steps.own_s
 
+    def _refuse_second_loop(self) -> None:
+        if self._busy:
+            raise LoaderBusy(
+                "a loop over this training loader is still going on, and both would train the "
+                "same samples; end it first (leave the loop, or close() its iterator)"
+            )
+
     def _loop(self) -> Iterator[Any]:
+        self._refuse_second_loop()  # two iterators may have been made before either was used
         rank, progress = self._rank, self._rank.progress
         self._busy = True
         progress.begin_pass()

@@ -18,6 +18,7 @@ from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime.agreement import Plain, agree, require_equal
 from evenstride.runtime.bond import tie
 from evenstride.runtime.calibrating import batch_sizes, parse_stages
+from evenstride.runtime.checks import check_whole
 from evenstride.runtime.control_plane import Local
 from evenstride.runtime.environment import Environment
 from evenstride.runtime.evaluation import EvalLoader, EvalSampler, exact_mean
@@ -119,6 +120,8 @@ class Member:
 
         def show() -> Plain:
             refuse_batching(dict(options))
+            check_whole("global_batch", batch, least=1)
+            _check_micro_batch(max_micro_batch)
             return {"length": dataset_length(dataset), "global_batch": batch}
 
         verdict = self._agree(show, lambda shown: _equal(shown, "an evaluation loader"))
@@ -258,8 +261,12 @@ def _check_loader(length: int, asked: LoaderOptions, global_batch: int) -> None:
             f"drop_last leaves nothing: the data set has {length} samples, fewer than the global "
             f"batch of {global_batch}; lower the global batch or leave drop_last out"
         )
-    if asked.max_micro_batch is not None and asked.max_micro_batch < 1:
-        raise ConfigError(f"max_micro_batch is {asked.max_micro_batch}; it must be at least 1")
+    _check_micro_batch(asked.max_micro_batch)
+
+
+def _check_micro_batch(size: int | None) -> None:
+    if size is not None:
+        check_whole("max_micro_batch", size, least=1)
 
 
 def _cpu_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:

@@ -80,7 +80,7 @@ class Progress:
         """
         if self.restored is not None:
             self._check(self.restored, order)
-        self.order = order
+        self.order, self.restored = order, None
         self.end = self.cursor.end
         self._roll_over()
 
@@ -149,7 +149,7 @@ class Progress:
                 )
         if self.order is not None:
             self._check(saved, self.order)
-        self.restored = saved
+        self.restored = saved if self.order is None else None
         self.epoch, self.position = saved.epoch, saved.position
         self.earlier = saved.step - self.step
         if self.order is not None:

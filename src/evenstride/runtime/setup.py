@@ -21,6 +21,7 @@ from evenstride.core.policies.static import Static
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, agree, require_equal
 from evenstride.runtime.channel import Channel, open_channel
+from evenstride.runtime.checks import check_whole
 from evenstride.runtime.environment import Environment
 from evenstride.runtime.leader import Leader
 from evenstride.runtime.peers import Peer, myself
@@ -161,12 +162,8 @@ def _compare(shown: list[Plain]) -> None:
 
 
 def _check(settings: Settings) -> None:
-    batch: object = settings.global_batch
-    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-        raise ConfigError(
-            f"global_batch is {batch!r}; it must be a whole number of samples, at least one per "
-            "worker"
-        )
+    check_whole("global_batch", settings.global_batch, least=1)
+    check_whole("seed", settings.seed)
 
 
 def _open_trace(settings: Settings, world_size: int) -> TraceWriter | None:

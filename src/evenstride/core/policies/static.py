@@ -64,17 +64,25 @@ class Given:
         """None: the split never changes."""
         return 0
 
+    def check_workers(self, workers: int) -> None:
+        """Raise unless there is a share for each worker.
+
+        Raises:
+            ConfigError: there is not.
+        """
+        if len(self.shares) != workers:
+            raise ConfigError(
+                f"policy static gives {len(self.shares)} shares, but there are {workers} "
+                "workers; give one share per worker, in rank order"
+            )
+
     def init(self, fleet: Fleet) -> tuple[None, Move]:
         """Return the given split.
 
         Raises:
             ConfigError: it does not fit the number of workers, the global batch or the bounds.
         """
-        if len(self.shares) != len(fleet):
-            raise ConfigError(
-                f"policy static gives {len(self.shares)} shares, but there are {len(fleet)} "
-                "workers; give one share per worker, in rank order"
-            )
+        self.check_workers(len(fleet))
         if sum(self.shares) != fleet.global_batch:
             raise ConfigError(
                 f"policy static gives shares that sum to {sum(self.shares)}, but the global "

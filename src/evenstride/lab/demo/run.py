@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import evenstride.lab.demo.script as script_module
+from evenstride.lab.demo.fashion import check_data
 from evenstride.lab.demo.figures import compare
 from evenstride.lab.demo.plan import Plan, Report
 from evenstride.lab.demo.script import NEWS, REPORT
+from evenstride.lab.folder import make_folder
 from evenstride.lab.launch import Launch, Standing, run
 from evenstride.lab.limits import open_limits
 from evenstride.lab.result import Comparison
@@ -37,7 +39,8 @@ def run_demo(
         LimitError: a limit could not be kept.
     """
     check_fit(speeds, usable_cpus())
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    check_data(plan.data)
+    make_folder(plan.folder)
     plan.save(plan.folder / "plan.json")
     limits, caveat = open_limits(len(speeds))
     news({"what": "limits", "kind": limits.kind, "caveat": caveat})

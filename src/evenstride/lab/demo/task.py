@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from evenstride.errors import ConfigError
-
-FASHION_FILES = {
-    "train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
-    "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
-}
+from evenstride.lab.demo.fashion import check_data, read_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +39,7 @@ def load_task(folder: Path | None) -> Task:
     """
     if folder is None:
         return _digits()
+    check_data(folder)
     train, test = (_fashion(folder, part) for part in ("train", "test"))
     return Task("Fashion-MNIST", _numbered(*train), _numbered(*test), stride=4)
 
@@ -65,34 +60,14 @@ def _digits() -> Task:
     return Task("digits", train, _numbered(pixels[held_out], classes[held_out]), stride=1)
 
 
-def _numbered(images: Tensor, labels: Tensor) -> TensorDataset:
-    return TensorDataset(torch.arange(len(labels)), images, labels)
-
-
 def _fashion(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    images_name, labels_name = FASHION_FILES[part]
-    images, labels = _read_idx(folder / images_name), _read_idx(folder / labels_name)
-    if images.ndim != 3 or labels.shape != images.shape[:1]:
-        raise ConfigError(f"{folder / images_name} and {labels_name} do not belong together")
+    images, labels = read_images(folder, part)
     pixels = torch.from_numpy(images.astype(np.float32)).unsqueeze(1) / 127.5 - 1.0
     return pixels, torch.from_numpy(labels.astype(np.int64))
 
 
-def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """Return the array in a gzipped IDX file (http://yann.lecun.com/exdb/mnist) of bytes."""
-    try:
-        data = gzip.decompress(path.read_bytes())
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path} is missing; --data needs a folder with Fashion-MNIST's four .gz files"
-        ) from None
-    except (OSError, EOFError) as error:
-        raise ConfigError(f"{path} is not a gzip file: {error}") from None
-    if len(data) < 4 or data[:3] != b"\x00\x00\x08":
-        raise ConfigError(f"{path} is not an IDX file of bytes")
-    dimensions = data[3]
-    shape = np.frombuffer(data, ">u4", dimensions, offset=4)
-    return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape.astype(int))
+def _numbered(images: Tensor, labels: Tensor) -> TensorDataset:
+    return TensorDataset(torch.arange(len(labels)), images, labels)
 
 
 def small_net(stride: int, seed: int = 0, width: int = 128) -> nn.Module:
