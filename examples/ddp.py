@@ -4,36 +4,42 @@ torchrun --nproc-per-node 2 examples/ddp.py
 evenstride lab --speeds 1,0.5,0.25 -- examples/ddp.py
 """
 
+import argparse
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
 
 
-def main(epochs: int = 2) -> None:
+def main(samples: int, epochs: int) -> None:
     dist.init_process_group()
     torch.manual_seed(0)
-    dataset = TensorDataset(torch.randn(16384, 256), torch.randint(10, (16384,)))
-    net = torch.nn.Sequential(
-        torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10)
+    rows = torch.randn(samples, 64)
+    dataset = TensorDataset(rows, rows[:, :10].argmax(1))  # which of ten numbers is the largest?
+    net = nn.Sequential(
+        nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
     )
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 
-    stride = evenstride.Stride(global_batch=512)  # 1
-    loader = stride.loader(dataset)  # 2, instead of DataLoader and DistributedSampler
-    model = stride.watch(DistributedDataParallel(net))  # 3
+    stride = evenstride.Stride(global_batch=4096)  # 1: samples per step, over all workers
+    loader = stride.loader(dataset)  # 2: instead of DataLoader and DistributedSampler
+    model = stride.watch(DistributedDataParallel(net))  # 3: the same model, now timed
 
-    for epoch in range(stride.epoch, epochs):
+    for _ in range(stride.epoch, epochs):
         for x, y in loader:
             loss = F.cross_entropy(model(x), y)
-            stride.scale(loss).backward()  # 4
+            stride.scale(loss).backward()  # 4: the exact mean, however the batch was split
             optimizer.step()
             optimizer.zero_grad()
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch}: loss {loss.item():.3f}")
+            if stride.step % 10 == 0:
+                mean = stride.mean(loss.item() * stride.samples, stride.samples)
+                if dist.get_rank() == 0:
+                    print(f"step {stride.step}: loss {mean:.3f}")
 
     if dist.get_rank() == 0:
         print(stride.summary())
@@ -41,4 +47,7 @@ def main(epochs: int = 2) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--samples", type=int, default=65536)
+    parser.add_argument("--epochs", type=int, default=10)
+    main(**vars(parser.parse_args()))
