@@ -1,0 +1,75 @@
+"""Each step is compared with what other splits would have made of it, under the same noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstride.core.fleet import Fleet, Worker
+from evenstride.core.ledger import Ledger
+from evenstride.core.observation import Observation
+from evenstride.core.speedup import Yardstick
+from evenstride.core.timemodel import TimeModel
+
+FLEET = Fleet((Worker("fast"), Worker("slow")), 12)
+MODEL = TimeModel.affine([0.0, 0.0], [0.1, 0.3])  # best 9/3 in 0.9 s, equal 6/6 in 1.8 s
+
+
+def _ran(shares: tuple[int, int], times_s: list[tuple[float, float]], first: int = 0) -> Ledger:
+    told = tuple(
+        Observation(worker, share, first, tuple(t[worker] for t in times_s), (0.0,) * len(times_s))
+        for worker, share in enumerate(shares)
+    )
+    return Ledger.empty(2).book(told, Yardstick.of(MODEL, FLEET))
+
+
+def test_an_equal_split_is_as_fast_as_itself_whatever_the_noise() -> None:
+    ledger = _ran((6, 6), [(0.6, 1.8), (0.7, 3.6), (5.0, 1.9)])
+
+    assert ledger.judged_steps == 3
+    assert ledger.equal_s == pytest.approx(ledger.judged_s)
+    assert ledger.best_s == pytest.approx(0.5 * ledger.judged_s)
+
+
+def test_the_best_split_is_as_fast_as_the_best() -> None:
+    ledger = _ran((9, 3), [(0.9, 0.9), (1.0, 0.9)])
+
+    assert ledger.judged_s == pytest.approx(1.9)
+    assert ledger.best_s == pytest.approx(1.9)
+    assert ledger.equal_s == pytest.approx(3.8)
+
+
+def test_a_tail_step_is_booked_but_not_judged() -> None:
+    ledger = _ran((3, 1), [(0.3, 0.3)])
+
+    assert ledger.steps == 1
+    assert (ledger.judged_steps, ledger.judged_s, ledger.best_s) == (0, 0.0, 0.0)
+
+
+def test_without_known_curves_nothing_is_judged() -> None:
+    told = (Observation(0, 6, 0, (0.6,), (0.0,)), Observation(1, 6, 0, (1.8,), (0.0,)))
+
+    assert Ledger.empty(2).book(told).judged_steps == 0
+
+
+@given(
+    st.integers(1, 11),
+    st.lists(st.tuples(st.floats(0.01, 9), st.floats(0.01, 9)), min_size=1, max_size=9),
+)
+def test_no_split_beats_the_best_and_steps_may_be_booked_one_by_one(
+    fast: int, times_s: list[tuple[float, float]]
+) -> None:
+    yardstick, shares = Yardstick.of(MODEL, FLEET), (fast, 12 - fast)
+    together, apart = _ran(shares, times_s), Ledger.empty(2)
+    for step, both_s in enumerate(times_s):
+        for worker, share in enumerate(shares):
+            seen = Observation(worker, share, step, (both_s[worker],), (0.0,))
+            apart = apart.book((seen,), yardstick)
+
+    assert together.best_s <= together.judged_s * (1 + 1e-12)
+    for name in ("steps", "step_s", "judged_s", "equal_s", "best_s", "busy_s", "waited_s"):
+        np.testing.assert_allclose(getattr(apart, name), getattr(together, name))
+    np.testing.assert_array_equal(apart.slowest_steps, together.slowest_steps)
+    np.testing.assert_allclose(apart.caused_s, together.caused_s)
