@@ -1,0 +1,104 @@
+"""Sizes, words and layers: the rules of the house that a reviewer would otherwise have to check."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.sources import ROOT, body_lines, functions, python_files, tracked_files
+
+MOST_LINES, MOST_BODY_LINES = 400, 40
+
+# Written so that this file does not contain what it looks for.
+FORBIDDEN = {
+    "a path of one machine": re.compile(r"(?<![\w.])/(?:home|work|root|Users)/"),
+    "an open end": re.compile(r"\b(?:TO[D]O|FIX[M]E|X[X]X)\b"),
+}
+
+
+def test_no_file_is_longer_than_can_be_read_in_one_go() -> None:
+    lines = {path: len(path.read_text().splitlines()) for path in python_files()}
+
+    long = {str(path.relative_to(ROOT)): n for path, n in lines.items() if n > MOST_LINES}
+    assert not long, f"split these up, the limit is {MOST_LINES} lines: {long}"
+    assert len(lines) > 80
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    sizes = {
+        f"{path.relative_to(ROOT)}:{function.lineno} {function.name}": body_lines(
+            function, path.read_text().splitlines()
+        )
+        for path in python_files()
+        for function in functions(path)
+    }
+
+    long = {name: size for name, size in sizes.items() if size > MOST_BODY_LINES}
+    assert not long, f"split these up, the limit is {MOST_BODY_LINES} lines: {long}"
+    assert len(sizes) > 400
+
+
+def test_a_body_is_counted_without_its_docstring_and_blank_lines() -> None:
+    docstring = '    """One.\n\n    Two.\n    """\n'
+    source = f"def f(a,\n      b):\n{docstring}    x = (\n\n    a)\n\n    return x\n"
+
+    (function,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+
+    assert body_lines(function, source.splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_no_tracked_file_contains(name: str) -> None:
+    found = []
+    for path in tracked_files():
+        try:
+            lines = path.read_text().splitlines()
+        except UnicodeDecodeError:
+            continue
+        found += [
+            f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+            for number, line in enumerate(lines, start=1)
+            if FORBIDDEN[name].search(line)
+        ]
+
+    assert not found, f"{name}:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a path of one machine", "see /" + "home/me/code"),
+        ("a path of one machine", "'/" + "work/main'"),
+        ("a path of one machine", "=/" + "root/.cache"),
+        ("an open end", "# TO" + "DO: later"),
+        ("an open end", "FIX" + "ME"),
+        ("an open end", "XX" + "X"),
+    ],
+)
+def test_what_is_forbidden_is_recognised(name: str, text: str) -> None:
+    assert FORBIDDEN[name].search(text)
+
+
+def test_what_only_looks_similar_is_allowed() -> None:
+    for text in ("https://example.org/work/2020", "TODOS", "a/home/b", "at work/home"):
+        assert not any(pattern.search(text) for pattern in FORBIDDEN.values())
+
+
+def test_the_layers_are_kept() -> None:
+    beside = Path(sys.executable).with_name("lint-imports")
+    command = str(beside) if beside.exists() else shutil.which("lint-imports")
+    if command is None:
+        pytest.skip("import-linter is not installed")
+
+    done = subprocess.run(
+        [command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout

@@ -1,0 +1,88 @@
+"""The trace of a real run: replayed byte for byte, and true to what every rank did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstride.core.schedule import Schedule
+from evenstride.testing import RankPool
+from evenstride.trace.read import read_records
+from evenstride.trace.replay import replay
+from tests.multiproc.evaluating import traced
+
+RUNS: dict[str, tuple[int, dict[str, Any]]] = {
+    "adaptive": (2, {"policy": "adaptive", "epochs": 4}),
+    "adaptive on three ranks": (3, {"policy": "adaptive", "epochs": 4}),
+    "adaptive behind a deep prefetch": (
+        2,
+        {"policy": "adaptive", "epochs": 4, "num_workers": 2, "cold_prefetch": True},
+    ),
+    "dynamic batching": (2, {"policy": "dynamic-batching", "epochs": 4}),
+    "given shares": (3, {"policy": "static:0,5,19", "epochs": 4}),
+}
+
+
+def _events(folder: Path) -> list[dict[str, Any]]:
+    return [record["event"] for record in read_records(folder) if record["kind"] == "event"]
+
+
+def _schedule(folder: Path) -> Schedule:
+    """Return the shares of every step, as the trace tells them."""
+    schedule = Schedule(())
+    for record in read_records(folder):
+        for decided in record.get("instructions", ()):
+            if decided["type"] == "SetShares":
+                schedule = schedule.decided(decided["effective"], tuple(decided["shares"]))
+    return schedule
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_real_run_is_decided_again_byte_for_byte(
+    ranks: RankPool, tmp_path: Path, name: str
+) -> None:
+    world_size, plan = RUNS[name]
+
+    by_rank = ranks.run(traced, world_size, {**plan, "trace": str(tmp_path)})
+
+    outcome = replay(tmp_path)
+    assert outcome.differences == ()
+    assert outcome.events == len(_events(tmp_path)) >= 2
+    schedule = _schedule(tmp_path)
+    for seen in by_rank:
+        assert seen == [(step, schedule.shares_at(step)) for step in range(10 * plan["epochs"])]
+    told = {seen["worker"] for event in _events(tmp_path) for seen in event.get("observations", ())}
+    assert told == set(range(world_size))
+
+
+def test_the_observations_carry_the_shares_they_were_measured_at(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    _, plan = RUNS["adaptive behind a deep prefetch"]
+
+    ranks.run(traced, 2, {**plan, "trace": str(tmp_path)})
+
+    schedule = _schedule(tmp_path)
+    kinds = {event["type"] for event in _events(tmp_path)}
+    assert kinds == {"FleetFormed", "OpeningSkipped", "Exchanged"}
+    for event in _events(tmp_path):
+        for seen in event.get("observations", ()):
+            for step in range(seen["first_step"], seen["first_step"] + len(seen["busy_s"])):
+                assert seen["share"] == schedule.shares_at(step)[seen["worker"]]
+
+
+def test_a_run_that_goes_on_with_other_workers_is_replayed_as_well(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "run.jsonl")
+
+    for world_size, policy in ((2, "adaptive"), (3, "dynamic-batching"), (1, "adaptive")):
+        ranks.run(traced, world_size, {"policy": policy, "epochs": 4, "trace": path})
+
+    headers = [record for record in read_records(Path(path)) if record["kind"] == "header"]
+    ends = [record for record in read_records(Path(path)) if record["kind"] == "ended"]
+    assert [header["world_size"] for header in headers] == [2, 3, 1]
+    assert [end["summary"]["step"] for end in ends] == [40] * 3
+    assert replay(Path(path)).identical

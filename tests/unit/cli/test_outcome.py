@@ -1,0 +1,261 @@
+"""How ``demo``, ``lab`` and ``doctor`` tell what they have measured, and with which exit code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstride.cli.lab import split_policies
+from evenstride.lab.compare import LabPlan, Viewer
+from evenstride.lab.demo.plan import Plan
+from evenstride.lab.result import Comparison, Oracle, Run
+from evenstride.lab.speeds import Change
+from tests.unit.cli.conftest import Shell
+
+OUTCOME = Comparison(
+    workers=3,
+    speeds=(1.0, 0.5, 0.2),
+    achieved_speeds=(1.0, 0.49, 0.21),
+    disturbed=False,
+    drift=0.012,
+    limits="cgroup v1",
+    global_batch=102,
+    runs=[
+        Run("uniform", 0.25, 408.0, 0.6, (34, 34, 34), 0.31234, 0.95, 0, 0, 0),
+        Run("adaptive", 0.15, 680.0, 0.97, (60, 30, 12), 0.31235, 0.96, 0, 0, 3),
+    ],
+    oracle=Oracle((59, 31, 12), 0.1455),
+    speedup=1.667,
+    bound=1.72,
+    linear_bound=2.83,
+    trace="somewhere/adaptive.jsonl",
+)
+DISTURBED = replace(OUTCOME, disturbed=True, drift=0.083)
+
+
+@pytest.fixture
+def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The outcome that the commands get under ``is``, and what they asked for under ``asked``."""
+    held: dict[str, Any] = {"is": OUTCOME}
+
+    def demo(plan: Plan, speeds: tuple[float, ...], news: Any, watch: Any) -> Comparison:
+        held["asked"] = plan, speeds
+        news({"what": "limits", "kind": "signals", "caveat": "They are less even."})
+        news({"what": "calibrating"})
+        news({"what": "block", "policy": "adaptive", "step_s": 0.1512, "shares": [60, 30, 12]})
+        news({"what": "block", "policy": "static:1,2", "step_s": 0.1, "shares": [1, 2]})
+        watch()
+        result: Comparison = held["is"]
+        return result
+
+    def lab(plan: LabPlan, viewer: Viewer) -> Comparison:
+        held["asked"] = plan
+        viewer.say("calibrating (before) ...")
+        result: Comparison = held["is"]
+        return result
+
+    monkeypatch.setattr("evenstride.lab.demo.run.run_demo", demo)
+    monkeypatch.setattr("evenstride.lab.compare.run_lab", lab)
+    return held
+
+
+COMMANDS = {"demo": ["demo"], "lab": ["lab", "--speeds", "1,0.5,0.2", "--", "train.py"]}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_json_is_one_object_on_stdout_and_the_rest_is_on_stderr(
+    shell: Shell, outcome: dict[str, Any], command: str
+) -> None:
+    name, *rest = COMMANDS[command]
+
+    answer = shell(name, "--json", *rest)
+
+    assert answer.code == 0
+    assert answer.json()["speedup"] == 1.667
+    assert answer.json()["runs"][1]["shares"] == [60, 30, 12]
+    assert answer.json()["trace"] == "somewhere/adaptive.jsonl"
+    assert "calibrating" in answer.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_disturbed_measurement_has_its_own_exit_code_and_says_so(
+    shell: Shell, outcome: dict[str, Any], command: str
+) -> None:
+    outcome["is"] = DISTURBED
+    name, *rest = COMMANDS[command]
+
+    plain, as_json = shell(name, *rest), shell(name, "--json", *rest)
+
+    assert plain.code == as_json.code == 3
+    assert as_json.json()["disturbed"] is True
+    for answer in (plain, as_json):
+        last = answer.err.splitlines()[-1]
+        assert last.startswith("disturbed: the workers' own speeds changed by 8% between")
+    assert "speed-up" in plain.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_caveats_are_told_beside_the_figures(
+    shell: Shell, outcome: dict[str, Any], command: str
+) -> None:
+    outcome["is"] = replace(OUTCOME, caveats=("steps are short", "signals are less even"))
+    name, *rest = COMMANDS[command]
+
+    plain, as_json = shell(name, *rest), shell(name, "--json", *rest)
+
+    assert (plain.code, as_json.code) == (0, 0)
+    assert as_json.json()["caveats"] == ["steps are short", "signals are less even"]
+    for answer in (plain, as_json):
+        assert answer.err.splitlines()[-2:] == [
+            "note: steps are short",
+            "note: signals are less even",
+        ]
+
+
+def test_the_demo_tells_its_story(shell: Shell, outcome: dict[str, Any]) -> None:
+    answer = shell("demo")
+
+    lines = [" ".join(line.split()) for line in answer.out.splitlines()]
+    assert "3 workers at speeds 1 / 0.5 / 0.2 (measured 1.00 / 0.49 / 0.21), global batch 102" in (
+        lines
+    )
+    assert "equal balanced best fixed split" in lines
+    assert "samples 34/34/34 60/30/12 59/31/12" in lines
+    assert "step 250.0 ms 150.0 ms 145.5 ms" in lines
+    assert "efficiency 0.60 0.97 1" in lines
+    assert "final loss 0.31234 0.31235" in lines
+    assert "test accuracy 95.0% 96.0%" in lines
+    assert "lost, repeated 0, 0 0, 0" in lines
+    assert "speed-up 1.67, bound 1.72 (linear bound 2.83)" in lines
+    assert "trace somewhere/adaptive.jsonl" in lines
+    assert lines[-1] == (
+        "With equal batches everyone waited for worker 2; evenstride gave it 12 samples per step "
+        "instead of 34, and the same training, sample for sample, took 60% of the time."
+    )
+
+
+def test_the_demo_says_when_there_was_nothing_to_balance(
+    shell: Shell, outcome: dict[str, Any]
+) -> None:
+    outcome["is"] = replace(OUTCOME, bound=1.02)
+
+    answer = shell("demo")
+
+    assert answer.out.splitlines()[-1] == (
+        "These workers are equally fast, so there was nothing to balance."
+    )
+
+
+def test_the_demo_tells_what_goes_on_in_lines_on_stderr(
+    shell: Shell, outcome: dict[str, Any]
+) -> None:
+    assert shell("demo", "--json").err.splitlines() == [
+        "Workers are slowed down by signals.",
+        "They are less even.",
+        "calibrating ...",
+        "balanced       151.2 ms per step, samples 60/30/12",
+        "fixed split    100.0 ms per step, samples 1/2",
+    ]
+
+
+def test_the_demo_does_what_its_options_say(
+    shell: Shell, outcome: dict[str, Any], tmp_path: Path
+) -> None:
+    shell("demo", "--speeds", "1,0.3", "--data", "images", "--out", "here")
+    given = outcome["asked"]
+    shell("demo")
+    usual = outcome["asked"]
+
+    assert given == (Plan(tmp_path / "here", tmp_path / "images"), (1.0, 0.3))
+    assert usual[1] == (1.0, 0.5, 0.2)
+    assert usual[0].data is None
+    assert usual[0].folder.parent == tmp_path / "runs"
+    assert usual[0].folder.name.startswith("demo-")
+
+
+def test_the_lab_does_what_its_options_say(
+    shell: Shell, outcome: dict[str, Any], tmp_path: Path
+) -> None:
+    options = ["--policies", "uniform,static:20,100,adaptive", "--steps", "90", "--repeats", "3"]
+    changes = ["--change", "60:1,0.4", "--change", "5s:0.5,1", "--no-calibrate", "--out", "here"]
+    script = ["--", "train.py", "--lr", "0.1", "--json"]
+
+    shell("lab", "--speeds", "1,1", *options, *changes, *script)
+
+    assert outcome["asked"] == LabPlan(
+        command=("train.py", "--lr", "0.1", "--json"),
+        speeds=(1.0, 1.0),
+        policies=("uniform", "static:20,100", "adaptive"),
+        steps=90,
+        repeats=3,
+        changes=(Change((1.0, 0.4), at_step=60), Change((0.5, 1.0), at_s=5.0)),
+        folder=tmp_path / "here",
+        calibrate=False,
+    )
+
+
+def test_the_lab_tells_a_line_for_each_policy(shell: Shell, outcome: dict[str, Any]) -> None:
+    lines = [" ".join(line.split()) for line in shell(*COMMANDS["lab"]).out.splitlines()]
+
+    assert "3 workers at speeds 1 / 0.5 / 0.2 (measured 1 / 0.49 / 0.21), global batch 102" in lines
+    assert "policy step samples/s efficiency changes samples" in lines
+    assert "uniform 250.0 ms 408 0.60 0 34/34/34" in lines
+    assert "adaptive 150.0 ms 680 0.97 3 60/30/12" in lines
+    assert "best fixed split 145.5 ms 59/31/12" in lines
+    assert "speed-up over equal batches 1.67, bound 1.72" in lines
+    assert "trace somewhere/adaptive.jsonl" in lines
+
+
+def test_the_lab_leaves_out_what_was_not_measured(shell: Shell, outcome: dict[str, Any]) -> None:
+    run = replace(OUTCOME.runs[1], efficiency=None)
+    outcome["is"] = replace(
+        OUTCOME, runs=[run], achieved_speeds=(), oracle=None, speedup=None, bound=None
+    )
+
+    told = shell(*COMMANDS["lab"]).out
+
+    assert "adaptive" in told
+    assert not any(word in told for word in ("measured", "best fixed", "speed-up", "None"))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("adaptive", ("adaptive",)),
+        ("static:1,2,3,uniform", ("static:1,2,3", "uniform")),
+        ("static:1,2,static:2,1", ("static:1,2", "static:2,1")),
+        ("uniform,,adaptive,", ("uniform", "adaptive")),
+    ],
+)
+def test_policies_are_told_apart_from_the_shares_of_a_fixed_one(
+    text: str, names: tuple[str, ...]
+) -> None:
+    assert split_policies(text) == names
+
+
+def test_the_doctor_tells_about_this_machine(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = {"cores": 2.0, "backends": ["gloo"]}
+    monkeypatch.setattr("evenstride.lab.checkup.examine_machine", lambda: dict(findings))
+
+    told, as_json = shell("doctor"), shell("doctor", "--json")
+
+    assert told.out == "cores                2.0\nbackends             gloo\n"
+    assert as_json.json() == findings
+    assert (told.code, as_json.code) == (0, 0)
+
+
+def test_the_doctor_in_a_group_speaks_on_one_rank_only(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("evenstride.lab.checkup.examine_machine", lambda: {"cores": 2.0})
+    monkeypatch.setattr("evenstride.lab.checkup.examine_group", lambda: {"exact": True})
+    first = shell("doctor", "--json")
+    monkeypatch.setattr("evenstride.lab.checkup.examine_group", lambda: None)
+    other = shell("doctor", "--json")
+
+    assert first.json() == {"cores": 2.0, "group": {"exact": True}}
+    assert (other.code, other.out) == (0, "")

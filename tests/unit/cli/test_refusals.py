@@ -1,0 +1,172 @@
+"""``demo`` and ``lab`` refuse what cannot be before they start anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstride.errors import LaunchError
+from tests.unit.cli.conftest import Shell
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with two cores, on which any launch and any limit is a failure of the test."""
+
+    def started(*_: Any) -> None:
+        pytest.fail("it was not refused in time")
+
+    for module in ("evenstride.lab.compare", "evenstride.lab.demo.run"):
+        monkeypatch.setattr(f"{module}.run", started)
+        monkeypatch.setattr(f"{module}.open_limits", started)
+        monkeypatch.setattr(f"{module}.usable_cpus", lambda: 2)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """A training script that is there."""
+    path = tmp_path / "train.py"
+    path.write_text("")
+    return str(path)
+
+
+SPEEDS = [
+    ("1,0", "a speed of 0 cannot be"),
+    ("1,1.5", "a speed of 1.5 cannot be"),
+    ("1,-0.5", "a speed of -0.5 cannot be"),
+    ("1,1,0.5", "sum to 2.5 cores, but this machine has 2"),
+    ("half", "speeds 'half' are not understood"),
+    ("", "are not understood"),
+]
+
+
+@pytest.mark.parametrize(("speeds", "text"), SPEEDS)
+def test_the_demo_refuses_speeds_that_cannot_be(
+    shell: Shell, tmp_path: Path, speeds: str, text: str
+) -> None:
+    assert text in shell("demo", "--speeds", speeds, "--json").refusal()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("speeds", "text"), SPEEDS)
+def test_the_lab_refuses_speeds_that_cannot_be(
+    shell: Shell, tmp_path: Path, script: str, speeds: str, text: str
+) -> None:
+    assert text in shell("lab", "--speeds", speeds, "--", script).refusal()
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            ["--policies", "uniform,magic"],
+            "unknown policy 'magic'; the policies are adaptive, dynamic-batching, static, uniform",
+        ),
+        (["--policies", ","], "no policy to run; give some, such as --policies uniform,adaptive"),
+        (["--policies", "static:a"], "policy 'static:a' is not understood"),
+        (["--policies", "uniform:3"], "policy uniform takes no argument, but got '3'"),
+        (["--change", "soon:1,1"], "change 'soon:1,1' is not understood"),
+        (["--change", "10:1,0.5,1"], "names 3 speeds, but there are 2"),
+        (["--change", "10:1,0"], "a speed of 0 cannot be"),
+    ],
+)
+def test_the_lab_refuses_policies_and_changes_that_cannot_be(
+    shell: Shell, tmp_path: Path, script: str, options: list[str], text: str
+) -> None:
+    answer = shell("lab", "--speeds", "1,0.5", *options, "--", script)
+
+    assert text in answer.refusal()
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_the_lab_refuses_given_shares_for_another_number_of_workers(
+    shell: Shell, script: str
+) -> None:
+    answer = shell("lab", "--speeds", "1,0.5", "--policies", "static:1,2,3", "--", script)
+
+    assert "3 shares, but there are 2 workers" in answer.refusal()
+
+
+def test_the_lab_refuses_a_script_that_is_not_there(shell: Shell, tmp_path: Path) -> None:
+    answer = shell("lab", "--speeds", "1,0.5", "--", "gone.py", "--lr", "0.1")
+
+    assert "there is no script gone.py; give the path of a Python file" in answer.refusal()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [["--steps", "0"], ["--repeats", "0"], ["--steps", "few"]])
+def test_the_lab_refuses_numbers_out_of_range(
+    shell: Shell, script: str, options: list[str]
+) -> None:
+    answer = shell("lab", "--speeds", "1", *options, "--", script)
+
+    assert (answer.code, answer.out) == (2, "")
+    assert options[0] in answer.err
+
+
+@pytest.mark.parametrize("arguments", [["--speeds", "1"], ["--", "train.py"]])
+def test_the_lab_needs_speeds_and_a_script(shell: Shell, arguments: list[str]) -> None:
+    answer = shell("lab", *arguments)
+
+    assert (answer.code, answer.out) == (2, "")
+    assert "Missing" in answer.err
+
+
+def test_the_demo_refuses_a_data_folder_that_is_not_there(shell: Shell, tmp_path: Path) -> None:
+    answer = shell("demo", "--speeds", "1", "--data", str(tmp_path / "nowhere"))
+
+    assert "nowhere" in answer.refusal()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["demo", "lab"])
+def test_a_folder_that_cannot_be_made_is_refused(shell: Shell, script: str, command: str) -> None:
+    rest = ["--", script] if command == "lab" else []
+
+    answer = shell(command, "--speeds", "1", "--out", "/proc/nowhere/out", *rest)
+
+    assert "cannot make the folder /proc/nowhere/out (No such file or" in answer.refusal()
+
+
+def test_a_launch_that_fails_is_told_without_a_traceback(
+    shell: Shell, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise LaunchError("worker 1 fell over")
+
+    monkeypatch.setattr("evenstride.lab.compare.run_lab", fails)
+
+    answer = shell("lab", "--speeds", "1", "--json", "--", script)
+
+    assert answer.refusal() == "evenstride: worker 1 fell over\n"
+
+
+def test_what_is_not_ours_keeps_its_traceback(
+    shell: Shell, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("evenstride.lab.compare.run_lab", broken)
+
+    with pytest.raises(ZeroDivisionError):
+        shell("lab", "--speeds", "1", "--", script)
+
+
+def test_the_doctor_takes_no_arguments(shell: Shell) -> None:
+    answer = shell("doctor", "me")
+
+    assert (answer.code, answer.out) == (2, "")
+    assert "Usage: evenstride doctor" in answer.err
+
+
+def test_the_doctor_refuses_a_world_size_that_is_no_number(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenstride.lab.checkup.examine_machine", dict)
+    monkeypatch.setenv("WORLD_SIZE", "two")
+
+    assert "WORLD_SIZE is 'two'" in shell("doctor").refusal()

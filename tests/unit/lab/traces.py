@@ -1,0 +1,66 @@
+"""Traces written by hand, as a run under the lab would leave them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from evenstride.core.control import Exchanged, FleetFormed, KeepShares, SetShares
+from evenstride.core.fleet import Shares, Worker
+from evenstride.core.observation import Observation
+from evenstride.trace.write import TraceWriter
+
+
+def write_run(
+    path: Path,
+    policy: str,
+    steps_s: Sequence[float],
+    splits: Sequence[Shares],
+    wait_s: float = 0.0,
+) -> None:
+    """Write the trace of a run whose leader took ``steps_s``, of which it waited ``wait_s`` each.
+
+    The run opens with the first of ``splits`` and takes on the others one exchange after another.
+    """
+    workers = tuple(Worker(f"here-{rank}") for rank in range(len(splits[0])))
+    opening, *changes = splits
+    with TraceWriter(path, {"policy": policy}) as trace:
+        trace.event(
+            0.0, FleetFormed(0, 0, sum(opening), workers), (SetShares(0, opening, "opening"),)
+        )
+        for first in range(0, len(steps_s), 10):
+            some = steps_s[first : first + 10]
+            share = opening[0]
+            leader = Observation(
+                0, share, first, tuple(s - wait_s for s in some), (wait_s,) * len(some)
+            )
+            other = Observation(1, share, first, (9.0,) * len(some), (9.0,) * len(some))
+            step = first + len(some)
+            answer = (
+                SetShares(step, changes.pop(0), "better") if changes else KeepShares("good as is")
+            )
+            trace.event(1.0, Exchanged(step, step, (leader, other)), (answer,))
+
+
+def write_calibration(
+    path: Path, times_s: Mapping[int, Sequence[float]], unmodelled_s: float | None = None
+) -> None:
+    """Write the trace of a lone worker that took ``times_s`` at each size.
+
+    Args:
+        path: of the trace.
+        times_s: of the steps at each size.
+        unmodelled_s: time of a first step at each size that says nothing about speed.
+    """
+    with TraceWriter(path, {"policy": "uniform"}) as trace:
+        largest = max(times_s, default=1)
+        formed = FleetFormed(0, 0, largest, (Worker("here-0"),))
+        trace.event(0.0, formed, (SetShares(0, (largest,), "opening"),))
+        step = 0
+        for size, steps_s in times_s.items():
+            seen = [Observation(0, size, step, tuple(steps_s), (0.0,) * len(steps_s))]
+            if unmodelled_s is not None:
+                cold = Observation(0, size, step, (unmodelled_s,), (0.0,), modelled=False)
+                seen.insert(0, cold)
+            step += len(steps_s)
+            trace.event(1.0, Exchanged(step, step, tuple(seen)), (KeepShares("alone"),))

@@ -1,0 +1,56 @@
+"""A clock, a store and a heartbeat without threads, for what is decided when a rank is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+
+from evenstride.runtime.channel import Channel
+from evenstride.runtime.liveness import Beat
+
+
+class Clock:
+    """Stands in for the module ``time``; sleeping is what moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.slept: Callable[[], object] = lambda: None
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += seconds
+        self.slept()
+
+
+class Told:
+    """What the ranks' heartbeats and goodbyes say, as a test wishes."""
+
+    def __init__(self, beats: dict[int, Beat], goodbyes: dict[int, dict[str, Any]] | None = None):
+        self.told, self.parted = beats, goodbyes or {}
+
+    def beats(self) -> dict[int, Beat]:
+        """Return every rank's latest heartbeat."""
+        return dict(self.told)
+
+    def goodbyes(self) -> dict[int, dict[str, Any]]:
+        """Return what the ranks that have ended said."""
+        return dict(self.parted)
+
+
+def channel(rank: int = 0, world_size: int = 3) -> Channel:
+    """Return a channel over a store of this process alone."""
+    store: Store = HashStore()
+    return Channel(rank, world_size, timedelta(seconds=4), store, store, store)
+
+
+def message(of: Channel, key: str) -> Any:
+    """Return what stands under a key, ``None`` if nothing."""
+    return json.loads(of.read([key])[0]) if of.present([key])[0] else None

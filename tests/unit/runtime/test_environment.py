@@ -1,0 +1,108 @@
+"""The environment's wishes, read in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import evenstride
+from evenstride.errors import ConfigError, UnknownPolicy
+from evenstride.runtime.environment import Environment, read_environment
+
+
+def test_without_variables_nothing_is_asked() -> None:
+    assert read_environment({}) == Environment()
+    assert Environment().world_size == 1
+
+
+def test_every_variable_is_read() -> None:
+    found = read_environment(
+        {
+            "EVENSTRIDE_POLICY": "static:1,2",
+            "EVENSTRIDE_MAX_STEPS": "40",
+            "EVENSTRIDE_TRACE": "runs/one",
+            "EVENSTRIDE_PROGRESS": "runs/steps",
+            "EVENSTRIDE_CALIBRATE": "0.5:1",
+            "WORLD_SIZE": "8",
+        }
+    )
+
+    assert found == Environment("static:1,2", 40, Path("runs/one"), Path("runs/steps"), "0.5:1", 8)
+
+
+def test_an_empty_variable_counts_as_absent() -> None:
+    names = ("POLICY", "MAX_STEPS", "TRACE", "PROGRESS", "CALIBRATE")
+
+    found = read_environment({f"EVENSTRIDE_{name}": "" for name in names} | {"WORLD_SIZE": ""})
+
+    assert found == Environment()
+
+
+def test_no_step_at_all_is_a_possible_wish() -> None:
+    assert read_environment({"EVENSTRIDE_MAX_STEPS": "0"}).max_steps == 0
+
+
+@pytest.mark.parametrize(("name", "least"), [("EVENSTRIDE_MAX_STEPS", 0), ("WORLD_SIZE", 1)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("-1", "many", "1.5", " ", "1e3", "0x10"),
+        pytest.param("²", marks=pytest.mark.xfail(strict=True, reason="int() refuses it")),
+    ],
+)
+def test_a_number_that_is_none_is_refused_with_its_range(name: str, least: int, text: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read_environment({name: text})
+
+    assert str(refusal.value) == (
+        f"{name} is {text!r}; it must be a whole number of at least {least}"
+    )
+
+
+def test_a_world_of_no_process_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE is '0'; .* of at least 1"):
+        read_environment({"WORLD_SIZE": "0"})
+
+
+def test_several_processes_without_a_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with pytest.raises(ConfigError, match="WORLD_SIZE is 2, but there is no process group"):
+        evenstride.Stride(global_batch=4)
+
+
+def test_an_argument_wins_over_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_POLICY", "magic")
+    monkeypatch.setenv("EVENSTRIDE_TRACE", str(tmp_path / "theirs"))
+
+    stride = evenstride.Stride(global_batch=4, policy="uniform", trace=tmp_path / "ours")
+
+    policy = stride.summary().policy
+    stride.close()
+    assert policy == "uniform"
+    assert (tmp_path / "ours" / "trace.jsonl").exists()
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_the_environment_fills_in_what_the_script_leaves_open(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_POLICY", "static:4")
+    monkeypatch.setenv("EVENSTRIDE_TRACE", str(tmp_path / "run.jsonl"))
+
+    stride = evenstride.Stride(global_batch=4)
+
+    policy = stride.summary().policy
+    stride.close()
+    assert policy == "static:4"
+    assert (tmp_path / "run.jsonl").exists()
+
+
+def test_a_policy_of_the_environment_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTRIDE_POLICY", "magic")
+
+    with pytest.raises(UnknownPolicy, match="magic"):
+        evenstride.Stride(global_batch=4)

@@ -1,0 +1,167 @@
+"""How a loss is named: once, to everyone, and only when it is one."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, cast
+
+import pytest
+
+from evenstride.errors import WorkerLost
+from evenstride.runtime import farewell
+from evenstride.runtime.channel import Channel
+from evenstride.runtime.control_plane import announce_loss
+from evenstride.runtime.farewell import LossReport, collective_failed, look_for_the_lost
+from evenstride.runtime.gate import Gate
+from evenstride.runtime.liveness import Liveness
+from tests.unit.runtime.quiet import Clock, Told, channel, message
+
+TEXT = "rank 2 is gone: its process 7 on one ended"
+
+
+def _report(told: Channel, gate: Gate) -> LossReport:
+    return LossReport(told, gate, lambda: ("sync", 25))
+
+
+def test_a_loss_is_logged_once_and_raised_where_training_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = Gate((3, 4))
+    report = _report(channel(rank=1), gate)
+
+    assert report.heard(TEXT)
+    assert not report.heard("rank 0 is gone: it is not")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"evenstride: {TEXT}; rank 1 cannot finish step 25 (it was in: sync)"
+    ]
+    assert report.text == TEXT
+    with pytest.raises(WorkerLost, match="its process 7 on one ended, so step 25 cannot be"):
+        gate.draw(25)
+
+
+def test_who_finds_a_loss_tells_all_control_threads_whatever_they_wait_for() -> None:
+    told = channel()
+    report = _report(told, Gate((3, 4)))
+    report.exchange = lambda: 6
+
+    report.found(2, "its process 7 on one ended")
+
+    for key in ("go/6/0", "go/6/1", "go/7/2", "told/6/2", "told/7/2", "verdict/6", "verdict/7"):
+        assert message(told, key) == {"lost": TEXT}
+    assert message(told, "go/5/0") is None
+
+
+def test_what_was_heard_is_not_announced_again() -> None:
+    told = channel()
+    report = _report(told, Gate((3, 4)))
+    report.heard("rank 1 is gone: it ended")
+
+    report.found(2, "its process 7 on one ended")
+
+    assert message(told, "go/0/0") is None
+
+
+def test_announcing_survives_the_end_of_the_store() -> None:
+    class Gone(Channel):
+        def put(self, key: str, text: str) -> None:
+            raise RuntimeError(f"broken pipe: {key}, {text}")
+
+    told = channel()
+    gone = Gone(0, 3, told.timeout, told.control, told.meeting, told.prompt)
+
+    announce_loss(gone, 0, 2, TEXT)
+
+    assert message(told, "go/0/0") is None
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that only sleeping moves."""
+    clock = Clock()
+    monkeypatch.setattr(farewell, "time", clock)
+    return clock
+
+
+def _found(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    def diagnose(*_: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(farewell, "diagnose", diagnose)
+
+
+NOBODY = cast("Liveness", Told({}))
+
+
+def test_a_rank_that_is_found_is_reported_and_the_others_get_time_to_hear(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    _found(monkeypatch, (2, "no heartbeat since data of step 25"))
+    report = _report(channel(), Gate((3, 4)))
+
+    look_for_the_lost(report, NOBODY, 0, 25)
+
+    assert report.text == "rank 2 is gone: no heartbeat since data of step 25"
+    assert clock.now_s > 0
+
+
+def test_a_store_that_is_gone_is_an_answer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    _found(monkeypatch, RuntimeError("connection reset"))
+    report = _report(channel(), Gate((3, 4)))
+
+    look_for_the_lost(report, NOBODY, 0, 25)
+
+    assert report.text is not None
+    assert "store is gone" in report.text
+    assert clock.now_s == 0
+
+
+def test_if_all_ranks_answer_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    _found(monkeypatch, None)
+    report = _report(channel(), Gate((3, 4)))
+
+    look_for_the_lost(report, NOBODY, 1, 25)
+
+    assert report.text is None
+    assert clock.now_s == 0
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "step 25 failed on rank 1, though all ranks answer" in record.getMessage()
+
+
+def test_nobody_is_looked_for_when_the_loss_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    _found(monkeypatch, AssertionError("not needed"))
+    report = _report(channel(), Gate((3, 4)))
+    report.heard(TEXT)
+
+    look_for_the_lost(report, NOBODY, 0, 25)
+
+    assert report.text == TEXT
+
+
+@pytest.mark.parametrize(
+    ("phase", "error", "failed"),
+    [
+        ("sync", None, True),
+        ("sync", ValueError("mine"), True),
+        ("compute", RuntimeError("Gloo connectFullMesh failed"), True),
+        ("data", RuntimeError("Timed out waiting"), True),
+        ("compute", RuntimeError("NCCL error: remote peer"), True),
+        ("compute", ValueError("the data of this rank is broken"), False),
+        ("compute", None, False),
+        ("between", RuntimeError("Gloo"), False),
+        ("idle", RuntimeError("connection reset"), False),
+    ],
+)
+def test_a_failed_collective_is_told_from_the_users_own_error(
+    monkeypatch: pytest.MonkeyPatch, phase: str, error: Exception | None, failed: bool
+) -> None:
+    monkeypatch.setattr(sys, "last_exc", None, raising=False)
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+
+    assert collective_failed(phase) == failed

@@ -1,0 +1,67 @@
+"""Loaders that cannot be: each refusal says why, and leaves the `Stride` as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import Dataset, IterableDataset
+
+from evenstride.errors import ConfigError
+from tests.unit.runtime.conftest import MakeStride
+from tests.unit.runtime.solo import numbered
+
+
+class Stream(IterableDataset[int]):
+    """A data set that can only be iterated."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([1, 2, 3])
+
+
+class Endless(Dataset[int]):
+    """A data set that does not know how long it is."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a stream": (Stream(), {}, "use a map-style data set"),
+    "a generator": (iter([1, 2]), {}, "use a map-style data set"),
+    "no length": (Endless(), {}, "Endless has no length, .* give it a __len__"),
+    "no samples": (numbered(0), {}, "no samples; give one with at least 1"),
+    "fewer samples than a batch": (numbered(3), {"drop_last": True}, "3 samples, fewer .* of 4"),
+    "no micro-batch": (numbered(9), {"max_micro_batch": 0}, "max_micro_batch is 0; .* at least 1"),
+    "a batch size": (numbered(9), {"batch_size": 2}, "batch_size cannot be set"),
+    "a sampler": (numbered(9), {"sampler": [1]}, "sampler cannot be set"),
+    "batches out of order": (numbered(9), {"in_order": False}, "in the order of the steps"),
+    "a batch for evaluation": (numbered(9), {"global_batch": 2}, "is for evaluation"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_loader_that_cannot_be_is_refused_and_another_still_made(
+    make_stride: MakeStride, name: str
+) -> None:
+    dataset, options, complaint = REFUSED[name]
+    stride = make_stride()
+
+    with pytest.raises(ConfigError, match=complaint):
+        stride.loader(dataset, **options)
+
+    assert len(stride.loader(numbered(9))) == 3
+
+
+def test_a_second_training_loader_is_refused_while_the_first_is_there(
+    make_stride: MakeStride,
+) -> None:
+    stride = make_stride()
+    loader = stride.loader(numbered(9))
+
+    with pytest.raises(ConfigError, match="a training loader already"):
+        stride.loader(numbered(9))
+
+    del loader
+    assert len(stride.loader(numbered(12))) == 3

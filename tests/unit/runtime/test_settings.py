@@ -1,0 +1,107 @@
+"""Settings of a `Stride` that cannot be, and those that only look odd."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import evenstride
+from evenstride.errors import ConfigError, InfeasibleShares, UnknownPolicy
+from evenstride.trace.read import read_records
+from tests.unit.runtime.conftest import MakeStride
+from tests.unit.runtime.solo import numbered
+
+NOT_YET = pytest.mark.xfail(strict=True, reason="raises an error that is not ours")
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no batch": ({"global_batch": 0}, "global_batch is 0; it must be a whole number"),
+    "half a sample": ({"global_batch": 2.5}, "global_batch is 2.5"),
+    "a batch in words": ({"global_batch": "8"}, "global_batch is '8'"),
+    "a seed in words": ({"seed": "lucky"}, "seed is 'lucky'"),
+    "half a seed": ({"seed": 0.5}, "seed is 0.5"),
+    "no least share": ({"min_share": 0}, "min_share is 0; it must be at least 1"),
+    "bounds that cross": ({"min_share": 3, "max_share": 2}, "max_share 2 is below min_share 3"),
+    "shares for others": ({"policy": "static:1,3"}, "2 shares, but there are 1 workers"),
+    "shares that do not sum up": ({"policy": "static:3"}, "sum to 3, but the global batch is 4"),
+    "a policy's argument": ({"policy": "uniform:2"}, "uniform takes no argument"),
+    "a trace that cannot be": ({"trace": "/proc/nowhere"}, "cannot be written to /proc/nowhere"),
+    "a least share in words": ({"min_share": "1"}, "min_share is '1'"),
+    "a most share in words": ({"max_share": "4"}, "max_share is '4'"),
+    "a broken most share": ({"max_share": 4.5}, "max_share is 4.5"),
+}
+BROKEN = ("a least share in words", "a most share in words", "a broken most share")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=NOT_YET if name in BROKEN else ()) for name in REFUSED]
+)
+def test_a_setting_that_cannot_be_is_refused(make_stride: MakeStride, name: str) -> None:
+    settings, complaint = REFUSED[name]
+
+    with pytest.raises(ConfigError, match=complaint):
+        make_stride(**settings)
+
+
+def test_a_batch_outside_the_bounds_is_refused_with_both_ends() -> None:
+    with pytest.raises(InfeasibleShares, match=r"of 9 samples: .* accept 1 to 8") as refusal:
+        evenstride.Stride(global_batch=9, max_share=8)
+
+    error = refusal.value
+    assert (error.total, error.at_least, error.at_most, error.workers) == (9, 1, 8, 1)
+
+
+def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UnknownPolicy, match="adaptive, dynamic-batching, static, uniform"):
+        evenstride.Stride(global_batch=9, policy="fair")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"policy": "fair"}, {"max_share": 8}, {"seed": "lucky"}, {"policy": "static:8"}]
+)
+def test_a_refusal_leaves_no_trace(tmp_path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        evenstride.Stride(global_batch=9, trace=tmp_path / "run", **settings)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("batch", [np.int64(4), torch.tensor(4), np.uint8(4)])
+def test_a_whole_number_in_any_guise_is_one(make_stride: MakeStride, batch: Any) -> None:
+    stride = make_stride(global_batch=batch, seed=batch)
+
+    assert len(stride.loader(numbered(9))) == 3
+    assert stride.state_dict()["global_batch"] == stride.state_dict()["seed"] == 4
+    assert type(stride.state_dict()["seed"]) is int, "it goes into checkpoints"
+
+
+@pytest.mark.parametrize("seed", [-1, 2**70])
+def test_any_whole_number_is_a_seed(make_stride: MakeStride, seed: int) -> None:
+    loader = make_stride(seed=seed).loader(numbered(9))
+
+    assert len(next(iter(loader))[0]) == 4
+
+
+@NOT_YET
+def test_a_progress_file_that_cannot_be_written_is_refused(
+    make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_PROGRESS", "/proc/nowhere/steps")
+
+    with pytest.raises(ConfigError, match="/proc/nowhere/steps"):
+        make_stride()
+
+
+def test_it_may_be_closed_twice(
+    make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_PROGRESS", str(tmp_path / "steps"))
+    stride = make_stride(trace=tmp_path)
+
+    stride.close()
+    stride.close()
+
+    assert stride.summary().step == 0
+    assert [record["kind"] for record in read_records(tmp_path)][-1] == "ended"
