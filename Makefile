@@ -67,5 +67,9 @@ bench: $(VENV)/.demo
 docs: $(VENV)/.docs
 	$(BIN)/zensical build --clean --strict
 
+# When decisions are meant to change: record the kept traces anew, and read the difference.
+regen: $(VENV)/.dev
+	$(BIN)/python -m tests.golden.recording
+
 clean:
 	rm -rf $(VENV) $(FLOOR_VENV) site dist build runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

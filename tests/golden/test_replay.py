@@ -104,7 +104,6 @@ def test_another_measurement_gives_another_decision(tmp_path: Path) -> None:
     assert not outcome.identical, "a replay decides on what is in the trace"
 
 
-@pytest.mark.xfail(strict=True, reason="an event without instructions is passed over")
 def test_a_decision_that_is_missing_in_the_middle_is_noticed(tmp_path: Path) -> None:
     lines = _lines("adaptive")
 

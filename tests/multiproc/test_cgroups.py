@@ -161,15 +161,12 @@ def _ended(worker: int) -> bool:
     return bool(select.select([worker], [], [], 30.0)[0])
 
 
-NOT_YET = pytest.mark.xfail(strict=True, reason="this signal ends the lab without clean-up")
-
-
 @pytest.mark.parametrize(
     "number",
     [
         signal.SIGINT,
-        pytest.param(signal.SIGTERM, marks=NOT_YET),
-        pytest.param(signal.SIGHUP, marks=NOT_YET),
+        signal.SIGTERM,
+        signal.SIGHUP,
     ],
 )
 def test_a_lab_that_is_told_to_end_leaves_no_group_and_no_worker(

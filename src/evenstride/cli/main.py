@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated
 
@@ -46,8 +47,16 @@ def _options(
     del version
 
 
+def _leave(number: int, _: object) -> None:
+    """Unwind, so that limits are lifted and workers ended, when told to end."""
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Run the command line; our own errors become one line on stderr and exit code 2."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, _leave)
     try:
         app(prog_name="evenstride")
     except EvenstrideError as error:

@@ -171,7 +171,7 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
     shares = decision.shares if isinstance(decision, Move) else control.shares
     opening_left = 0 if decision.settled else max(0, control.opening_left - 1)
     expect = _expect(estimate, shares)
-    step_s = max(expect.expected_s) + shared_s if estimate.known else 0.0
+    step_s = max(expect.expected_s) + shared_s if any(expect.expected_s) else 0.0
     cadence = control.cadence.following(changed=moved or not decision.settled, step_s=step_s)
     after = replace(
         control,
@@ -192,7 +192,7 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
 
 
 def _smoothed_communication(control: Control, event: Exchanged) -> float:
-    seen_s = communication_s(event.observations, len(control.shares))
+    seen_s = communication_s(event.observations, control.shares)
     if seen_s is None:
         return control.communication_s
     before_s = control.communication_s
@@ -200,9 +200,9 @@ def _smoothed_communication(control: Control, event: Exchanged) -> float:
 
 
 def _expect(estimate: Estimate, shares: Shares) -> Expect:
-    if not estimate.known:
-        return Expect((0.0,) * len(shares), (0.0,) * len(shares))
     at = np.array(shares, dtype=np.int64)
+    if not estimate.known_at(at):
+        return Expect((0.0,) * len(shares), (0.0,) * len(shares))
     expected_s = np.where(at > 0, estimate.model.at(at), 0.0)
     band = np.maximum(
         _BAND_PART, _BAND_STD * np.sqrt(estimate.noise + estimate.relative_std(at) ** 2)

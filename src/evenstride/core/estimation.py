@@ -70,6 +70,10 @@ class Estimate:
         """Whether every worker has been observed."""
         return bool((self.steps > 0).all())
 
+    def known_at(self, shares: IntArray) -> bool:
+        """Return whether every worker that has a share there has been observed."""
+        return bool(((self.steps > 0) | (np.asarray(shares) == 0)).all())
+
     @property
     def model(self) -> TimeModel:
         """The mean curves; only meaningful where `steps` is above 0."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evenstride.core.fleet import Shares
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -40,17 +42,17 @@ class Observation:
         return len(self.busy_s)
 
 
-def communication_s(observations: tuple[Observation, ...], workers: int) -> float | None:
+def communication_s(observations: tuple[Observation, ...], shares: Shares) -> float | None:
     """Return the part of a step in seconds that is left when nobody waits for a slower worker.
 
     The slowest worker of a step waits for nothing but the communication, so it is the least of
-    the workers' usual waits. ``None`` unless all workers have reported.
+    the workers' usual waits. ``None`` unless all workers with a share have reported.
     """
     waits: dict[int, tuple[float, ...]] = {}
     for seen in observations:
         if seen.modelled:
             waits[seen.worker] = waits.get(seen.worker, ()) + seen.wait_s
-    if len(waits) < workers:
+    if not waits or any(share and worker not in waits for worker, share in enumerate(shares)):
         return None
     return min(median(times) for times in waits.values())
 

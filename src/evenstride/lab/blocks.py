@@ -80,7 +80,7 @@ def run_figures(trace: Path) -> RunFigures:
         blocks_s=tuple(median(tuple(block)) for block in whole),
         shares=splits[-1],
         changes=len(splits) - 1,
-        communication_s=communication_s(tuple(observations(trace)), len(splits[-1])) or 0.0,
+        communication_s=communication_s(tuple(observations(trace)), splits[-1]) or 0.0,
     )
 
 

@@ -14,6 +14,8 @@ from evenstride.errors import LimitError
 PERIOD_S = 0.010
 """Period of a limit: short, so that a step spans many, and no shorter than kernels keep."""
 
+_HANDED_ON = "cgroup.subtree_control"
+
 # Kernels refuse a smaller quota, some of them without a word.
 _LEAST_QUOTA_S = 0.001
 
@@ -64,14 +66,17 @@ class CgroupLimits:
 
     def __init__(self, files: CgroupFiles, workers: int) -> None:
         self._files = files
+        self._enabled = False  # whether we let the base hand on its CPU control (version 2)
         self._top = files.base / f"evenstride-{os.getpid()}-{time.monotonic_ns()}"
         self._groups = [self._top / f"worker-{number}" for number in range(workers)]
         try:
             _remove_left_behind(files.base)
             self._top.mkdir()
             if files.kind == "cgroup v2":
+                handed_on = (files.base / _HANDED_ON).read_text().split()
+                self._enabled = "cpu" not in handed_on
                 for parent in (files.base, self._top):
-                    (parent / "cgroup.subtree_control").write_text("+cpu")
+                    (parent / _HANDED_ON).write_text("+cpu")
             for group in self._groups:
                 group.mkdir()
                 files.limit(group, 1.0 - 1e-9)  # proves the right to limit
@@ -104,6 +109,9 @@ class CgroupLimits:
                     self._files.limit(group, 1.0)
                 _empty(group, self._files.base)
                 _rmdir(group)
+        if self._enabled:
+            with contextlib.suppress(OSError):  # somebody else's groups may need it by now
+                (self._files.base / _HANDED_ON).write_text("-cpu")
 
 
 def _empty(group: Path, into: Path) -> None:
@@ -133,8 +141,7 @@ def _remove_left_behind(base: Path) -> None:
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             for group in (*top.glob("worker-*"), top):
                 _empty(group, base)
-                with contextlib.suppress(OSError):
-                    group.rmdir()
+                _rmdir(group)
 
 
 def cgroup_candidates(

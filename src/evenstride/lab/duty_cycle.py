@@ -38,7 +38,7 @@ class _Cycle:
         """Return how long to rest from now, until what was run is the right part."""
         self._ran_s += now_s - self._continued_s
         rest_s = self._began_s + self._ran_s / self.speed - now_s
-        if rest_s > _MOST_OWED_S:
+        if rest_s > _MOST_OWED_S / self.speed:
             rest_s = (1 - self.speed) * PERIOD_S
             self._began_s, self._ran_s = now_s + rest_s, 0.0
         return max(0.0, rest_s)

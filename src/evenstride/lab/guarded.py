@@ -6,6 +6,7 @@ The launcher of the workers is started this way, so that it cannot outlive a lab
 from __future__ import annotations
 
 import ctypes
+import os
 import runpy
 import signal
 import sys
@@ -16,7 +17,10 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends (Linux; else does nothing)."""
     if sys.platform == "linux":
+        parent = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:  # it ended before the kernel was asked
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

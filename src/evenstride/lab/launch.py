@@ -106,8 +106,8 @@ def run(
             return _attend(launch, pace, processes, folder, _Watch(progress, watch))
         finally:
             _end(processes)
-            _Pace(limits, []).set((1.0,) * workers)
             muster.close()
+            _Pace(limits, []).set((1.0,) * workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,9 @@ class _Pace:
     def set(self, speeds: Speeds) -> None:
         """Give the workers these speeds, and cores that have room for them."""
         cores = place(speeds, usable_cpus())
-        for recruit in self.recruits if cores is not None else ():
+        for recruit in self.recruits:
             with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
-                pin(recruit.pid, cores[recruit.worker] if cores else 0)
+                pin(recruit.pid, cores[recruit.worker] if cores else None)
         for worker, speed in enumerate(speeds):
             self.limits.set_speed(worker, speed)
 

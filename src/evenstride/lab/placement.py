@@ -29,11 +29,15 @@ def place(speeds: Speeds, cores: int) -> tuple[int, ...] | None:
     return tuple(placed[worker] for worker in range(len(speeds)))
 
 
-def pin(pid: int, core: int) -> None:
-    """Bind all threads of a process, and what it will start, to the n-th usable core."""
+def pin(pid: int, core: int | None) -> None:
+    """Bind all threads of a process, and what it will start, to the n-th usable core.
+
+    ``None`` stands for all usable cores.
+    """
     if not hasattr(os, "sched_setaffinity"):
         return
-    cpu = sorted(os.sched_getaffinity(0))[core]
+    usable = os.sched_getaffinity(0)
+    cpus = usable if core is None else {sorted(usable)[core]}
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.sched_setaffinity(int(task.name), {cpu})
+            os.sched_setaffinity(int(task.name), cpus)

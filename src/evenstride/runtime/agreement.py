@@ -7,6 +7,7 @@ collective that another never enters.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,8 @@ from evenstride.errors import EvenstrideError, RanksDisagree, WorkerLost, from_p
 from evenstride.runtime.channel import Channel
 
 Plain = dict[str, Any]
+
+logger = logging.getLogger("evenstride")
 
 
 def agree(
@@ -41,8 +44,8 @@ def agree(
     """
     try:
         mine = {"ok": show()}
-    except EvenstrideError as error:
-        mine = {"error": to_plain(error)}
+    except Exception as error:  # whatever it is, the other ranks must not wait for ever
+        mine = {"error": to_plain(_ours(error))}
     channel.show(f"{topic}/rank/{channel.rank}", json.dumps(mine))
     verdict = _judged(channel, topic, judge) if channel.rank == 0 else _heard(channel, topic)
     if "error" in verdict:
@@ -54,15 +57,20 @@ def _judged(channel: Channel, topic: str, judge: Callable[[list[Plain]], Plain])
     keys = [f"{topic}/rank/{rank}" for rank in range(channel.world_size)]
     try:
         shown = [json.loads(text) for text in _await(channel, keys, topic, channel.timeout)]
-        for mine in shown:
-            if "error" in mine:
-                raise from_plain(mine["error"])
-        verdict = {"ok": judge([mine["ok"] for mine in shown])}
-    except EvenstrideError as error:
-        verdict = {"error": to_plain(error)}
+        errors = [mine for mine in shown if "error" in mine]
+        verdict = errors[0] if errors else {"ok": judge([mine["ok"] for mine in shown])}
+    except Exception as error:  # likewise
+        verdict = {"error": to_plain(_ours(error))}
     text = json.dumps(verdict)
     channel.show(f"{topic}/verdict", text)
     return dict(json.loads(text))
+
+
+def _ours(error: Exception) -> EvenstrideError:
+    if isinstance(error, EvenstrideError):
+        return error
+    logger.error("an error that is not ours", exc_info=error)
+    return EvenstrideError(f"{type(error).__name__}: {error}")
 
 
 def _heard(channel: Channel, topic: str) -> Plain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,6 @@ def _count(variables: Mapping[str, str], name: str, *, least: int) -> int | None
     text = variables.get(name, "")
     if not text:
         return None
-    if not text.strip().isdigit() or int(text) < least:
+    if not re.fullmatch(r"\s*[0-9]+\s*", text) or int(text) < least:
         raise ConfigError(f"{name} is {text!r}; it must be a whole number of at least {least}")
     return int(text)

@@ -85,7 +85,7 @@ def exact_mean(
         dist.all_reduce(sums, group=group)
         sums = sums.cpu()
     mean = sums[:-1] / sums[-1]
-    return mean.reshape(totals.shape) if totals.numel() > 1 else float(mean)
+    return float(mean) if totals.numel() == 1 else mean.reshape(totals.shape)
 
 
 def _device(group: dist.ProcessGroup) -> torch.device:

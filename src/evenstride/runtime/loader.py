@@ -213,6 +213,7 @@ class TrainLoader(DataLoader[Any]):
         try:
             yield from self._deliver()
             rank.timer.epoch_ended()
+            rank.scaling.loop_ended()
             progress.empty_passes += progress.step == steps_before
         finally:
             self._busy = False

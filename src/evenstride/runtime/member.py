@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import struct
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -58,7 +56,6 @@ class Member:
         self._loader: Callable[[], TrainLoader | None] = lambda: None
         self._loaders = 0
         self._closed = False
-        self._progress_fd = _progress_file(environment, team)
         self._gate = Gate(
             team.shares,
             blocking=team.opening,
@@ -187,8 +184,8 @@ class Member:
         self.scaling.model = None
         if self._team.leader is not None:
             self._team.leader.close(self.summary().to_dict())
-        if self._progress_fd >= 0:
-            os.close(self._progress_fd)
+        if self._team.step_file is not None:
+            self._team.step_file.close()
 
     def _ask(self) -> None:
         self._bond.ask()
@@ -196,8 +193,8 @@ class Member:
     def _tick(self) -> None:
         step = self.progress.step
         self._bond.tick(step)
-        if self._progress_fd >= 0:
-            os.pwrite(self._progress_fd, struct.pack("<q", step), 0)
+        if self._team.step_file is not None:
+            self._team.step_file.write(step)
 
     def _commit(self, draw: Draw) -> None:
         self.progress.commit(draw.window)
@@ -276,9 +273,3 @@ def _cpu_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     ranks = dist.get_process_group_ranks(group)
     small: dist.ProcessGroup = dist.new_group(ranks, backend="gloo")
     return small
-
-
-def _progress_file(environment: Environment, team: Team) -> int:
-    if environment.progress is None or team.leader is None:
-        return -1
-    return os.open(environment.progress, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)

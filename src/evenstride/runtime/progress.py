@@ -150,7 +150,7 @@ class Progress:
         if self.order is not None:
             self._check(saved, self.order)
         self.restored = saved if self.order is None else None
-        self.epoch, self.position = saved.epoch, saved.position
+        self.epoch, self.position, self.empty_passes = saved.epoch, saved.position, 0
         self.earlier = saved.step - self.step
         if self.order is not None:
             self._roll_over()

@@ -64,10 +64,12 @@ class Scaling:
         """Whether the step in hand is committed, but its optimizer step has not been seen."""
         if not self._committed or self._stepped:
             return False
-        # A gradient scaler that skips a step never calls the optimizer; gradients that are
-        # gone show that the step is over nevertheless.
+        # A gradient scaler that skips a step never calls the optimizer, and some update the
+        # weights by hand; gradients that are gone show that the step is over nevertheless.
         model = self.model
-        return model is None or any(p.grad is not None for p in model.parameters())
+        return model is None or any(
+            p.grad is not None and bool(p.grad.any()) for p in model.parameters()
+        )
 
     @property
     def failed(self) -> bool:
@@ -86,6 +88,10 @@ class Scaling:
 
     def optimizer_stepped(self, *_: Any) -> None:
         """Note that an optimizer has stepped: a committed step is whole."""
+        self._stepped = self._committed
+
+    def loop_ended(self) -> None:
+        """Note that the loop came to its end: whatever was to be done in its last step is done."""
         self._stepped = self._committed
 
     def check_finished(self) -> None:
@@ -120,7 +126,8 @@ class Scaling:
         scaled = loss if factor == 1.0 else loss * factor if factor else self._silent(loss)
         if scaled.requires_grad:
             scaled.register_hook(self._backward_began)  # type: ignore[no-untyped-call]
-        scaled._evenstride_scaled = True  # type: ignore[attr-defined]
+        # Both, so that scaling twice is the same error whatever the factor.
+        loss._evenstride_scaled = scaled._evenstride_scaled = True  # type: ignore[attr-defined]
         self._scaled = True
         self.own_s += self.timer.now() - started_s - waited_s
         return scaled

@@ -26,6 +26,7 @@ from evenstride.runtime.environment import Environment
 from evenstride.runtime.leader import Leader
 from evenstride.runtime.peers import Peer, myself
 from evenstride.runtime.resources import measured_flops_per_s, usable_cores
+from evenstride.runtime.step_file import StepFile
 from evenstride.runtime.wire import verdict_from_plain, verdict_to_plain
 from evenstride.trace.read import TRACE_NAME
 from evenstride.trace.write import TraceWriter
@@ -43,6 +44,7 @@ class Settings:
         max_share: most samples of this rank in a step; ``None`` for no limit.
         trace: where the leader writes the trace; ``None`` for nowhere.
         max_steps: steps after which the training loader yields nothing.
+        step_file: where the leader keeps its step count; ``None`` for nowhere.
     """
 
     global_batch: int
@@ -52,6 +54,7 @@ class Settings:
     max_share: int | None
     trace: Path | None
     max_steps: int | None
+    step_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Team:
         shares: the opening split.
         opening: whether the first steps wait for decisions.
         leader: on rank 0 only.
+        step_file: likewise, if one was asked for.
     """
 
     rank: int
@@ -77,6 +81,7 @@ class Team:
     shares: Shares
     opening: bool
     leader: Leader | None
+    step_file: StepFile | None = None
 
 
 def group_of(group: dist.ProcessGroup | None, environment: Environment) -> dist.ProcessGroup | None:
@@ -107,25 +112,45 @@ def form_team(settings: Settings, group: dist.ProcessGroup | None) -> Team:
             every rank alike.
         WorkerLost: some rank did not come within the group's timeout.
     """
-    leaders: list[Leader] = []
+    led: list[tuple[Leader, StepFile | None]] = []
 
     def judge(shown: list[Plain]) -> Plain:
         _compare(shown)
         _check(settings)
         leader = Leader(Control(policy_from_spec(settings.policy)))
         verdict = _formed(leader, settings, shown)
+        step_file = StepFile(settings.step_file) if settings.step_file else None
         leader.record_to(_open_trace(settings, len(shown)))
-        leaders.append(leader)
+        led.append((leader, step_file))
         return verdict
 
     if group is None:
-        return _team(judge([_show(settings, 0)]), 0, None, None, leaders[0])
+        return _team(judge([_show(settings, 0)]), 0, None, None, *led[0])
     channel = open_channel(group)
     plain = agree(channel, "Stride()", lambda: _show(settings, channel.rank), judge)
-    return _team(plain, channel.rank, group, channel, leaders[0] if leaders else None)
+    return _team(plain, channel.rank, group, channel, *(led[0] if led else (None, None)))
+
+
+def refuse_everywhere(error: ConfigError, group: dist.ProcessGroup | None) -> None:
+    """Raise an error of this rank on all ranks, so that none waits for it to make its `Stride`.
+
+    Raises:
+        ConfigError: always.
+    """
+
+    def show() -> Plain:
+        raise error
+
+    if dist.is_available() and dist.is_initialized():
+        group = group or dist.group.WORLD
+        assert group is not None, "the default group exists once torch.distributed is initialised"
+        if dist.get_world_size(group) > 1:
+            agree(open_channel(group), "Stride()", show, lambda _: {})
+    raise error
 
 
 def _show(settings: Settings, rank: int) -> Plain:
+    _check_bounds(settings)
     return {
         "evenstride": __version__,
         "torch": torch.__version__.partition("+")[0],
@@ -166,6 +191,12 @@ def _check(settings: Settings) -> None:
     check_whole("seed", settings.seed)
 
 
+def _check_bounds(settings: Settings) -> None:
+    check_whole("min_share", settings.min_share, least=1)
+    if settings.max_share is not None:
+        check_whole("max_share", settings.max_share, least=1)
+
+
 def _open_trace(settings: Settings, world_size: int) -> TraceWriter | None:
     if settings.trace is None:
         return None
@@ -178,7 +209,7 @@ def _open_trace(settings: Settings, world_size: int) -> TraceWriter | None:
 
 
 def _header(settings: Settings, world_size: int) -> dict[str, Any]:
-    asked = {k: v for k, v in asdict(settings).items() if k != "trace"}
+    asked = {k: v for k, v in asdict(settings).items() if k not in ("trace", "step_file")}
     return {
         **asked,
         "world_size": world_size,
@@ -207,8 +238,19 @@ def _team(
     group: dist.ProcessGroup | None,
     channel: Channel | None,
     leader: Leader | None,
+    step_file: StepFile | None,
 ) -> Team:
     verdict = verdict_from_plain(plain["verdict"])
     assert verdict.shares is not None, "a fleet forms with an opening split"
     peers = tuple(Peer(**peer) for peer in plain["peers"])
-    return Team(rank, len(peers), group, channel, peers, verdict.shares, verdict.opening, leader)
+    return Team(
+        rank=rank,
+        world_size=len(peers),
+        group=group,
+        channel=channel,
+        peers=peers,
+        shares=verdict.shares,
+        opening=verdict.opening,
+        leader=leader,
+        step_file=step_file,
+    )

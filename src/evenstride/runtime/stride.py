@@ -19,7 +19,7 @@ from evenstride.errors import ConfigError, StepInFlight
 from evenstride.runtime.environment import read_environment
 from evenstride.runtime.loader import DataLoaderOptions, LoaderOptions
 from evenstride.runtime.member import Member
-from evenstride.runtime.setup import Settings, form_team, group_of
+from evenstride.runtime.setup import Settings, form_team, group_of, refuse_everywhere
 from evenstride.runtime.summary import Summary
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -73,7 +73,11 @@ class Stride:
         max_share: int | None = None,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
-        environment = read_environment(os.environ)
+        try:
+            environment = read_environment(os.environ)
+        except ConfigError as error:
+            refuse_everywhere(error, process_group)
+            raise
         group = group_of(process_group, environment)
         settings = Settings(
             global_batch=_whole(global_batch),
@@ -83,6 +87,7 @@ class Stride:
             max_share=None if max_share is None else _whole(max_share),
             trace=environment.trace if trace is None else Path(trace),
             max_steps=environment.max_steps,
+            step_file=environment.progress,
         )
         self._member = Member(form_team(settings, group), settings, environment)
         scaling = self._member.scaling

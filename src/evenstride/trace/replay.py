@@ -46,6 +46,11 @@ def replay(run: Path) -> Replay:
         match record["kind"]:
             case "header":
                 control, pending = _start(record), None
+            case "event" if pending is not None:
+                raise TraceError(
+                    f"event {outcome.events - 1} of the trace has no instructions, but the trace "
+                    "goes on; it was changed after it was written"
+                )
             case "event" if control is not None:
                 event: Any = decode(record["event"])
                 control, instructions = advance(control, event)

@@ -99,7 +99,6 @@ def test_speeds_above_the_cores_are_refused_before_anything_is_done(tmp_path: Pa
     _refused(Plan(tmp_path / "out", None), (1.0, 1.0, 0.5), r"sum to 2\.5 cores")
 
 
-@pytest.mark.xfail(strict=True, reason="the workers find out, after they were started")
 def test_missing_digits_are_refused_before_anything_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

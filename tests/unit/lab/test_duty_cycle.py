@@ -69,7 +69,6 @@ def test_what_lateness_takes_from_a_run_is_made_up_for(late_s: list[float]) -> N
     assert ran_s / of_s == pytest.approx(0.2, abs=0.01)
 
 
-@pytest.mark.xfail(strict=True, reason="a rest of more than ten periods is not taken")
 def test_a_very_slow_worker_rests_as_long_as_a_late_stop_asks_for() -> None:
     world = VirtualTime([0.8 * PERIOD_S], waits=2 * PERIODS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import itertools
 from pathlib import Path
 
@@ -20,12 +21,17 @@ FASHION_FILES = {
 
 
 def check_data(folder: Path | None) -> None:
-    """Raise unless a folder has all four files; no folder needs none.
+    """Raise unless a folder has all four files, or without one scikit-learn is there.
 
     Raises:
-        ConfigError: one is missing.
+        ConfigError: something is missing.
     """
     if folder is None:
+        if not _has_digits():
+            raise ConfigError(
+                "the demo's digits come with scikit-learn, which is not installed; run "
+                "pip install 'evenstride[demo]', or give --data a folder with Fashion-MNIST"
+            )
         return
     for name in itertools.chain(*FASHION_FILES.values()):
         if not (folder / name).is_file():
@@ -33,6 +39,13 @@ def check_data(folder: Path | None) -> None:
                 f"{folder / name} is missing; --data needs a folder with Fashion-MNIST's four "
                 ".gz files"
             )
+
+
+def _has_digits() -> bool:
+    try:
+        return importlib.util.find_spec("sklearn.datasets") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def read_images(folder: Path, part: str) -> tuple[Bytes, Bytes]:

@@ -104,8 +104,7 @@ def audit(report: Report, policy: str) -> tuple[int, int]:
             for epoch, ids in block.ids:
                 epochs.setdefault(epoch, Counter()).update(ids)
     last = max(epochs)
-    first = min(epochs)
-    seen_in = (len(epochs.get(epoch, ())) for epoch in range(first, last))
+    seen_in = (len(epochs.get(epoch, ())) for epoch in range(last))
     lost = sum(report.train_samples - seen for seen in seen_in)
     repeated = sum(seen.total() - len(seen) for seen in epochs.values())
     return lost, repeated

@@ -10,7 +10,7 @@ import evenstride.lab.demo.script as script_module
 from evenstride.lab.demo.fashion import check_data
 from evenstride.lab.demo.figures import compare
 from evenstride.lab.demo.plan import Plan, Report
-from evenstride.lab.demo.script import NEWS, REPORT
+from evenstride.lab.demo.script import NEWS, REPORT, TRACE
 from evenstride.lab.folder import make_folder
 from evenstride.lab.launch import Launch, Standing, run
 from evenstride.lab.limits import open_limits
@@ -41,6 +41,8 @@ def run_demo(
     check_fit(speeds, usable_cpus())
     check_data(plan.data)
     make_folder(plan.folder)
+    for name in (NEWS, REPORT, TRACE):  # of an earlier demo in this folder
+        (plan.folder / name).unlink(missing_ok=True)
     plan.save(plan.folder / "plan.json")
     limits, caveat = open_limits(len(speeds))
     news({"what": "limits", "kind": limits.kind, "caveat": caveat})
@@ -63,5 +65,5 @@ def run_demo(
     finally:
         limits.close()
     report = Report.load(plan.folder / REPORT)
-    outcome = compare(report, speeds, limits.kind, str(plan.folder / "adaptive.jsonl"))
+    outcome = compare(report, speeds, limits.kind, str(plan.folder / TRACE))
     return replace(outcome, caveats=(caveat,) if caveat else ())

@@ -19,7 +19,7 @@ from evenstride.lab.demo.plan import Plan, RankReport, Report
 from evenstride.lab.demo.probe import Bench, choose_batch, sizes_for
 from evenstride.lab.demo.task import load_task
 
-REPORT, NEWS = "report.json", "news.jsonl"
+REPORT, NEWS, TRACE = "report.json", "news.jsonl", "adaptive.jsonl"
 
 
 class Demo:

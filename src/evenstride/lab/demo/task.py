@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from evenstride.errors import ConfigError
 from evenstride.lab.demo.fashion import check_data, read_images
 
 
@@ -37,21 +36,16 @@ def load_task(folder: Path | None) -> Task:
     Raises:
         ConfigError: scikit-learn is not installed, or a file is missing or is something else.
     """
+    check_data(folder)
     if folder is None:
         return _digits()
-    check_data(folder)
     train, test = (_fashion(folder, part) for part in ("train", "test"))
     return Task("Fashion-MNIST", _numbered(*train), _numbered(*test), stride=4)
 
 
 def _digits() -> Task:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise ConfigError(
-            "the demo's digits come with scikit-learn, which is not installed; run "
-            "pip install 'evenstride[demo]', or give --data a folder with Fashion-MNIST"
-        ) from None
+    from sklearn.datasets import load_digits
+
     images, labels = load_digits(return_X_y=True)
     pixels = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8.0 - 1.0
     classes = torch.tensor(labels)
