@@ -120,7 +120,7 @@ class Scaling:
         if draw is None or self.micro or weight is not None or hasattr(loss, "_evenstride_scaled"):
             draw = self._checked(loss, weight)
         if weight is None and self._weight is None:
-            factor = self.world_size * draw.samples / draw.window
+            factor = loss_factor(self.world_size, draw.samples, draw.window)
         else:
             factor, waited_s = self._weighed(draw, weight)
         scaled = loss if factor == 1.0 else loss * factor if factor else self._silent(loss)
