@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import Any
 
@@ -90,10 +89,10 @@ def audited(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]:
-    """Return the injected work per step, and what was read back of it, both in seconds.
+    """Return the injected work per step in seconds, and which part of it was read back.
 
-    Half of the steps carry the work, in the forward pass, half do not; the difference of the
-    busy times is what was read back.
+    Every other step carries the work, in its forward pass, and times it alone; what is read back
+    is the step's busy time less that of the steps without.
     """
     times = round(milliseconds[rank] * 1e-3 / median(tuple(burn(128, 20) / 20 for _ in range(9))))
     stride = evenstride.Stride(global_batch=8, policy="uniform")
@@ -133,9 +132,12 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
             stride.mean(1.0, 1)
     stride.close()
     warm = [r for r in records if r.modelled and r.step > 8]
-    with_work = median(tuple(r.busy_s for r in warm if r.step in injected))
-    without = median(tuple(r.busy_s for r in warm if r.step not in injected))
-    return median(tuple(itertools.islice(injected.values(), 4, None))), with_work - without
+    rest_s = median(tuple(r.busy_s for r in warm if r.step not in injected))
+    worked = [r for r in warm if r.step in injected]
+    return (
+        median(tuple(injected[r.step] for r in worked)),
+        median(tuple((r.busy_s - rest_s) / injected[r.step] for r in worked)),
+    )
 
 
 class _Two(nn.Module):
