@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import multiprocessing as mp
 import os
@@ -176,11 +177,13 @@ def loopback_store() -> Iterator[int]:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     with socket.socket() as listener:
-        listener.bind((_LOOPBACK, 0))
+        listener.bind((_LOOPBACK, 0))  # a store that binds for itself listens on all interfaces
         port = int(listener.getsockname()[1])
-        store = TCPStore(
-            _LOOPBACK, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        serve = functools.partial(TCPStore, _LOOPBACK, port, None, True, wait_for_workers=False)
+        try:
+            store = serve(master_listen_fd=os.dup(listener.fileno()))
+        except NotImplementedError:  # before torch 2.7 the newer kind of server takes no socket
+            store = serve(master_listen_fd=listener.detach(), use_libuv=False)
     yield port
     del store
 
