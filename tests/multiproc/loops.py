@@ -108,17 +108,7 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
     data = TensorDataset(torch.randn(8 * 64, 4))
     weight_fn = (lambda batch: float(len(batch[0]))) if how == "token weights" else None
     loader = stride.loader(data, weight_fn=weight_fn)
-    module = nn.Linear(4, 1)
-    unused = nn.Linear(4, 1) if how == "find_unused_parameters" else nn.Identity()
-    model = stride.watch(
-        DistributedDataParallel(
-            _Two(module, unused),
-            static_graph=how == "static_graph",
-            find_unused_parameters=how == "find_unused_parameters",
-        )
-    )
-    if how == "a user's hook":
-        model.register_comm_hook(None, fp16_compress_hook)
+    model = _wrapped(stride, how)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step, (x,) in enumerate(loader):
         loss = model(x).square().mean()
@@ -138,6 +128,22 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
         median(tuple(injected[r.step] for r in worked)),
         median(tuple((r.busy_s - rest_s) / injected[r.step] for r in worked)),
     )
+
+
+def _wrapped(stride: evenstride.Stride, how: str) -> nn.Module:
+    """Return a watched model of one layer, set up in one of the ways."""
+    module = nn.Linear(4, 1)
+    unused = nn.Linear(4, 1) if how == "find_unused_parameters" else nn.Identity()
+    model: nn.Module = stride.watch(
+        DistributedDataParallel(
+            _Two(module, unused),
+            static_graph=how == "static_graph",
+            find_unused_parameters=how == "find_unused_parameters",
+        )
+    )
+    if how == "a user's hook":
+        model.register_comm_hook(None, fp16_compress_hook)
+    return model
 
 
 class _Two(nn.Module):

@@ -20,8 +20,8 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         2,
         {"policy": "adaptive", "epochs": 4, "num_workers": 2, "cold_prefetch": True},
     ),
-    "dynamic batching": (2, {"policy": "dynamic-batching", "epochs": 4}),
-    "given shares": (3, {"policy": "static:0,5,19", "epochs": 4}),
+    "dynamic batching": (2, {"policy": "dynamic-batching", "epochs": 40}),
+    "given shares": (3, {"policy": "static:0,5,19", "epochs": 40}),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -15,11 +14,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstride._version import __version__
-from evenstride.core.observation import median
 from evenstride.core.weighting import loss_factor
 from evenstride.lab.limits import open_limits
+from evenstride.lab.links import reduce_s
 from evenstride.runtime.peers import myself
 from evenstride.runtime.resources import measured_flops_per_s, usable_cores
+from evenstride.runtime.teardown import take_down_group
 
 Findings = dict[str, Any]
 
@@ -83,7 +83,7 @@ def examine_group() -> Findings | None:
             else None
         )
     finally:
-        dist.destroy_process_group()
+        take_down_group()
 
 
 def gradient_error() -> float:
@@ -108,17 +108,6 @@ def gradient_error() -> float:
     assert alone.weight.grad is not None, "the backward pass has run"
     difference = (net.weight.grad - alone.weight.grad).norm() / alone.weight.grad.norm()
     return float(difference)
-
-
-def reduce_s(elements: int, repeats: int = 9) -> float:
-    """Return the median time of an all-reduce of float32 numbers in seconds; collective."""
-    numbers, times_s = torch.zeros(elements), list[float]()
-    for _ in range(repeats):
-        dist.barrier()
-        started_s = time.perf_counter()
-        dist.all_reduce(numbers)
-        times_s.append(time.perf_counter() - started_s)
-    return median(tuple(times_s))
 
 
 def tell(findings: Findings) -> str:

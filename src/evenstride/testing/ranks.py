@@ -211,6 +211,8 @@ def _as_rank(job: _Job) -> Any:
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    from evenstride.runtime.teardown import take_down_group
+
     timeout = timedelta(seconds=job.timeout_s)
     store = TCPStore(_LOOPBACK, job.port, None, False, timeout=timeout)
     dist.init_process_group(
@@ -219,7 +221,7 @@ def _as_rank(job: _Job) -> Any:
     try:
         return job.fn(job.rank, *job.args)
     finally:
-        dist.destroy_process_group()
+        take_down_group()
         # A process group left to the garbage collector may be taken down in a process that the
         # next run forks, and crash it.
         gc.collect()

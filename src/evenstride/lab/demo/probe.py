@@ -10,9 +10,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.data import default_collate
 
-from evenstride.core.observation import median
 from evenstride.lab.demo.arm import LEARNING_RATE, MOMENTUM
 from evenstride.lab.demo.task import Task, small_net
+from evenstride.lab.links import reduce_s
 
 _FEWEST_STEPS = 3
 
@@ -47,14 +47,7 @@ class Bench:
 
     def communication_s(self, repeats: int = 15) -> float:
         """Return the median time of averaging this model's gradients; collective."""
-        count = sum(p.numel() for p in self._net.parameters())
-        gradient, times_s = torch.zeros(count), list[float]()
-        for _ in range(repeats):
-            dist.barrier()
-            started_s = time.perf_counter()
-            dist.all_reduce(gradient)
-            times_s.append(time.perf_counter() - started_s)
-        return median(tuple(times_s))
+        return reduce_s(sum(p.numel() for p in self._net.parameters()), repeats)
 
     def _step(self, size: int) -> None:
         chosen = torch.randint(len(self._data), (size,)).tolist()

@@ -18,6 +18,7 @@ from evenstride.lab.demo.arm import Arm, Block
 from evenstride.lab.demo.plan import Plan, RankReport, Report
 from evenstride.lab.demo.probe import Bench, choose_batch, sizes_for
 from evenstride.lab.demo.task import load_task
+from evenstride.runtime.teardown import take_down_group
 
 REPORT, NEWS, TRACE = "report.json", "news.jsonl", "adaptive.jsonl"
 
@@ -135,7 +136,7 @@ def main() -> None:
     report = demo.run()
     if demo.rank == 0:
         report.save(plan.folder / REPORT)
-    dist.destroy_process_group()
+    take_down_group()
 
 
 if __name__ == "__main__":
