@@ -91,8 +91,9 @@ def audited(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
 def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]:
     """Return the injected work per step in seconds, and which part of it was read back.
 
-    Every other step carries the work, in its forward pass, and times it alone; what is read back
-    is the step's busy time less that of the steps without.
+    Every other step carries the work, in its forward pass, and times it alone; the others carry a
+    quarter of it, which leaves the processor's caches in the same state. What is read back is the
+    step's busy time less what the others take beside theirs.
     """
     times = round(milliseconds[rank] * 1e-3 / median(tuple(burn(128, 20) / 20 for _ in range(9))))
     stride = evenstride.Stride(global_batch=8, policy="uniform")
@@ -112,8 +113,7 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step, (x,) in enumerate(loader):
         loss = model(x).square().mean()
-        if step % 2:
-            injected[step] = burn(128, times)
+        injected[step] = burn(128, times if step % 2 else times // 4)
         stride.scale(loss).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
@@ -122,19 +122,19 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
             stride.mean(1.0, 1)
     stride.close()
     warm = [r for r in records if r.modelled and r.step > 8]
-    rest_s = median(tuple(r.busy_s for r in warm if r.step not in injected))
-    worked = [r for r in warm if r.step in injected]
+    rest_s = median(tuple(r.busy_s - injected[r.step] for r in warm if r.step % 2 == 0))
+    worked = [r for r in warm if r.step % 2]
     return (
         median(tuple(injected[r.step] for r in worked)),
         median(tuple((r.busy_s - rest_s) / injected[r.step] for r in worked)),
     )
 
 
-def _wrapped(stride: evenstride.Stride, how: str) -> nn.Module:
+def _wrapped(stride: evenstride.Stride, how: str) -> DistributedDataParallel:
     """Return a watched model of one layer, set up in one of the ways."""
     module = nn.Linear(4, 1)
     unused = nn.Linear(4, 1) if how == "find_unused_parameters" else nn.Identity()
-    model: nn.Module = stride.watch(
+    model = stride.watch(
         DistributedDataParallel(
             _Two(module, unused),
             static_graph=how == "static_graph",

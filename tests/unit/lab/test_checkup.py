@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import evenstride
-from evenstride.lab.checkup import examine_machine, gradient_error, reduce_s, tell
+from evenstride.lab.checkup import examine_machine, gradient_error, tell
+from evenstride.lab.links import reduce_s
 from evenstride.testing import RankPool
 from evenstride.testing.ranks import loopback_store
 from tests.unit.lab.fake_runs import SpyLimits
