@@ -69,12 +69,12 @@ class Fleet:
         )
         object.__setattr__(self, "lower", lower)
         object.__setattr__(self, "upper", np.minimum(upper, max(self.global_batch, 1)))
-        at_most = int(upper.sum())
-        if not int(lower.sum()) <= self.global_batch <= at_most:
+        if not int(lower.sum()) <= self.global_batch <= int(upper.sum()):
+            unlimited = any(w.max_share is None for w in self.workers)
             raise InfeasibleShares(
                 total=self.global_batch,
                 at_least=int(lower.sum()),
-                at_most=at_most,
+                at_most=None if unlimited else int(upper.sum()),
                 workers=len(self.workers),
             )
 

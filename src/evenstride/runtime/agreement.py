@@ -43,10 +43,10 @@ def agree(
         WorkerLost: some rank did not come within the group's timeout.
     """
     try:
-        mine = {"ok": show()}
+        mine = json.dumps({"ok": show()})
     except Exception as error:  # whatever it is, the other ranks must not wait for ever
-        mine = {"error": to_plain(_ours(error))}
-    channel.show(f"{topic}/rank/{channel.rank}", json.dumps(mine))
+        mine = json.dumps({"error": to_plain(_ours(error))})
+    channel.show(f"{topic}/rank/{channel.rank}", mine)
     verdict = _judged(channel, topic, judge) if channel.rank == 0 else _heard(channel, topic)
     if "error" in verdict:
         raise from_plain(verdict["error"])

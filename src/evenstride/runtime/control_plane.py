@@ -46,11 +46,11 @@ class Position:
 
     Args:
         step: steps it has committed.
-        stand: (pass number, epoch, position, step) at the start of its current pass.
+        stands: (step, epoch, position) where its latest passes over the loader began.
     """
 
     step: int
-    stand: tuple[int, int, int, int]
+    stands: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class ControlPlane:
         if self._leader is None:
             return
         told = [f"told/{number}/{other}" for other in range(1, self._channel.world_size)]
-        gone = reply_to_text(Reply(0, 0, (0, 0, 0, 0), (), leaving=True))
+        gone = reply_to_text(Reply(0, 0, (), (), leaving=True))
         for key, here in zip(told, self._channel.present(told), strict=True):
             if not here:
                 self._channel.put(key, gone)
@@ -195,10 +195,10 @@ class ControlPlane:
     def _reply(self) -> Reply:
         held = self._local.gate.hold()
         if held is None:
-            return Reply(0, 0, (0, 0, 0, 0), (), leaving=True)
+            return Reply(0, 0, (), (), leaving=True)
         position = self._local.position()
         self._local.gate.forget_before(position.step - 1)
-        return Reply(held.barrier, held.checksum, position.stand, self._local.recorder.take())
+        return Reply(held.barrier, held.checksum, position.stands, self._local.recorder.take())
 
     def _follow(self, number: int, reply: Reply) -> dict[str, Any] | None:
         self._channel.put(f"told/{number}/{self._channel.rank}", reply_to_text(reply))
@@ -270,8 +270,8 @@ class SoloPlane:
         held = self._local.gate.hold()
         if held is None:
             return
-        stand = self._local.position().stand
-        reply = Reply(held.barrier, held.checksum, stand, self._local.recorder.take())
+        stands = self._local.position().stands
+        reply = Reply(held.barrier, held.checksum, stands, self._local.recorder.take())
         verdict = self._leader.exchange(step, [reply], held.checksum)
         self._shares = apply(verdict, 0, self._local, self._shares)
 

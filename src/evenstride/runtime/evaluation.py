@@ -66,7 +66,6 @@ class EvalLoader(DataLoader[Any]):
     def __init__(
         self, sampler: EvalSampler, samples: Any, torch_options: DataLoaderOptions
     ) -> None:
-        torch_options.setdefault("generator", torch.Generator())
         super().__init__(samples, batch_sampler=BatchStream(sampler), **torch_options)
 
 

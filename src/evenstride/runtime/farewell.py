@@ -11,7 +11,7 @@ from evenstride.errors import WorkerLost
 from evenstride.runtime.channel import Channel
 from evenstride.runtime.control_plane import announce_loss
 from evenstride.runtime.gate import Gate
-from evenstride.runtime.liveness import Liveness, diagnose, ending_error
+from evenstride.runtime.liveness import Liveness, diagnose, ending_error, ending_exception
 
 logger = logging.getLogger("evenstride")
 
@@ -80,6 +80,8 @@ def look_for_the_lost(report: LossReport, liveness: Liveness, rank: int, step: i
 
 def collective_failed(phase: str) -> bool:
     """Return whether this program is ending because a collective did."""
+    if isinstance(ending_exception(), KeyboardInterrupt):
+        return False
     if phase == "sync":
         return True
     error = (ending_error() or "").lower()

@@ -2,8 +2,9 @@
 
 A rank with a share of 0 still has to take part in the gradient's collectives. It runs one
 sample whose loss is weighted 0. But ``0 * inf`` is not 0: a loss or an activation that is not
-finite would poison every rank. So the gradients themselves are replaced by zeros on their way
-into the parameters, before the engine reduces them.
+finite would poison every rank. So whatever is not finite is replaced by 0 on its way into the
+parameters, before the engine reduces it. What is finite came out as 0 already, or belongs to a
+term the user adds beside the scaled loss, such as a penalty on the weights, and is kept.
 """
 
 from __future__ import annotations
@@ -20,20 +21,24 @@ def zero_loss(loss: Tensor) -> Tensor:
     return torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0) * 0.0
 
 
-def silence(loss: Tensor, model: nn.Module | None) -> list[RemovableHandle]:
-    """Make the next backward pass of ``loss`` add only zeros to the gradients.
+def silence(loss: Tensor, models: Iterable[nn.Module]) -> list[RemovableHandle]:
+    """Let no backward pass add anything that is not finite to the gradients.
 
     Args:
-        loss: the scaled loss.
-        model: the watched model; without one, the leaves of the loss's graph are found by
-            walking it (activation checkpointing hides leaves from that walk).
+        loss: the scaled loss, whose graph is walked for the leaves it reaches (activation
+            checkpointing hides leaves from that walk).
+        models: the watched models, all of whose parameters are meant as well.
 
     Returns:
-        Handles to remove once the backward pass is over.
+        Handles to remove once the step's backward passes are over.
     """
-    parameters = _leaves(loss) if model is None else model.parameters()
-    silenced = [p for p in parameters if p.requires_grad]
-    return [p.register_hook(torch.zeros_like) for p in silenced]  # type: ignore[no-untyped-call]
+    reached = [*_leaves(loss), *(p for model in models for p in model.parameters())]
+    silenced = {id(p): p for p in reached if p.requires_grad}.values()
+    return [p.register_hook(_finite) for p in silenced]  # type: ignore[no-untyped-call]
+
+
+def _finite(gradient: Tensor) -> Tensor:
+    return torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _leaves(loss: Tensor) -> Iterable[Tensor]:

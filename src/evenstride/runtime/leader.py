@@ -29,6 +29,8 @@ from evenstride.trace.write import TraceWriter
 
 logger = logging.getLogger("evenstride")
 
+_STANDS_KEPT = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -37,14 +39,14 @@ class Reply:
     Args:
         barrier: first step the rank has not drawn and will not draw before the decision.
         checksum: of all decisions the rank has applied.
-        stand: (pass number, epoch, position, step) at the start of the rank's current pass.
+        stands: (step, epoch, position) where the rank's latest passes over the loader began.
         observations: what it measured since it was last asked.
         leaving: the rank's program is ending.
     """
 
     barrier: int
     checksum: int
-    stand: tuple[int, int, int, int]
+    stands: tuple[tuple[int, int, int], ...]
     observations: tuple[Observation, ...]
     leaving: bool = False
 
@@ -82,6 +84,7 @@ class Leader:
         self._writer: TraceWriter | None = None
         self._unwritten: list[tuple[float, Event, tuple[Instruction, ...]]] = []
         self._started_s = time.perf_counter()
+        self._stands: dict[int, tuple[int, tuple[int, ...]]] = {}
         self.ledger = Ledger.empty(0)
         self.exchange_at = 0  # the leader's own step at which the next exchange is due
         self.changes = 0
@@ -166,22 +169,27 @@ class Leader:
         return Yardstick.of(estimate.model, fleet)
 
     def _prove_agreement(self, replies: list[Reply], checksum: int) -> None:
-        stands: dict[int, tuple[int, tuple[int, ...]]] = {}
         for rank, reply in enumerate(replies):
             if reply.checksum != checksum:
                 raise SplitDiverged(
                     f"rank {rank} has applied other decisions than the leader (checksum "
                     f"{reply.checksum:#x} instead of {checksum:#x}); the run cannot go on"
                 )
-            number, *stand = reply.stand
-            first, expected = stands.setdefault(number, (rank, tuple(stand)))
-            if tuple(stand) != expected:
-                raise SplitDiverged(
-                    f"rank {rank} began its loop at epoch {stand[0]}, position {stand[1]}, step "
-                    f"{stand[2]}, but rank {first} at epoch {expected[0]}, position "
-                    f"{expected[1]}, step {expected[2]}; load the same state on every rank and "
-                    "leave the loop at the same step"
-                )
+            for step, *stand in reply.stands:
+                self._prove_stand(rank, step, tuple(stand))
+        # Ranks are never far apart, so what was long ago has been compared.
+        for step in sorted(self._stands)[:-_STANDS_KEPT]:
+            del self._stands[step]
+
+    def _prove_stand(self, rank: int, step: int, stand: tuple[int, ...]) -> None:
+        """Whoever began a loop after the same number of steps must have begun at the same data."""
+        first, expected = self._stands.setdefault(step, (rank, stand))
+        if stand != expected:
+            raise SplitDiverged(
+                f"after {step} steps rank {rank} began a loop at epoch {stand[0]}, position "
+                f"{stand[1]}, but rank {first} at epoch {expected[0]}, position {expected[1]}; "
+                "load the same state on every rank and leave the loop at the same step"
+            )
 
     def _log(self, verdict: Verdict) -> None:
         if verdict.shares is not None:

@@ -97,6 +97,8 @@ class Liveness:
             logger.debug("the store was gone before the goodbye", exc_info=True)
         os.write(self._wake_w, b"x")
         self._thread.join(2 * BEAT_S)
+        if self._thread.is_alive():  # held up by the store; the process is ending anyway
+            return
         for fd in (*self._fds, self._wake_r, self._wake_w):
             os.close(fd)
 
@@ -193,12 +195,18 @@ def diagnose(
     return None
 
 
+def ending_exception() -> BaseException | None:
+    """Return the uncaught exception this program is ending with, if any."""
+    error: BaseException | None = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return error
+
+
 def ending_error() -> str | None:
     """Return the uncaught exception this program is ending with, as one line, if any.
 
     An interrupt from the keyboard reaches all ranks alike and is not reported.
     """
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    error = ending_exception()
     if error is None or isinstance(error, KeyboardInterrupt):
         return None
     text = " ".join(str(error).split())

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.progress import Progress
 from evenstride.runtime.sampler import Draw, Order, StepSampler
 from evenstride.runtime.scaling import Scaling
-from evenstride.runtime.seeding import SeededDataset, seeded_dataset
+from evenstride.runtime.seeding import SeededDataset, item_seeds, seeded_dataset
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.weights import checked
 
@@ -101,6 +102,29 @@ def refuse_batching(options: dict[str, Any]) -> None:
         raise ConfigError("in_order=False cannot be: batches must come in the order of the steps")
 
 
+def check_options(options: DataLoaderOptions) -> None:
+    """Raise unless torch's loader takes these options; nothing is started.
+
+    Raises:
+        ConfigError: says what torch has against them.
+    """
+    refuse_batching(dict(options))
+    try:
+        DataLoader(TensorDataset(), batch_sampler=BatchStream([[0]]), **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"torch's DataLoader refuses these options: {error}") from None
+
+
+def own_generator(seed: int, rank: int) -> torch.Generator:
+    """Return the generator that seeds a loader's worker processes.
+
+    torch would take the global one, and leave it changed. Each rank's own, because samples that
+    are not seeded one by one are augmented with what the worker processes got.
+    """
+    own_seed = int(item_seeds(seed, 0, np.array([rank]))[0])
+    return torch.Generator().manual_seed(own_seed >> 1)
+
+
 class BatchStream(Sampler[list[Any]]):
     """A batch sampler whose iterators share one position; see `StepSampler`."""
 
@@ -157,7 +181,7 @@ class TrainLoader(DataLoader[Any]):
             seeded=isinstance(samples, SeededDataset),
             sizes=options.sizes,
         )
-        torch_options.setdefault("generator", torch.Generator())  # leave the global one alone
+        torch_options.setdefault("generator", own_generator(order.seed, rank.rank))
         super().__init__(
             samples,
             batch_sampler=BatchStream(self._steps),

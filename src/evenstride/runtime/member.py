@@ -26,9 +26,10 @@ from evenstride.runtime.loader import (
     LoaderOptions,
     Rank,
     TrainLoader,
+    check_options,
     dataset_length,
     order_of,
-    refuse_batching,
+    own_generator,
 )
 from evenstride.runtime.progress import Progress
 from evenstride.runtime.recorder import Recorder
@@ -71,7 +72,7 @@ class Member:
         """Return the training loader; see `Stride.loader`."""
 
         def show() -> Plain:
-            refuse_batching(dict(options))
+            check_options(options)
             if self._loader() is not None:
                 raise ConfigError(
                     "this Stride has a training loader already, and stride.epoch counts its "
@@ -116,7 +117,7 @@ class Member:
         batch = self._settings.global_batch if global_batch is None else global_batch
 
         def show() -> Plain:
-            refuse_batching(dict(options))
+            check_options(options)
             check_whole("global_batch", batch, least=1)
             _check_micro_batch(max_micro_batch)
             return {"length": dataset_length(dataset), "global_batch": batch}
@@ -131,11 +132,12 @@ class Member:
             max_micro_batch or self._settings.max_share,
             self._settings.seed if isinstance(samples, SeededDataset) else None,
         )
+        options.setdefault("generator", own_generator(self._settings.seed, self._team.rank))
         return EvalLoader(sampler, samples, options)
 
     def watch(self, model: nn.Module) -> None:
         """Time the model's forward pass, and know its parameters."""
-        self.scaling.model = model
+        self.scaling.models.append(model)
         watch_forward(model, self.timer, self._team.world_size)
 
     def latest_shares(self) -> Shares:
@@ -181,7 +183,7 @@ class Member:
         self._bond.close(at_exit=at_exit)
         # See Channel.close: nothing of torch.distributed may be left in our reference cycles.
         self._team, self._weights = replace(self._team, group=None, channel=None), None
-        self.scaling.model = None
+        self.scaling.models.clear()
         if self._team.leader is not None:
             self._team.leader.close(self.summary().to_dict())
         if self._team.step_file is not None:
@@ -271,5 +273,6 @@ def _cpu_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     if group is None:
         return None
     ranks = dist.get_process_group_ranks(group)
-    small: dist.ProcessGroup = dist.new_group(ranks, backend="gloo")
+    # Among these ranks alone: other groups may do the same at the same time, or never.
+    small: dist.ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
     return small

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 from evenstride.core.partition import EpochCursor
@@ -11,6 +12,7 @@ from evenstride.runtime.control_plane import Position
 from evenstride.runtime.sampler import Order
 
 _VERSION = 1
+_STANDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Progress:
         order: layout of the epochs, once there is a loader.
         end: samples of an epoch that are trained.
         passes: times a loop over the loader has begun in this process.
-        stand: what an exchange reports about the start of the current pass.
+        stands: what an exchange reports: (step, epoch, position) where the latest passes began.
         restored: the state that was loaded, until a loader has been checked against it.
         empty_passes: loops that ended without a step, because no more steps are allowed.
     """
@@ -55,7 +57,7 @@ class Progress:
     order: Order | None = None
     end: int = 0
     passes: int = 0
-    stand: tuple[int, int, int, int] = (0, 0, 0, 0)
+    stands: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_STANDS))
     restored: Saved | None = None
     empty_passes: int = 0
 
@@ -70,7 +72,7 @@ class Progress:
     @property
     def now(self) -> Position:
         """What an exchange reports."""
-        return Position(self.step, self.stand)
+        return Position(self.step, tuple(self.stands))
 
     def attach(self, order: Order) -> None:
         """Take note of the training loader's layout.
@@ -80,6 +82,12 @@ class Progress:
         """
         if self.restored is not None:
             self._check(self.restored, order)
+        elif self.order not in (None, order) and self.position:
+            raise ConfigError(
+                f"the training loader before was left in mid-epoch, after {self.position} "
+                "samples, and this one is laid out in another way, so the position would not mean "
+                "the same; keep the loader and call its restart(), or make another Stride"
+            )
         self.order, self.restored = order, None
         self.end = self.cursor.end
         self._roll_over()
@@ -87,7 +95,7 @@ class Progress:
     def begin_pass(self) -> None:
         """Note that a loop over the loader begins."""
         self.passes += 1
-        self.stand = (self.passes, self.epoch, self.position, self.step)
+        self.stands.append((self.step, self.epoch, self.position))
 
     def end_pass(self) -> None:
         """Note that the loop was left; a finished epoch makes way for the next."""
@@ -135,10 +143,20 @@ class Progress:
             ConfigError: the state is of another version, seed, batch or data set; nothing
                 has changed then.
         """
+        if not isinstance(state, dict):
+            raise ConfigError(
+                f"a saved state is a dictionary, not a {type(state).__name__}; give what "
+                "state_dict() returned"
+            )
         if state.get("version") != _VERSION:
             raise ConfigError(
                 f"the saved state has version {state.get('version')!r}, this evenstride reads "
                 f"{_VERSION}; load it with the version that wrote it"
+            )
+        missing = [name for name in Saved.__slots__ if name not in state]
+        if missing:
+            raise ConfigError(
+                f"the saved state lacks {', '.join(missing)}; give what state_dict() returned"
             )
         saved = Saved(**{name: state[name] for name in Saved.__slots__})
         for name in ("seed", "global_batch"):
@@ -154,6 +172,10 @@ class Progress:
         self.earlier = saved.step - self.step
         if self.order is not None:
             self._roll_over()
+        elif saved.length is not None:
+            end = EpochCursor(saved.length, saved.global_batch, saved.drop_last).end
+            self.epoch += saved.position >= end > 0
+            self.position *= saved.position < end
 
     def _check(self, saved: Saved, order: Order) -> None:
         if saved.length is None:  # saved before there was a loader: no position to keep

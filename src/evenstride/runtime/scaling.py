@@ -7,6 +7,7 @@ written for few calls.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ from evenstride.runtime.ghost import silence, zero_loss
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.weights import WeightExchange, checked
+
+logger = logging.getLogger("evenstride")
 
 _queue_callback: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
 
@@ -44,7 +47,7 @@ class Scaling:
         self.world_size, self.timer, self.exchange = world_size, timer, exchange
         self._commit = commit
         self.micro = False  # whether the loader may cut a share into micro-batches
-        self.model: nn.Module | None = None  # the watched model
+        self.models: list[nn.Module] = []  # the watched ones
         self.own_s = 0.0
         self.draw: Draw | None = None  # of the batch in the training loop's hands
         self._weight: float | None = None  # of that batch, from weight_fn
@@ -66,10 +69,8 @@ class Scaling:
             return False
         # A gradient scaler that skips a step never calls the optimizer, and some update the
         # weights by hand; gradients that are gone show that the step is over nevertheless.
-        model = self.model
-        return model is None or any(
-            p.grad is not None and bool(p.grad.any()) for p in model.parameters()
-        )
+        gradients = [p.grad for model in self.models for p in model.parameters()]
+        return not self.models or any(g is not None and bool(g.any()) for g in gradients)
 
     @property
     def failed(self) -> bool:
@@ -79,11 +80,19 @@ class Scaling:
 
     def begin(self, draw: Draw, weight: float | None) -> None:
         """Take note of a batch handed to the training loop."""
+        self._loud_again()
         self.draw, self._weight = draw, weight
         self._scaled = self._backward = self._committed = self._stepped = self._queued = False
 
     def forget(self) -> None:
         """Drop the batch in hand: the loop was left."""
+        if self.mid_step:
+            logger.warning(
+                "the loop was left between two micro-batches of step %d; the step will be drawn "
+                "again as a whole, so call optimizer.zero_grad() first",
+                self.draw.step if self.draw else 0,
+            )
+        self._loud_again()
         self.draw = None
 
     def optimizer_stepped(self, *_: Any) -> None:
@@ -123,6 +132,7 @@ class Scaling:
             factor = loss_factor(self.world_size, draw.samples, draw.window)
         else:
             factor, waited_s = self._weighed(draw, weight)
+        self._queued = False  # a backward pass that raised never came to the callback
         scaled = loss if factor == 1.0 else loss * factor if factor else self._silent(loss)
         if scaled.requires_grad:
             scaled.register_hook(self._backward_began)  # type: ignore[no-untyped-call]
@@ -207,7 +217,8 @@ class Scaling:
         """Return a loss of 0 whose backward pass adds exact zeros; see `ghost`."""
         silent = zero_loss(loss)
         if silent.requires_grad:
-            self._silenced += silence(silent, self.model)
+            # Until the next batch: a step may have several losses, whatever their order.
+            self._silenced += silence(silent, self.models)
         return silent
 
     def _backward_began(self, _: Tensor) -> None:
@@ -228,21 +239,16 @@ class Scaling:
         if self.draw.last:
             self.timer.gradients_ready()
             _queue_callback(self._synchronised)
-        elif self._silenced:
-            self._loud_again()
         self.own_s += self.timer.now() - started_s
 
     def _synchronised(self) -> None:
         started_s = self.timer.now()
         self.timer.synchronised()
-        if self._silenced:
-            self._loud_again()
         if self.draw is not None and not self._committed:
             self._committed = True
             self._commit(self.draw)
         self.own_s += self.timer.now() - started_s
 
     def _loud_again(self) -> None:
-        for handle in self._silenced:
-            handle.remove()
-        self._silenced.clear()
+        while self._silenced:
+            self._silenced.pop().remove()

@@ -92,6 +92,12 @@ class SeededDataset(Dataset[Any]):
         random.seed(seed)
         return self.dataset[index]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "dataset":
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.dataset, name, value)
+
     def __getattr__(self, name: str) -> Any:
         if name == "dataset":  # not yet set: a worker process is still unpickling this object
             raise AttributeError(name)

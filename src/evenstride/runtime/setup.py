@@ -101,6 +101,11 @@ def group_of(group: dist.ProcessGroup | None, environment: Environment) -> dist.
         return None
     group = group or dist.group.WORLD
     assert group is not None, "the default group exists once torch.distributed is initialised"
+    if dist.get_rank(group) < 0:
+        raise ConfigError(
+            f"rank {dist.get_rank()} is not in the process group given to Stride(), so it would "
+            "train alone; make the Stride only on the ranks of that group"
+        )
     return group if dist.get_world_size(group) > 1 else None
 
 
@@ -116,7 +121,6 @@ def form_team(settings: Settings, group: dist.ProcessGroup | None) -> Team:
 
     def judge(shown: list[Plain]) -> Plain:
         _compare(shown)
-        _check(settings)
         leader = Leader(Control(policy_from_spec(settings.policy)))
         verdict = _formed(leader, settings, shown)
         step_file = StepFile(settings.step_file) if settings.step_file else None
@@ -150,6 +154,7 @@ def refuse_everywhere(error: ConfigError, group: dist.ProcessGroup | None) -> No
 
 
 def _show(settings: Settings, rank: int) -> Plain:
+    _check(settings)
     _check_bounds(settings)
     return {
         "evenstride": __version__,
@@ -189,6 +194,11 @@ def _compare(shown: list[Plain]) -> None:
 def _check(settings: Settings) -> None:
     check_whole("global_batch", settings.global_batch, least=1)
     check_whole("seed", settings.seed)
+    if not isinstance(settings.policy, str):
+        raise ConfigError(
+            f"policy is {settings.policy!r}; it must be a name, such as 'adaptive' or "
+            "'static:20,100'"
+        )
 
 
 def _check_bounds(settings: Settings) -> None:

@@ -136,6 +136,7 @@ class Stride:
                 cannot be, or there is a training loader already.
         """
         if not train:
+            _refuse_for_evaluation(drop_last=drop_last, weight_fn=weight_fn)
             return self._member.eval_loader(
                 dataset, global_batch, max_micro_batch, options, seeded=seeded
             )
@@ -280,6 +281,15 @@ class Stride:
 
     def _close_at_exit(self) -> None:
         self._member.close(at_exit=True)
+
+
+def _refuse_for_evaluation(**asked: object) -> None:
+    named = [name for name, value in asked.items() if value]
+    if named:
+        raise ConfigError(
+            f"{', '.join(named)} cannot be with train=False: evaluation sees each sample once, and "
+            "counts are given to stride.mean(); leave it out"
+        )
 
 
 def _whole(value: Any) -> Any:

@@ -17,7 +17,8 @@ def watch_forward(model: nn.Module, timer: StepTimer, world_size: int) -> None:
     """Count what DDP does before the module's own forward pass as waiting.
 
     DDP broadcasts the buffers there, if the module has any; a fast rank would spend the time
-    waiting for rank 0 and look slow. Other wrappers synchronise later and need nothing.
+    waiting for rank 0 and look slow. In evaluation it is kept from doing so: a rank without a
+    batch would never come to that broadcast. Other wrappers synchronise later and need nothing.
     """
     engine = getattr(model, "_orig_mod", model)  # inside torch.compile's wrapper
     if not isinstance(engine, DistributedDataParallel):
@@ -35,6 +36,8 @@ def watch_forward(model: nn.Module, timer: StepTimer, world_size: int) -> None:
 
     def outer(*_: Any) -> None:
         began_s[0] = timer.now()
+        if not engine.training:
+            engine.require_forward_param_sync = False  # DDP sets it anew after each forward pass
 
     def inner(*_: Any) -> None:
         timer.waited(timer.now() - began_s[0])

@@ -16,7 +16,7 @@ def reply_to_text(reply: Reply) -> str:
         {
             "barrier": reply.barrier,
             "checksum": reply.checksum,
-            "stand": reply.stand,
+            "stands": reply.stands,
             "observations": [encode_observation(seen) for seen in reply.observations],
             "leaving": reply.leaving,
         }
@@ -29,7 +29,7 @@ def reply_from_text(text: str) -> Reply:
     return Reply(
         plain["barrier"],
         plain["checksum"],
-        tuple(plain["stand"]),
+        tuple(tuple(stand) for stand in plain["stands"]),
         tuple(decode_observation(seen) for seen in plain["observations"]),
         plain["leaving"],
     )

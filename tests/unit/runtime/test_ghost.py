@@ -37,7 +37,7 @@ def test_its_gradients_are_exactly_zero_and_all_there(poison: float, known: bool
     x = torch.full((1, 2), poison)  # not finite already in the activations
     loss = zero_loss(model(x).square().mean() / torch.zeros(()))
 
-    silence(loss, model if known else None)
+    silence(loss, [model] if known else [])
     loss.backward()  # type: ignore[no-untyped-call]
 
     gradients = _gradients(model)
@@ -58,7 +58,7 @@ def test_gradients_that_were_accumulated_before_are_kept() -> None:
     before = [g.clone() for g in _gradients(model)]
     loss = zero_loss(model(torch.ones(1, 2)).mean() * torch.nan)
 
-    silence(loss, model)
+    silence(loss, [model])
     loss.backward()  # type: ignore[no-untyped-call]
 
     assert all(map(torch.equal, _gradients(model), before))
@@ -67,7 +67,7 @@ def test_gradients_that_were_accumulated_before_are_kept() -> None:
 def test_it_lasts_until_the_handles_are_removed() -> None:
     model = _model()
     loss = zero_loss(model(torch.ones(1, 2)).mean())
-    handles = silence(loss, model)
+    handles = silence(loss, [model])
     loss.backward()  # type: ignore[no-untyped-call]
 
     for handle in handles:
@@ -84,8 +84,33 @@ def test_frozen_parameters_are_left_alone(known: bool) -> None:
     frozen.requires_grad_(False)
     loss = zero_loss(model(torch.ones(1, 2)).mean())
 
-    handles = silence(loss, model if known else None)
+    handles = silence(loss, [model] if known else [])
     loss.backward()  # type: ignore[no-untyped-call]
 
     assert len(handles) == 2
     assert all(p.grad is None for p in frozen.parameters())
+
+
+def test_what_is_added_beside_the_scaled_loss_is_kept() -> None:
+    model = _model()
+    penalty = sum(p.square().sum() for p in model.parameters())
+    loss = zero_loss(model(torch.ones(1, 2)).mean())
+
+    silence(loss, [model])
+    (loss + penalty).backward()  # type: ignore[no-untyped-call]
+
+    assert all(torch.equal(p.grad, 2 * p) for p in model.parameters() if p.grad is not None)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_all_watched_models_are_silenced_and_what_else_the_loss_reaches() -> None:
+    one, other, third = _model(), _model(), _model()
+    poison = torch.full((1, 2), torch.inf)
+    loss = zero_loss(one(poison).mean() + third(poison).mean())
+
+    silence(loss, [one, other])
+    loss.backward()  # type: ignore[no-untyped-call]
+    other(poison).mean().mul(0).backward()
+
+    for model in (one, other, third):
+        assert all(torch.equal(g, torch.zeros_like(g)) for g in _gradients(model))

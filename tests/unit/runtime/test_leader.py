@@ -25,7 +25,7 @@ from evenstride.trace.read import read_records
 from evenstride.trace.replay import replay
 from evenstride.trace.write import TraceWriter
 
-STAND = (1, 0, 0, 0)
+STANDS = ((0, 0, 0),)
 
 
 def _leader(spec: str = "adaptive", batch: int = 12) -> Leader:
@@ -38,7 +38,7 @@ def _reply(
     rank: int, barrier: int = 3, busy_s: float = 0.1, share: int = 6, checksum: int = 5
 ) -> Reply:
     seen = Observation(rank, share, 1, (busy_s,), (0.0,))
-    return Reply(barrier, checksum, STAND, (seen,))
+    return Reply(barrier, checksum, STANDS, (seen,))
 
 
 def test_a_decision_takes_effect_at_the_highest_barrier() -> None:
@@ -54,20 +54,29 @@ def test_every_rank_of_the_exchange_must_have_applied_the_same_decisions() -> No
         _leader().exchange(2, [_reply(0), _reply(1, checksum=6)], 5)
 
 
-@pytest.mark.parametrize("stand", [(1, 1, 0, 0), (1, 0, 12, 0), (1, 0, 0, 4)])
+@pytest.mark.parametrize("stand", [(0, 1, 0), (0, 0, 12)])
 def test_every_rank_must_have_begun_its_pass_at_the_same_place(
-    stand: tuple[int, int, int, int],
+    stand: tuple[int, int, int],
 ) -> None:
-    replies = [_reply(0), Reply(3, 5, stand, ())]
+    replies = [_reply(0), Reply(3, 5, (stand,), ())]
 
     with pytest.raises(SplitDiverged, match=r"rank 1 began .* load the same state on every rank"):
         _leader().exchange(2, replies, 5)
 
 
-def test_a_rank_may_be_one_pass_behind() -> None:
-    replies = [Reply(3, 5, (2, 1, 0, 9), ()), Reply(3, 5, (1, 0, 0, 0), ())]
+def test_a_rank_may_be_one_pass_behind_or_have_looked_twice() -> None:
+    ahead = Reply(3, 5, ((0, 0, 0), (0, 0, 0), (9, 1, 0)), ())
+    behind = Reply(3, 5, ((0, 0, 0),), ())
 
-    assert _leader().exchange(2, replies, 5).effective == 3
+    assert _leader().exchange(2, [ahead, behind], 5).effective == 3
+
+
+def test_passes_are_compared_across_exchanges() -> None:
+    leader = _leader()
+    leader.exchange(2, [Reply(3, 5, ((0, 0, 0), (9, 1, 0)), ()), Reply(3, 5, ((0, 0, 0),), ())], 5)
+
+    with pytest.raises(SplitDiverged, match="after 9 steps rank 1 began a loop at epoch 0"):
+        leader.exchange(3, [Reply(4, 5, (), ()), Reply(4, 5, ((9, 0, 24),), ())], 5)
 
 
 def test_what_is_refused_is_not_booked() -> None:
@@ -129,7 +138,7 @@ observations = st.builds(
         Reply,
         barrier=st.integers(0, 9**9),
         checksum=st.integers(0, 2**32 - 1),
-        stand=st.tuples(*[st.integers(0, 9**9)] * 4),
+        stands=st.lists(st.tuples(*[st.integers(0, 9**9)] * 3), max_size=3).map(tuple),
         observations=st.lists(observations, max_size=3).map(tuple),
         leaving=st.booleans(),
     )

@@ -112,16 +112,42 @@ def test_leaving_an_epoch_that_has_not_begun_leaves_nothing() -> None:
     assert (progress.epoch, progress.position) == (1, 0)
 
 
-def test_the_stand_of_a_pass_is_where_it_began() -> None:
+def test_a_pass_is_told_by_where_it_began() -> None:
     progress = _progress()
     progress.begin_pass()
-    assert progress.now.stand == (1, 0, 0, 0)
+    first = progress.now
+    _train(progress, 2)
+    progress.begin_pass()
+    second = progress.now
 
+    assert (first.step, first.stands) == (0, ((0, 0, 0),))
+    assert (second.step, second.stands) == (2, ((0, 0, 0), (2, 0, 12)))
+
+
+def test_another_layout_in_mid_epoch_is_refused() -> None:
+    progress = _progress()
     _train(progress, 2)
 
-    assert (progress.now.step, progress.now.stand) == (2, (1, 0, 0, 0))
-    progress.begin_pass()
-    assert progress.now.stand == (2, 0, 12, 2)
+    with pytest.raises(ConfigError, match="left in mid-epoch, after 12 samples"):
+        progress.attach(Order(30, 3))
+    progress.attach(Order(20, 3))
+
+    assert progress.position == 12
+
+
+def test_a_state_at_an_epochs_end_shows_the_next_epoch_before_there_is_a_loader() -> None:
+    state = {**_progress().save(), "position": 20, "epoch": 4}
+    progress = Progress(3, 6)
+
+    progress.load(state)
+
+    assert (progress.epoch, progress.position) == (5, 0)
+
+
+@pytest.mark.parametrize("state", [{"version": 1}, None, [1]])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(ConfigError, match=r"give what state_dict\(\) returned"):
+        _progress().load(state)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

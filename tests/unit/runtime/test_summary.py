@@ -125,7 +125,7 @@ def _leader(spec: str, busy_s: tuple[float, float], wait_s: tuple[float, float])
         Reply(
             9,
             0,
-            (1, 0, 0, 0),
+            ((0, 0, 0),),
             (
                 Observation(
                     k, leader.control.shares[k], 0, (busy_s[k],) * 8, (wait_s[k],) * 8, 0.5, 0.25
