@@ -43,7 +43,7 @@ def test_a_weight_of_the_loaders_goes_before_the_samples() -> None:
 @pytest.mark.parametrize("value", [1.0, float("inf"), float("nan")])
 def test_a_ghost_adds_zeros_and_nothing_of_it_remains(value: float, watched: bool) -> None:
     rank = Rank(world_size=2)
-    rank.scaling.models.append(rank.model if watched else None)
+    rank.scaling.models += [rank.model] * watched
     rank.take(0, 12, share=0)
     assert rank.gradient(value=value) == 0.0
 
