@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.ledger import Ledger
 from evenstride.core.observation import Observation
-from evenstride.core.speedup import Yardstick
+from evenstride.core.speedup import Yardstick, equal_split
 from evenstride.core.timemodel import TimeModel
 
 FLEET = Fleet((Worker("fast"), Worker("slow")), 12)
@@ -22,7 +22,7 @@ def _ran(shares: tuple[int, int], times_s: list[tuple[float, float]], first: int
         Observation(worker, share, first, tuple(t[worker] for t in times_s), (0.0,) * len(times_s))
         for worker, share in enumerate(shares)
     )
-    return Ledger.empty(2).book(told, Yardstick.of(MODEL, FLEET))
+    return Ledger.empty(2).book(told, Yardstick.of(MODEL, FLEET, equal_split(FLEET)))
 
 
 def test_an_equal_split_is_as_fast_as_itself_whatever_the_noise() -> None:
@@ -61,7 +61,7 @@ def test_without_known_curves_nothing_is_judged() -> None:
 def test_no_split_beats_the_best_and_steps_may_be_booked_one_by_one(
     fast: int, times_s: list[tuple[float, float]]
 ) -> None:
-    yardstick, shares = Yardstick.of(MODEL, FLEET), (fast, 12 - fast)
+    yardstick, shares = Yardstick.of(MODEL, FLEET, equal_split(FLEET)), (fast, 12 - fast)
     together, apart = _ran(shares, times_s), Ledger.empty(2)
     for step, both_s in enumerate(times_s):
         for worker, share in enumerate(shares):

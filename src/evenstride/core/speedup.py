@@ -46,6 +46,12 @@ class Prospect:
         return self.gain >= WORTH_IT
 
 
+def equal_split(fleet: Fleet) -> Shares:
+    """Return the split that is as equal as the bounds allow."""
+    equal = apportion(np.ones(len(fleet)), fleet.global_batch, fleet.lower, fleet.upper)
+    return as_shares(equal)
+
+
 def prospect(model: TimeModel, fleet: Fleet, communication_s: float = 0.0) -> Prospect:
     """Return what equal and balanced steps take under known time curves.
 
@@ -54,12 +60,12 @@ def prospect(model: TimeModel, fleet: Fleet, communication_s: float = 0.0) -> Pr
         fleet: the workers' bounds and the global batch.
         communication_s: seconds of every step that no split can change.
     """
-    equal = apportion(np.ones(len(fleet)), fleet.global_batch, fleet.lower, fleet.upper)
+    equal = equal_split(fleet)
     best = equal_finish(model, fleet.lower, fleet.upper, fleet.global_batch)
     return Prospect(
-        as_shares(equal),
+        equal,
         as_shares(best),
-        model.makespan_s(equal) + communication_s,
+        model.makespan_s(np.array(equal, dtype=np.int64)) + communication_s,
         model.makespan_s(best) + communication_s,
         linear_bound(1.0 / model.per_sample_s * model.speed),
     )
@@ -85,10 +91,11 @@ class Yardstick:
     best_s: float
 
     @classmethod
-    def of(cls, model: TimeModel, fleet: Fleet) -> Yardstick:
-        """Return the yardstick of a fleet under some curves."""
-        hope = prospect(model, fleet)
-        return cls(model, fleet.global_batch, hope.equal_s, hope.best_s)
+    def of(cls, model: TimeModel, fleet: Fleet, equal: Shares) -> Yardstick:
+        """Return the yardstick of a fleet under some curves, given its `equal_split`."""
+        best = equal_finish(model, fleet.lower, fleet.upper, fleet.global_batch)
+        equal_s = model.makespan_s(np.array(equal, dtype=np.int64))
+        return cls(model, fleet.global_batch, equal_s, model.makespan_s(best))
 
     def parts(self, shares: Shares) -> tuple[float, float] | None:
         """Return the equal and the best split's time as parts of the one under ``shares``."""

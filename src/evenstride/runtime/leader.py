@@ -23,7 +23,7 @@ from evenstride.core.control import (
 from evenstride.core.fleet import Shares
 from evenstride.core.ledger import Ledger
 from evenstride.core.observation import Observation
-from evenstride.core.speedup import Yardstick
+from evenstride.core.speedup import Yardstick, equal_split
 from evenstride.errors import SplitDiverged
 from evenstride.trace.write import TraceWriter
 
@@ -84,6 +84,7 @@ class Leader:
         self._writer: TraceWriter | None = None
         self._unwritten: list[tuple[float, Event, tuple[Instruction, ...]]] = []
         self._started_s = time.perf_counter()
+        self._equal: Shares = ()
         self._stands: dict[int, tuple[int, tuple[int, ...]]] = {}
         self.ledger = Ledger.empty(0)
         self.exchange_at = 0  # the leader's own step at which the next exchange is due
@@ -102,6 +103,8 @@ class Leader:
         """
         self.ledger = Ledger.empty(len(event.workers))
         verdict = self._advance(event, at_step=event.step)
+        assert self._control.fleet is not None, "it has just been formed"
+        self._equal = equal_split(self._control.fleet)
         self._log(verdict)
         return verdict
 
@@ -166,7 +169,7 @@ class Leader:
         fleet, estimate = self._control.fleet, self._control.estimate
         if fleet is None or estimate is None or not estimate.known:
             return None
-        return Yardstick.of(estimate.model, fleet)
+        return Yardstick.of(estimate.model, fleet, self._equal)
 
     def _prove_agreement(self, replies: list[Reply], checksum: int) -> None:
         for rank, reply in enumerate(replies):

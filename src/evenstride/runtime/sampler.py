@@ -17,7 +17,7 @@ from evenstride.runtime.gate import Gate
 from evenstride.runtime.seeding import Keys, epoch_order, item_seeds
 
 # Steps planned at a time: enough for the code to run warm, few enough to throw away.
-_AHEAD = 16
+_AHEAD = 64
 
 
 class Draw(NamedTuple):
