@@ -131,7 +131,7 @@ def main(args: argparse.Namespace) -> None:
         net.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4
     )
     stride = evenstride.Stride(args.global_batch)
-    parts = {"model": net, "optimizer": optimizer, "stride": stride}
+    parts: dict[str, Stateful] = {"model": net, "optimizer": optimizer, "stride": stride}
     if args.checkpoint and args.checkpoint.exists():
         load(args.checkpoint, **parts)
         if leader:

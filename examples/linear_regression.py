@@ -62,7 +62,7 @@ def main(table: Path, epochs: int) -> None:
     squares, rows = 0.0, 0
     with torch.no_grad():
         for x, y in stride.loader(dataset, train=False):  # each row once, over all workers
-            squares += F.mse_loss(net(x), y, reduction="sum")
+            squares += F.mse_loss(net(x), y, reduction="sum").item()
             rows += len(x)
     rmse = std * stride.mean(squares, rows) ** 0.5
 

@@ -62,7 +62,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(self.before(x)).unflatten(-1, (3, self.heads, -1))
         # Causal, so that no real token sees the padding, which is behind it.
-        heads = F.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4), is_causal=True)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(heads.transpose(1, 2).flatten(2))
         return x + self.mlp(self.between(x))
 
