@@ -59,6 +59,9 @@ def estimate(
         ("balanced", hope.best_shares, hope.best_s),
     ):
         typer.echo(f"{name:10}{_shares(shares):<34}{step:>8.3f}")
+    if len(values) == 1:
+        typer.echo("There is one worker, so there is nothing to balance.")
+        return
     typer.echo(
         f"Balancing would make steps {hope.bound:.2f} times as fast, {hope.gain:.0%} less time "
         "(1 is the fastest worker's equal step; communication comes on top)."
