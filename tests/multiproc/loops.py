@@ -95,7 +95,7 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
     quarter of it, which leaves the processor's caches in the same state. What is read back is the
     step's busy time less what the others take beside theirs.
     """
-    times = round(milliseconds[rank] * 1e-3 / median(tuple(burn(128, 20) / 20 for _ in range(9))))
+    times = round(milliseconds[rank] * 1e-3 / min(burn(128, 20) / 20 for _ in range(9)))
     stride = evenstride.Stride(global_batch=8, policy="uniform")
     records: list[StepRecord] = []
     injected: dict[int, float] = {}

@@ -110,8 +110,8 @@ class Liveness:
         """Return what the ranks that have ended said."""
         return self._told("bye")
 
-    def _told(self, kind: str) -> dict[int, Any]:
-        keys = {f"{kind}/{peer.rank}": peer.rank for peer in self._peers}
+    def _told(self, kind: str, peers: tuple[Peer, ...] = ()) -> dict[int, Any]:
+        keys = {f"{kind}/{peer.rank}": peer.rank for peer in peers or self._peers}
         here = [key for key in keys if self._channel.present([key])[0]]
         texts = self._channel.read(here) if here else []
         return {keys[key]: json.loads(text) for key, text in zip(here, texts, strict=True)}
@@ -139,7 +139,7 @@ class Liveness:
     def _ended(self, peer: Peer) -> None:
         if self._closing:
             return
-        goodbye = self.goodbyes().get(peer.rank)
+        goodbye = self._told("bye", (peer,)).get(peer.rank)  # the launcher ends us within moments
         if goodbye is None:
             self._lost(peer.rank, f"its process {peer.pid} on {peer.host} ended")
         elif goodbye.get("error"):

@@ -86,7 +86,7 @@ class Scaling:
 
     def forget(self) -> None:
         """Drop the batch in hand: the loop was left."""
-        if self.mid_step:
+        if self.mid_step and not self.failed:
             logger.warning(
                 "the loop was left between two micro-batches of step %d; the step will be drawn "
                 "again as a whole, so call optimizer.zero_grad() first",
