@@ -112,11 +112,8 @@ def gradient_error() -> float:
 
 def tell(findings: Findings) -> str:
     """Return the findings as a block of lines that can be posted."""
-    lines = [
-        f"{name:20} {_text(value)}"
-        for name, value in findings.items()
-        if _worth_telling(name, value)
-    ]
+    told = {name: value for name, value in findings.items() if name != "group" and value != ""}
+    lines = [f"{name:20} {_text(value)}" for name, value in told.items()]
     group = findings.get("group")
     if group:
         lines += ["", f"{len(group['ranks'])} ranks"]
@@ -135,10 +132,6 @@ def tell(findings: Findings) -> str:
         if not group["same_torch"]:
             lines.append("warning              the ranks run different versions of torch")
     return "\n".join(lines)
-
-
-def _worth_telling(name: str, value: object) -> bool:
-    return name != "group" and value != ""
 
 
 def _devices() -> list[str]:
