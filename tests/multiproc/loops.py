@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -95,7 +96,9 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
     quarter of it, which leaves the processor's caches in the same state. What is read back is the
     step's busy time less what the others take beside theirs.
     """
-    times = round(milliseconds[rank] * 1e-3 / min(burn(128, 20) / 20 for _ in range(9)))
+    unit_s = torch.tensor([min(burn(128, 20) / 20 for _ in range(9))])
+    dist.all_reduce(unit_s, dist.ReduceOp.MIN)  # so that the ranks' work is in this very ratio
+    times = round(milliseconds[rank] * 1e-3 / unit_s.item())
     stride = evenstride.Stride(global_batch=8, policy="uniform")
     records: list[StepRecord] = []
     injected: dict[int, float] = {}

@@ -23,4 +23,4 @@ def test_injected_work_is_read_back_on_every_rank(ranks: RankPool, how: str) -> 
 
     for _, part_read in measured:
         assert part_read == pytest.approx(1.0, abs=0.05)
-    assert measured[1][0] > 2 * measured[0][0], "the ranks really differ"
+    assert measured[1][0] > 1.5 * measured[0][0], "the ranks' work is one to three"
