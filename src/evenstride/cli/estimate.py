@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evenstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evenstride.core.speedup import Prospect
 
 
 def estimate(
@@ -36,7 +39,7 @@ def estimate(
 
         evenstride estimate 312,312,121 --global-batch 512 --fixed 0.1
     """
-    from evenstride.core.speedup import WORTH_IT, prospect_of_speeds
+    from evenstride.core.speedup import prospect_of_speeds
 
     values = _numbers(speeds)
     hope = prospect_of_speeds(values, global_batch=global_batch, fixed=fixed)
@@ -53,13 +56,19 @@ def estimate(
         }
         typer.echo(json.dumps(figures))
         return
+    _tell(hope)
+
+
+def _tell(hope: Prospect) -> None:
+    from evenstride.core.speedup import WORTH_IT
+
     typer.echo(f"{'':10}{'samples per step':<34}{'step':>8}")
     for name, shares, step in (
         ("equal", hope.equal_shares, hope.equal_s),
         ("balanced", hope.best_shares, hope.best_s),
     ):
         typer.echo(f"{name:10}{_shares(shares):<34}{step:>8.3f}")
-    if len(values) == 1:
+    if len(hope.equal_shares) == 1:
         typer.echo("There is one worker, so there is nothing to balance.")
         return
     typer.echo(
