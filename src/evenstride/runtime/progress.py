@@ -42,8 +42,10 @@ class Progress:
         position: samples committed in the current epoch.
         order: layout of the epochs, once there is a loader.
         end: samples of an epoch that are trained.
-        passes: times a loop over the loader has begun in this process.
-        stands: what an exchange reports: (step, epoch, position) where the latest passes began.
+        untrained_pass: whether nothing has been trained yet in the current pass. A pass that ends
+            so (a look at the data, before a state is loaded, say) is nobody else's concern.
+        stands: what an exchange reports: (step, epoch, position) where the latest passes that
+            trained began.
         restored: the state that was loaded, until a loader has been checked against it.
         empty_passes: loops that ended without a step, because no more steps are allowed.
     """
@@ -56,7 +58,7 @@ class Progress:
     position: int = 0
     order: Order | None = None
     end: int = 0
-    passes: int = 0
+    untrained_pass: bool = True
     stands: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_STANDS))
     restored: Saved | None = None
     empty_passes: int = 0
@@ -94,8 +96,7 @@ class Progress:
 
     def begin_pass(self) -> None:
         """Note that a loop over the loader begins."""
-        self.passes += 1
-        self.stands.append((self.step, self.epoch, self.position))
+        self.untrained_pass = True
 
     def end_pass(self) -> None:
         """Note that the loop was left; a finished epoch makes way for the next."""
@@ -111,6 +112,9 @@ class Progress:
 
     def commit(self, samples: int) -> None:
         """Count one step over ``samples`` samples as trained."""
+        if self.untrained_pass:
+            self.stands.append((self.step, self.epoch, self.position))
+            self.untrained_pass = False
         # Only a calibration goes past the end: it starts the epoch again.
         after = self.position + samples
         self.position = after if after <= self.end else samples

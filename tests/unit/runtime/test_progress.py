@@ -115,13 +115,27 @@ def test_leaving_an_epoch_that_has_not_begun_leaves_nothing() -> None:
 def test_a_pass_is_told_by_where_it_began() -> None:
     progress = _progress()
     progress.begin_pass()
-    first = progress.now
     _train(progress, 2)
+    first = progress.now
     progress.begin_pass()
+    _train(progress, 1)
     second = progress.now
 
-    assert (first.step, first.stands) == (0, ((0, 0, 0),))
-    assert (second.step, second.stands) == (2, ((0, 0, 0), (2, 0, 12)))
+    assert (first.step, first.stands) == (2, ((0, 0, 0),))
+    assert (second.step, second.stands) == (3, ((0, 0, 0), (2, 0, 12)))
+
+
+def test_a_look_at_the_data_before_a_state_is_loaded_is_not_told() -> None:
+    saved = _progress()
+    _train(saved, 2)
+    progress = _progress()
+    progress.begin_pass()
+
+    progress.load(saved.save())
+    progress.begin_pass()
+    _train(progress, 1)
+
+    assert progress.now.stands == ((0, 0, 12),)
 
 
 def test_another_layout_in_mid_epoch_is_refused() -> None:
