@@ -80,14 +80,15 @@ class Gate:
             WorkerLost: a rank is gone, or no decision came within the timeout.
             SplitDiverged: the ranks no longer agree.
         """
-        with self._changed:
-            self._next_draw = step
-            if self._blocked(step):
+        # Without the lock, because every step comes by here. It is safe: what `hold` reads is
+        # either this draw or the one before it, and its barrier lies above both (or, in the
+        # opening phase, this thread is waiting); what `decide` puts in force lies above, too.
+        if self._blocked(step) or self._error is not None:
+            with self._changed:
+                self._next_draw = step
                 self._wait(step)
-            if self._error is not None:
-                raise self._error
-            self._next_draw = step + 1
-            return self._schedule.shares_at(step)
+        self._next_draw = step + 1
+        return self._schedule.shares_at(step)
 
     def expected(self, step: int) -> Shares:
         """Return the shares of a step as far as they are known now; certain once it is drawn."""
@@ -149,13 +150,16 @@ class Gate:
             self._changed.notify_all()
 
     def _blocked(self, step: int) -> bool:
-        return self._barrier is not None and step >= self._barrier and self._error is None
+        barrier = self._barrier  # read once: `draw` looks without the lock
+        return barrier is not None and step >= barrier and self._error is None
 
     def _wait(self, step: int) -> None:
+        """Wait for the decision about ``step``, or raise why there will be none."""
         started_s = time.perf_counter()
-        self._waiting = True
-        self._changed.notify_all()
-        self._ask()
+        self._waiting = self._blocked(step)
+        if self._waiting:
+            self._changed.notify_all()
+            self._ask()
         while self._blocked(step):
             left_s = started_s + self._timeout_s - time.perf_counter()
             if left_s <= 0:
@@ -166,3 +170,5 @@ class Gate:
             self._changed.wait(left_s)
         self._waiting = False
         self.waited_s += time.perf_counter() - started_s
+        if self._error is not None:
+            raise self._error

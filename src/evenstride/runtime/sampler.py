@@ -102,7 +102,7 @@ class StepSampler:
         self._plan: deque[_Planned] = deque()
         self._positions: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._epoch, self._step, self._limit = -1, 0, -1
-        self._cursor = EpochCursor(order.length, 1)
+        self._cursor, self._position = EpochCursor(order.length, 1), 0
 
     def __len__(self) -> int:
         return self._cursor.steps
@@ -122,7 +122,7 @@ class StepSampler:
             self._epoch = epoch
         self._drawn.clear()
         self._plan.clear()
-        self._cursor, self._step = cursor, step
+        self._cursor, self._position, self._step = cursor, cursor.position, step
         self._limit = -1 if limit is None else limit
         self._gate.rewind(step)
 
@@ -149,13 +149,14 @@ class StepSampler:
             self._plan_ahead(shares)
         planned = self._plan.popleft()
         self._drawn.extend(planned.draws)
-        self._cursor, self._step = self._cursor.commit(planned.window), self._step + 1
+        self._position, self._step = self._position + planned.window, self._step + 1
         return planned.batches
 
     def _plan_ahead(self, shares: Shares | None) -> bool:
         """Plan the next steps, under ``shares`` or those expected; return whether there is one."""
         self._plan.clear()
-        self._cursor = cursor = self._sized(self._cursor)
+        self._cursor = cursor = self._sized(replace(self._cursor, position=self._position))
+        self._position = cursor.position
         if cursor.done:
             return False
         shares = shares or self._gate.expected(self._step)
