@@ -23,7 +23,7 @@ from evenstride.core.control import (
     advance,
 )
 from evenstride.core.fleet import Worker
-from evenstride.core.observation import Observation
+from evenstride.core.observation import Measured, Observation
 from evenstride.core.partition import step_shares
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.schedule import Schedule
@@ -138,7 +138,9 @@ class Run:
         for _ in range(story.exchanges):
             first, self.step = self.step, self.step + after.steps
             seen = self.train(range(first, self.step))
-            after = self.put(Exchanged(self.step, self.step + 2 - after.blocking, seen))
+            after = self.put(
+                Exchanged(self.step, self.step + 2 - after.blocking, Measured.of(seen))
+            )
         self.writer.record("ended", at_s=round(self.at_s, 6), summary={"step": self.step})
 
     def put(self, event: Event) -> ExchangeAfter:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evenstride.core.control import Control, Event, Exchanged, FleetFormed, advance
 from evenstride.core.fleet import Worker
-from evenstride.core.observation import Observation
+from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import TraceError
 from evenstride.trace.codec import decode, dumps, encode
@@ -21,13 +21,17 @@ from evenstride.trace.replay import replay
 from evenstride.trace.write import TraceWriter
 
 seconds = st.floats(1e-4, 10.0)
+times = st.lists(st.tuples(seconds, seconds), min_size=1, max_size=6)
 observations = st.builds(
-    Observation,
+    lambda times, **values: Observation(
+        busy_s=tuple(busy_s for busy_s, _ in times),
+        wait_s=tuple(wait_s for _, wait_s in times),
+        **values,
+    ),
     worker=st.integers(0, 2),
     share=st.integers(0, 40),
     first_step=st.integers(0, 10**6),
-    busy_s=st.lists(seconds, min_size=1, max_size=6).map(tuple),
-    wait_s=st.lists(seconds, min_size=1, max_size=6).map(tuple),
+    times=times,
     data_s=seconds,
     modelled=st.booleans(),
 )
@@ -38,7 +42,10 @@ specs = st.sampled_from(["uniform", "adaptive", "dynamic-batching", "static:10,2
 def _events(history: list[tuple[Observation, ...]]) -> list[Event]:
     workers = tuple(Worker(f"host/{rank}") for rank in range(3))
     formed = FleetFormed(0, 0, 60, workers)
-    return [formed, *(Exchanged(2 * n, 2 * n + 1, seen) for n, seen in enumerate(history, 1))]
+    return [
+        formed,
+        *(Exchanged(2 * n, 2 * n + 1, Measured.of(seen)) for n, seen in enumerate(history, 1)),
+    ]
 
 
 def _write(path: Path, spec: str, events: list[Event]) -> None:

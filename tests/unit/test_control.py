@@ -19,7 +19,7 @@ from evenstride.core.control import (
 )
 from evenstride.core.fleet import Worker
 from evenstride.core.ledger import Ledger
-from evenstride.core.observation import Observation
+from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import InfeasibleShares
 
@@ -68,7 +68,7 @@ def test_a_move_takes_effect_where_no_rank_has_drawn() -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
 
     control, (move, expect, after) = advance(
-        control, Exchanged(3, 9, (_seen(0, 50, 0.05), _seen(1, 50, 0.2)))
+        control, Exchanged(3, 9, Measured.of((_seen(0, 50, 0.05), _seen(1, 50, 0.2))))
     )
 
     assert isinstance(move, SetShares)
@@ -85,7 +85,7 @@ def test_the_opening_phase_ends_after_its_steps_even_if_nothing_settles() -> Non
     blocking = []
 
     for step in range(2, 14):
-        control, instructions = advance(control, Exchanged(step, step, ()))
+        control, instructions = advance(control, Exchanged(step, step, Measured.of(())))
         blocking.append(instructions[-1].blocking)  # type: ignore[union-attr]
 
     assert blocking == [True] * 7 + [False] * 5
@@ -95,7 +95,7 @@ def test_skipping_the_opening_ends_the_waiting() -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO))
 
     control, instructions = advance(control, OpeningSkipped(0))
-    _, later = advance(control, Exchanged(4, 5, ()))
+    _, later = advance(control, Exchanged(4, 5, Measured.of(())))
 
     assert instructions == (ExchangeAfter(4, False),)
     assert not later[-1].blocking  # type: ignore[union-attr]
@@ -104,7 +104,9 @@ def test_skipping_the_opening_ends_the_waiting() -> None:
 def test_keeping_tells_why() -> None:
     control, _ = advance(Control(policy_from_spec("uniform")), FleetFormed(0, 0, 10, TWO))
 
-    _, (verdict, *_) = advance(control, Exchanged(4, 5, (_seen(0, 5, 0.1), _seen(1, 5, 0.1))))
+    _, (verdict, *_) = advance(
+        control, Exchanged(4, 5, Measured.of((_seen(0, 5, 0.1), _seen(1, 5, 0.1))))
+    )
 
     assert verdict == KeepShares("the equal split is fixed")
 
@@ -144,7 +146,9 @@ def test_the_band_judges_only_its_own_share_and_asks_once() -> None:
 
 
 def test_the_ledger_books_a_step_when_all_workers_have_told() -> None:
-    ledger = Ledger.empty(2).book((_seen(0, 5, 1.0, steps=3), _seen(1, 5, 3.0, steps=2)))
+    ledger = Ledger.empty(2).book(
+        Measured.of((_seen(0, 5, 1.0, steps=3), _seen(1, 5, 3.0, steps=2)))
+    )
 
     assert ledger.steps == 2
     assert ledger.waited_s.tolist() == [4.0, 0.0]
@@ -152,7 +156,7 @@ def test_the_ledger_books_a_step_when_all_workers_have_told() -> None:
     assert ledger.slowest_steps.tolist() == [0.0, 2.0]
     assert ledger.step_s == 6.0
 
-    later = ledger.book((_seen(1, 5, 0.5, step=3),))
+    later = ledger.book(Measured.of((_seen(1, 5, 0.5, step=3),)))
 
     assert later.steps == 3
     assert later.waited_s.tolist() == [4.0, 0.5]

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from evenstride.core.estimation import Estimate
-from evenstride.core.observation import Observation, median
+from evenstride.core.observation import Measured, Observation, median
 
 
 def _seen(
@@ -20,7 +20,7 @@ def _seen(
 def _learned(*observations: Observation, workers: int = 1) -> Estimate:
     estimate = Estimate.unknown(workers)
     for seen in observations:
-        estimate = estimate.learn((seen,))
+        estimate = estimate.learn(Measured.of((seen,)))
     return estimate
 
 
@@ -57,8 +57,8 @@ def test_noise_free_times_at_several_shares_give_back_the_curve(
 def test_one_spike_moves_nothing_and_two_are_a_slow_down() -> None:
     calm = _learned(*[_seen(0, 50, 0.2, 0.2, 0.2, 0.2)] * 5)
 
-    spiked = calm.learn((_seen(0, 50, 0.6),))
-    slowed = spiked.learn((_seen(0, 50, 0.6),))
+    spiked = calm.learn(Measured.of((_seen(0, 50, 0.6),)))
+    slowed = spiked.learn(Measured.of((_seen(0, 50, 0.6),)))
 
     assert _at(spiked, 50) == pytest.approx([0.2], rel=0.01)
     assert _at(slowed, 50) == pytest.approx([0.6], rel=0.1)
@@ -67,7 +67,11 @@ def test_one_spike_moves_nothing_and_two_are_a_slow_down() -> None:
 def test_a_spike_followed_by_a_usual_step_is_forgotten() -> None:
     calm = _learned(*[_seen(0, 50, 0.2, 0.2, 0.2, 0.2)] * 5)
 
-    after = calm.learn((_seen(0, 50, 0.6),)).learn((_seen(0, 50, 0.2),)).learn((_seen(0, 50, 0.6),))
+    after = (
+        calm.learn(Measured.of((_seen(0, 50, 0.6),)))
+        .learn(Measured.of((_seen(0, 50, 0.2),)))
+        .learn(Measured.of((_seen(0, 50, 0.6),)))
+    )
 
     assert _at(after, 50) == pytest.approx([0.2], rel=0.02)
 
@@ -75,7 +79,7 @@ def test_a_spike_followed_by_a_usual_step_is_forgotten() -> None:
 def test_one_fast_step_counts_at_once() -> None:
     slow = _learned(*[_seen(0, 50, 0.6, 0.6, 0.6, 0.6)] * 5)
 
-    assert _at(slow.learn((_seen(0, 50, 0.2),)), 50) == pytest.approx([0.2], rel=0.1)
+    assert _at(slow.learn(Measured.of((_seen(0, 50, 0.2),))), 50) == pytest.approx([0.2], rel=0.1)
 
 
 def test_a_slow_down_keeps_the_shape_that_was_learned() -> None:
@@ -97,7 +101,9 @@ def test_ghosts_and_unmodelled_steps_teach_nothing() -> None:
 
 def test_workers_learn_apart_and_are_known_together() -> None:
     one = _learned(_seen(0, 10, 0.1), workers=2)
-    both = one.learn((_seen(1, 10, 0.4), _seen(0, 10, 0.1, step=2), _seen(1, 10, 0.4, step=2)))
+    both = one.learn(
+        Measured.of((_seen(1, 10, 0.4), _seen(0, 10, 0.1, step=2), _seen(1, 10, 0.4, step=2)))
+    )
 
     assert not one.known
     assert both.known
@@ -107,7 +113,9 @@ def test_workers_learn_apart_and_are_known_together() -> None:
 
 def test_more_steps_leave_less_doubt() -> None:
     few = _learned(_seen(0, 50, 0.2, 0.21), _seen(0, 50, 0.2, 0.21))
-    many = few.learn(tuple(_seen(0, 50, *[0.2, 0.21, 0.2, 0.19] * 4, step=9 * n) for n in range(9)))
+    many = few.learn(
+        Measured.of(_seen(0, 50, *[0.2, 0.21, 0.2, 0.19] * 4, step=9 * n) for n in range(9))
+    )
 
     assert many.relative_std(np.array([50])) < few.relative_std(np.array([50]))
 
@@ -129,7 +137,7 @@ def test_curves_stay_physical_whatever_is_measured(times: list[float], shares: l
     estimate = Estimate.unknown(1)
 
     for share, time_s in zip(shares, times, strict=False):
-        estimate = estimate.learn((_seen(0, share, time_s),))
+        estimate = estimate.learn(Measured.of((_seen(0, share, time_s),)))
         fixed, per_sample = estimate.theta[0]
         assert fixed >= -1e-12
         assert per_sample > 0

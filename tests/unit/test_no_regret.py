@@ -16,7 +16,7 @@ from evenstride.core.control import (
     advance,
 )
 from evenstride.core.fleet import Shares, Worker
-from evenstride.core.observation import Observation
+from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies.adaptive import Adaptive
 from evenstride.core.policies.dynamic_batching import DynamicBatching
 from evenstride.core.policy import Policy
@@ -43,7 +43,7 @@ def slowdown(policy: Policy[Any], workers: int, noise: float, seed: int) -> floa
         stop = min(begun + after.steps, STEPS)
         busy_s = (FIXED_S + PER_SAMPLE_S * np.array(shares)) * noises[begun:stop]
         taken_s += busy_s.max(axis=1).sum()
-        event = Exchanged(stop, stop, observed(begun, shares, busy_s))
+        event = Exchanged(stop, stop, Measured.of(observed(begun, shares, busy_s)))
         control, (decision, *_, after) = advance(control, event)
         assert isinstance(after, ExchangeAfter)
         begun, shares = stop, decision.shares if isinstance(decision, SetShares) else shares

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.ledger import Ledger
-from evenstride.core.observation import Observation
+from evenstride.core.observation import Measured, Observation
 from evenstride.core.speedup import Yardstick, equal_split
 from evenstride.core.timemodel import TimeModel
 
@@ -22,7 +22,7 @@ def _ran(shares: tuple[int, int], times_s: list[tuple[float, float]], first: int
         Observation(worker, share, first, tuple(t[worker] for t in times_s), (0.0,) * len(times_s))
         for worker, share in enumerate(shares)
     )
-    return Ledger.empty(2).book(told, Yardstick.of(MODEL, FLEET, equal_split(FLEET)))
+    return Ledger.empty(2).book(Measured.of(told), Yardstick.of(MODEL, FLEET, equal_split(FLEET)))
 
 
 def test_an_equal_split_is_as_fast_as_itself_whatever_the_noise() -> None:
@@ -51,7 +51,7 @@ def test_a_tail_step_is_booked_but_not_judged() -> None:
 def test_without_known_curves_nothing_is_judged() -> None:
     told = (Observation(0, 6, 0, (0.6,), (0.0,)), Observation(1, 6, 0, (1.8,), (0.0,)))
 
-    assert Ledger.empty(2).book(told).judged_steps == 0
+    assert Ledger.empty(2).book(Measured.of(told)).judged_steps == 0
 
 
 @given(
@@ -66,7 +66,7 @@ def test_no_split_beats_the_best_and_steps_may_be_booked_one_by_one(
     for step, both_s in enumerate(times_s):
         for worker, share in enumerate(shares):
             seen = Observation(worker, share, step, (both_s[worker],), (0.0,))
-            apart = apart.book((seen,), yardstick)
+            apart = apart.book(Measured.of((seen,)), yardstick)
 
     assert together.best_s <= together.judged_s * (1 + 1e-12)
     for name in ("steps", "step_s", "judged_s", "equal_s", "best_s", "busy_s", "waited_s"):

@@ -15,7 +15,7 @@ import numpy as np
 from evenstride.core.cadence import Cadence
 from evenstride.core.estimation import Estimate
 from evenstride.core.fleet import Fleet, Shares, Worker
-from evenstride.core.observation import Observation, communication_s
+from evenstride.core.observation import Measured, communication_s
 from evenstride.core.policy import Move, Policy, Situation
 
 # How far a step may stray from its expected time before its rank asks for an exchange: this
@@ -53,7 +53,7 @@ class Exchanged:
 
     step: int
     effective: int
-    observations: tuple[Observation, ...]
+    observations: Measured
 
 
 @dataclass(frozen=True, slots=True)

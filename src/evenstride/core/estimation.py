@@ -14,13 +14,12 @@ second one confirms it. A single fast step cannot be a spike and counts at once.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
 from evenstride.core.fleet import FloatArray, IntArray
-from evenstride.core.observation import Observation, median
+from evenstride.core.observation import Measured
 from evenstride.core.timemodel import TimeModel
 
 # Before anything is known about the shape: a tenth of the first time is fixed, give or take.
@@ -87,7 +86,7 @@ class Estimate:
         relative: FloatArray = np.sqrt(np.maximum(variance, 0.0)) / predicted
         return relative
 
-    def learn(self, observations: tuple[Observation, ...]) -> Estimate:
+    def learn(self, measured: Measured) -> Estimate:
         """Return the estimate after some observations, each worker's own in order of step.
 
         Observations of ghosts and of steps flagged as not modelled are passed over.
@@ -95,12 +94,10 @@ class Estimate:
         Cost:
             ``O(W)`` vectorised per observation of the worker that has the most of them.
         """
-        usable = [o for o in observations if o.modelled and o.share > 0 and o.steps > 0]
-        usable.sort(key=lambda o: (o.worker, o.first_step))
-        queues = [list(group) for _, group in groupby(usable, key=lambda o: o.worker)]
+        usable = measured.only(measured.modelled & (measured.share > 0))
         estimate = self
-        for turn in range(max(map(len, queues), default=0)):
-            estimate = _learn_one_each(estimate, [q[turn] for q in queues if len(q) > turn])
+        for turn in usable.turns():
+            estimate = _learn_one_each(estimate, _Batch.of(usable, turn))
         return estimate
 
 
@@ -114,28 +111,29 @@ class _Batch:
     steps: IntArray
     spread: FloatArray  # relative variance within the observation, nan if too short to say
 
+    @classmethod
+    def of(cls, measured: Measured, at: IntArray | npt.NDArray[np.bool_]) -> _Batch:
+        return cls(
+            measured.worker[at],
+            measured.share[at],
+            np.maximum(measured.median_s[at], 1e-9),
+            measured.steps[at],
+            measured.relative_variance[at],
+        )
 
-def _learn_one_each(estimate: Estimate, observations: list[Observation]) -> Estimate:
-    batch = _Batch(
-        workers=np.array([o.worker for o in observations]),
-        share=np.array([o.share for o in observations]),
-        time_s=np.array([max(median(o.busy_s), 1e-9) for o in observations]),
-        steps=np.array([o.steps for o in observations]),
-        spread=np.array([_relative_variance(o.busy_s) for o in observations]),
-    )
+    def only(self, mask: npt.NDArray[np.bool_]) -> _Batch:
+        return _Batch(
+            self.workers[mask],
+            self.share[mask],
+            self.time_s[mask],
+            self.steps[mask],
+            self.spread[mask],
+        )
+
+
+def _learn_one_each(estimate: Estimate, batch: _Batch) -> Estimate:
     fresh = estimate.steps[batch.workers] == 0
-    estimate = _begin(estimate, _part(batch, fresh))
-    return _update(estimate, _part(batch, ~fresh))
-
-
-def _part(batch: _Batch, mask: npt.NDArray[np.bool_]) -> _Batch:
-    return _Batch(
-        batch.workers[mask],
-        batch.share[mask],
-        batch.time_s[mask],
-        batch.steps[mask],
-        batch.spread[mask],
-    )
+    return _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
 
 
 def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
@@ -226,15 +224,6 @@ def _noise(noise: FloatArray, batch: _Batch, predicted: FloatArray) -> FloatArra
     weight = batch.steps / (batch.steps + 30.0)
     blended: FloatArray = np.maximum((1 - weight) * noise + weight * seen, _NOISE_LEAST)
     return blended
-
-
-def _relative_variance(times: tuple[float, ...]) -> float:
-    """Robust relative variance from the median absolute deviation; nan under four values."""
-    if len(times) < 4:
-        return float("nan")
-    middle = median(times)
-    deviation = 1.4826 * median(tuple(abs(t - middle) for t in times))
-    return (deviation / max(middle, 1e-12)) ** 2
 
 
 def _features(shares: IntArray) -> FloatArray:

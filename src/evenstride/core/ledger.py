@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from evenstride.core.fleet import FloatArray, Shares
-from evenstride.core.observation import Observation
+from evenstride.core.observation import Measured
 from evenstride.core.speedup import Yardstick
 
 _Steps = MappingProxyType[int, tuple[tuple[int, int, float], ...]]
@@ -64,9 +64,7 @@ class Ledger:
         zeros = {name: np.zeros(workers) for name in (*_SUMS, *_FROM_STEPS)}
         return cls(workers, **zeros)  # type: ignore[arg-type]
 
-    def book(
-        self, observations: tuple[Observation, ...], yardstick: Yardstick | None = None
-    ) -> Ledger:
+    def book(self, observations: Measured, yardstick: Yardstick | None = None) -> Ledger:
         """Return the ledger after some observations; unmodelled steps are booked as well.
 
         Args:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
-from evenstride.core.fleet import Shares
+import numpy as np
+import numpy.typing as npt
+
+from evenstride.core.fleet import FloatArray, IntArray, Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +47,192 @@ class Observation:
         return len(self.busy_s)
 
 
-def communication_s(observations: tuple[Observation, ...], shares: Shares) -> float | None:
+class Measured:
+    """Observations of many workers as columns, so that thousands of them are decided on at once.
+
+    Iterating gives them one by one. Two are equal when they hold the same observations.
+
+    Args:
+        worker: rank of each, int64 ``(n,)``.
+        share: samples of each, int64 ``(n,)``.
+        first_step: first step of each, int64 ``(n,)``.
+        steps: number of steps of each, int64 ``(n,)``.
+        busy_s: the busy times of all of them, one observation after the other, ``(sum steps,)``.
+        wait_s: the same of the waits.
+        sums_s: data, outside and control-wait seconds of each, ``(3, n)``.
+        modelled: whether each says anything about speed, bool ``(n,)``.
+    """
+
+    def __init__(
+        self,
+        worker: IntArray,
+        share: IntArray,
+        first_step: IntArray,
+        steps: IntArray,
+        busy_s: FloatArray,
+        wait_s: FloatArray,
+        sums_s: FloatArray | None = None,
+        modelled: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        self.worker, self.share, self.first_step, self.steps = worker, share, first_step, steps
+        self.busy_s, self.wait_s = busy_s, wait_s
+        self.sums_s = np.zeros((3, len(worker))) if sums_s is None else sums_s
+        self.modelled = np.ones(len(worker), dtype=np.bool_) if modelled is None else modelled
+
+    @classmethod
+    def of(cls, observations: Iterable[Observation]) -> Measured:
+        """Return the columns of some observations."""
+        seen = tuple(observations)
+        assert all(len(o.wait_s) == o.steps for o in seen), "each step has both times"
+
+        def whole(values: Iterable[int]) -> IntArray:
+            return np.fromiter(values, dtype=np.int64, count=len(seen))
+
+        sums_s = [(o.data_s, o.outside_s, o.control_wait_s) for o in seen]
+        return cls(
+            worker=whole(o.worker for o in seen),
+            share=whole(o.share for o in seen),
+            first_step=whole(o.first_step for o in seen),
+            steps=whole(o.steps for o in seen),
+            busy_s=np.array([t for o in seen for t in o.busy_s], dtype=np.float64),
+            wait_s=np.array([t for o in seen for t in o.wait_s], dtype=np.float64),
+            sums_s=np.array(sums_s, dtype=np.float64).reshape(len(seen), 3).T,
+            modelled=np.array([o.modelled for o in seen], dtype=np.bool_),
+        )
+
+    def __len__(self) -> int:
+        return len(self.worker)
+
+    def __iter__(self) -> Iterator[Observation]:
+        busy_s, wait_s, stop = self.busy_s.tolist(), self.wait_s.tolist(), 0
+        columns = zip(
+            self.worker.tolist(),
+            self.share.tolist(),
+            self.first_step.tolist(),
+            self.steps.tolist(),
+            self.sums_s.T.tolist(),
+            self.modelled.tolist(),
+            strict=True,
+        )
+        for worker, share, first_step, steps, (data_s, outside_s, control_s), modelled in columns:
+            start, stop = stop, stop + steps
+            busy, wait = tuple(busy_s[start:stop]), tuple(wait_s[start:stop])
+            yield Observation(
+                worker, share, first_step, busy, wait, data_s, outside_s, control_s, modelled
+            )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Measured):
+            return NotImplemented
+        return tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type[Measured], tuple[object, ...]]:
+        columns = (self.worker, self.share, self.first_step, self.steps)
+        return Measured, (*columns, self.busy_s, self.wait_s, self.sums_s, self.modelled)
+
+    def __repr__(self) -> str:
+        return f"Measured.of({tuple(self)!r})"
+
+    @cached_property
+    def median_s(self) -> FloatArray:
+        """Median busy time of each observation, ``(n,)``."""
+        return self._medians(self.busy_s)
+
+    def step_by_step(self) -> Iterator[tuple[IntArray, FloatArray]]:
+        """Yield every worker's next step, in order: ranks and busy times of one step of each."""
+        starts = np.cumsum(self.steps) - self.steps
+        for turn in self.turns():
+            for step in range(int(self.steps[turn].max(initial=0))):
+                here = turn[self.steps[turn] > step]
+                yield self.worker[here], self.busy_s[starts[here] + step]
+
+    def _medians(self, times_s: FloatArray) -> FloatArray:
+        if (self.steps == 1).all():
+            return times_s
+        return medians(times_s, np.repeat(np.arange(len(self)), self.steps), len(self))
+
+    @cached_property
+    def relative_variance(self) -> FloatArray:
+        """Robust variance of each one's busy times as a part of their square, ``(n,)``.
+
+        From the median absolute deviation; nan for those of under four steps.
+        """
+        away_s = np.abs(self.busy_s - np.repeat(self.median_s, self.steps))
+        deviation_s = 1.4826 * self._medians(away_s)
+        variance = (deviation_s / np.maximum(self.median_s, 1e-12)) ** 2
+        return np.where(self.steps < 4, np.nan, variance)
+
+    def only(self, mask: npt.NDArray[np.bool_]) -> Measured:
+        """Return the observations that a mask of shape ``(n,)`` selects."""
+        of_times = np.repeat(mask, self.steps)
+        return Measured(
+            self.worker[mask],
+            self.share[mask],
+            self.first_step[mask],
+            self.steps[mask],
+            self.busy_s[of_times],
+            self.wait_s[of_times],
+            self.sums_s[:, mask],
+            self.modelled[mask],
+        )
+
+    def turns(self) -> Iterator[IntArray]:
+        """Yield indices such that each yield has every worker at most once, in order of step."""
+        order = np.lexsort((self.first_step, self.worker))
+        worker = self.worker[order]
+        first = np.searchsorted(worker, worker, side="left")
+        turn = np.arange(len(worker)) - first
+        for number in range(int(turn.max()) + 1 if len(turn) else 0):
+            yield order[turn == number]
+
+    @cached_property
+    def sound(self) -> npt.NDArray[np.bool_]:
+        """Which observations can be believed, bool ``(n,)``.
+
+        All their times are finite and at least 0, busy times above 0, and there is one.
+        """
+        with np.errstate(invalid="ignore"):
+            good = np.isfinite(self.busy_s) & (self.busy_s > 0)
+            good &= np.isfinite(self.wait_s) & (self.wait_s >= 0)
+            sums = (np.isfinite(self.sums_s) & (self.sums_s >= 0)).all(axis=0)
+        owner = np.repeat(np.arange(len(self)), self.steps)
+        bad = np.bincount(owner, weights=~good, minlength=len(self))
+        return np.asarray((bad == 0) & sums & (self.steps > 0))
+
+
+def communication_s(measured: Measured, shares: Shares) -> float | None:
     """Return the part of a step in seconds that is left when nobody waits for a slower worker.
 
     The slowest worker of a step waits for nothing but the communication, so it is the least of
     the workers' usual waits. ``None`` unless all workers with a share have reported.
     """
-    waits: dict[int, tuple[float, ...]] = {}
-    for seen in observations:
-        if seen.modelled:
-            waits[seen.worker] = waits.get(seen.worker, ()) + seen.wait_s
-    if not waits or any(share and worker not in waits for worker, share in enumerate(shares)):
+    seen = measured.only(measured.modelled)
+    counts = np.bincount(seen.worker, weights=seen.steps, minlength=len(shares))
+    if not counts.any() or (np.asarray(shares)[counts == 0] > 0).any():
         return None
-    return min(median(times) for times in waits.values())
+    usual_s = medians(seen.wait_s, np.repeat(seen.worker, seen.steps), len(shares))
+    return float(usual_s[counts > 0].min())
+
+
+def medians(values: FloatArray, owner: IntArray, owners: int) -> FloatArray:
+    """Return the median of each owner's values (the mean of the middle two of an even count).
+
+    Args:
+        values: of all owners, ``(m,)``.
+        owner: whose each is, from 0 to ``owners - 1``, ``(m,)``.
+        owners: how many there are; those without a value get 0.
+
+    Cost:
+        ``O(m log m)``, vectorised.
+    """
+    counts = np.bincount(owner, minlength=owners)
+    starts = np.cumsum(counts) - counts
+    ordered = np.append(values[np.lexsort((values, owner))], 0.0)
+    high = ordered[starts + counts // 2]
+    low = ordered[starts + np.maximum(counts - 1, 0) // 2]
+    return np.where(counts > 0, np.where(counts % 2, high, 0.5 * (low + high)), 0.0)
 
 
 def median(values: tuple[float, ...]) -> float:

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from evenstride.core.estimation import Estimate
 from evenstride.core.fleet import Fleet, Shares
-from evenstride.core.observation import Observation
+from evenstride.core.observation import Measured
 
 StateT = TypeVar("StateT")
 
@@ -52,7 +52,7 @@ class Situation:
     fleet: Fleet
     shares: Shares
     step: int
-    observations: tuple[Observation, ...]
+    observations: Measured
     estimate: Estimate
     communication_s: float = 0.0
 

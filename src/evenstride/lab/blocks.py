@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evenstride.core.control import Exchanged, FleetFormed, SetShares
 from evenstride.core.fleet import Shares
-from evenstride.core.observation import Observation, communication_s, median
+from evenstride.core.observation import Measured, Observation, communication_s, median
 from evenstride.errors import TraceError
 from evenstride.trace.codec import decode
 from evenstride.trace.read import read_records
@@ -80,7 +80,7 @@ def run_figures(trace: Path) -> RunFigures:
         blocks_s=tuple(median(tuple(block)) for block in whole),
         shares=splits[-1],
         changes=len(splits) - 1,
-        communication_s=communication_s(tuple(observations(trace)), splits[-1]) or 0.0,
+        communication_s=communication_s(Measured.of(observations(trace)), splits[-1]) or 0.0,
     )
 
 

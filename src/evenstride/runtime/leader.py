@@ -22,7 +22,7 @@ from evenstride.core.control import (
 )
 from evenstride.core.fleet import Shares
 from evenstride.core.ledger import Ledger
-from evenstride.core.observation import Observation
+from evenstride.core.observation import Measured, Observation
 from evenstride.core.speedup import Yardstick, equal_split
 from evenstride.errors import SplitDiverged
 from evenstride.trace.write import TraceWriter
@@ -128,7 +128,7 @@ class Leader:
             SplitDiverged: a rank applied other decisions, or iterates over other data.
         """
         self._prove_agreement(replies, checksum)
-        observations = tuple(seen for reply in replies for seen in reply.observations)
+        observations = Measured.of(seen for reply in replies for seen in reply.observations)
         effective = max(reply.barrier for reply in replies)
         verdict = self._advance(Exchanged(step, effective, observations), at_step=step)
         self.ledger = self.ledger.book(observations, self._yardstick())

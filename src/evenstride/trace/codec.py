@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from math import isfinite, nan
 from typing import Any
 
 from evenstride.core.control import (
@@ -22,15 +23,12 @@ from evenstride.core.control import (
     SetShares,
 )
 from evenstride.core.fleet import Worker
-from evenstride.core.observation import Observation
+from evenstride.core.observation import Measured, Observation
 from evenstride.errors import TraceError
 
 _TAGGED = (FleetFormed, Exchanged, OpeningSkipped, SetShares, KeepShares, Expect, ExchangeAfter)
 _BY_TAG = {cls.__name__: cls for cls in _TAGGED}
-_INNER: dict[tuple[str, str], type] = {
-    ("FleetFormed", "workers"): Worker,
-    ("Exchanged", "observations"): Observation,
-}
+_TIMES = ("busy_s", "wait_s", "data_s", "outside_s", "control_wait_s")
 
 
 def dumps(value: object) -> str:
@@ -64,13 +62,35 @@ def decode(plain: dict[str, Any]) -> Event | Instruction:
 
 
 def encode_observation(observation: Observation) -> dict[str, Any]:
-    """Return one observation as JSON types, as a rank sends it to the leader."""
-    return _plain(observation)
+    """Return one observation as JSON types, as a rank sends it to the leader.
+
+    A time that is not a finite number becomes ``null``, and not-a-number when it is read.
+    """
+    plain = _plain(observation)
+    for name in _TIMES:
+        plain[name] = _finite(plain[name])
+    return plain
 
 
 def decode_observation(plain: dict[str, Any]) -> Observation:
     """Return the observation that `encode_observation` wrote."""
-    return Observation(**{name: _tuples(value) for name, value in plain.items()})
+    values = {name: _tuples(value) for name, value in plain.items()}
+    for name in _TIMES:
+        if name in values:
+            values[name] = _with_nan(values[name])
+    return Observation(**values)
+
+
+def _finite(time_s: Any) -> Any:
+    if isinstance(time_s, list):
+        return [_finite(one) for one in time_s]
+    return time_s if isfinite(time_s) else None
+
+
+def _with_nan(time_s: Any) -> Any:
+    if isinstance(time_s, tuple):
+        return tuple(_with_nan(one) for one in time_s)
+    return nan if time_s is None else time_s
 
 
 def _plain(value: Any) -> dict[str, Any]:
@@ -80,16 +100,18 @@ def _plain(value: Any) -> dict[str, Any]:
 def _jsonable(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_jsonable(item) for item in value]
-    if isinstance(value, Worker | Observation):
-        return _plain(value)
-    return value
+    if isinstance(value, Measured):
+        return [encode_observation(seen) for seen in value]
+    return _plain(value) if isinstance(value, Worker) else value
 
 
 def _value(tag: str, name: str, plain: Any) -> Any:
-    inner = _INNER.get((tag, name))
-    if inner is None:
-        return _tuples(plain)
-    return tuple(inner(**{k: _tuples(v) for k, v in item.items()}) for item in plain)
+    match tag, name:
+        case "FleetFormed", "workers":
+            return tuple(Worker(**item) for item in plain)
+        case "Exchanged", "observations":
+            return Measured.of(map(decode_observation, plain))
+    return _tuples(plain)
 
 
 def _tuples(plain: Any) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evenstride.core.control import Exchanged, FleetFormed, KeepShares, SetShares
 from evenstride.core.fleet import Shares, Worker
-from evenstride.core.observation import Observation
+from evenstride.core.observation import Measured, Observation
 from evenstride.trace.write import TraceWriter
 
 
@@ -39,7 +39,7 @@ def write_run(
             answer = (
                 SetShares(step, changes.pop(0), "better") if changes else KeepShares("good as is")
             )
-            trace.event(1.0, Exchanged(step, step, (leader, other)), (answer,))
+            trace.event(1.0, Exchanged(step, step, Measured.of((leader, other))), (answer,))
 
 
 def write_calibration(
@@ -63,4 +63,4 @@ def write_calibration(
                 cold = Observation(0, size, step, (unmodelled_s,), (0.0,), modelled=False)
                 seen.insert(0, cold)
             step += len(steps_s)
-            trace.event(1.0, Exchanged(step, step, tuple(seen)), (KeepShares("alone"),))
+            trace.event(1.0, Exchanged(step, step, Measured.of(seen)), (KeepShares("alone"),))

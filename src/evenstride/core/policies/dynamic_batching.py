@@ -24,27 +24,35 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evenstride.core.allocation import apportion
-from evenstride.core.fleet import Fleet, FloatArray, Shares, as_shares
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, Shares, as_shares
 from evenstride.core.policies.static import split_by
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Smoothed:
-    """The controller's memory, one entry per worker.
+    """The controller's memory, one entry per worker in arrays of shape ``(W,)``.
 
     Args:
         mean_s: moving average of the step time at the current share; 0 before the first.
         steps: steps in that average.
         learned_most: upper bound learned from a loss of throughput; 0 for none.
-        former: shares before the last change, and the throughput (samples/s) at them.
+        former: shares before the last change.
+        former_throughput: samples per second at them; 0 before the first change.
     """
 
-    mean_s: tuple[float, ...]
-    steps: tuple[int, ...]
-    learned_most: tuple[int, ...]
-    former: tuple[Shares, tuple[float, ...]] | None = None
+    mean_s: FloatArray
+    steps: IntArray
+    learned_most: IntArray
+    former: IntArray
+    former_throughput: FloatArray
+
+    @classmethod
+    def begin(cls, learned: IntArray, former: IntArray, throughput: FloatArray) -> Smoothed:
+        """Return the memory right after a change."""
+        zeros = np.zeros(len(learned))
+        return cls(zeros, zeros.astype(np.int64), learned, former, throughput)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,44 +74,42 @@ class DynamicBatching:
         reason = "open loop: split by declared resources"
         if shares is None:
             shares, reason = Uniform().init(fleet)[1].shares, "open loop: equal split"
-        return _forgotten(len(fleet), (0,) * len(fleet), None), Move(shares, reason)
+        none = np.zeros(len(fleet), dtype=np.int64)
+        return Smoothed.begin(none, none, np.zeros(len(fleet))), Move(shares, reason)
 
     def decide(self, state: Smoothed, situation: Situation) -> tuple[Smoothed, Decision]:
         """Smooth the new times; past the window and outside the dead-band, change all."""
         state = self._smooth(state, situation)
-        fewest = min(state.steps)
+        fewest = int(state.steps.min())
         if fewest < self.window:
             return state, Keep(f"{fewest} of {self.window} steps measured since the last change")
-        shares = np.array(situation.shares, dtype=np.float64)
-        mean_s = np.array(state.mean_s)
+        shares, mean_s = np.array(situation.shares, dtype=np.int64), state.mean_s
         error = float(np.abs(mean_s.mean() / mean_s - 1.0).max())
         if error <= self.dead_band:
             return state, Keep(
                 f"largest change {error:.1%} is inside the {self.dead_band:.0%} band"
             )
-        learned = _learned_most(state, situation.shares, shares / mean_s)
+        throughput = shares / mean_s
+        learned = _learned_most(state, shares, throughput)
         target = proportional_step(shares, mean_s)
         after = _within(target, situation.fleet, learned)
         if after == situation.shares:
             return replace(state, learned_most=learned), Keep("bounds leave no room for a change")
-        former = (situation.shares, tuple(float(x) for x in shares / mean_s))
         reason = f"step times differ: largest change {error:.1%} of a share"
-        return _forgotten(len(after), learned, former), Move(after, reason)
+        return Smoothed.begin(learned, shares, throughput), Move(after, reason)
 
     def _smooth(self, state: Smoothed, situation: Situation) -> Smoothed:
-        mean_s, steps = list(state.mean_s), list(state.steps)
-        for seen in situation.observations:
-            if not seen.modelled or seen.share != situation.shares[seen.worker]:
-                continue
-            for busy_s in seen.busy_s:
-                before = mean_s[seen.worker]
-                part = self.smoothing if steps[seen.worker] else 1.0
-                mean_s[seen.worker] = before + part * (busy_s - before)
-                steps[seen.worker] += 1
-        return replace(state, mean_s=tuple(mean_s), steps=tuple(steps))
+        mean_s, steps = state.mean_s.copy(), state.steps.copy()
+        measured, shares = situation.observations, np.array(situation.shares)
+        current = measured.modelled & (measured.share == shares[measured.worker])
+        for worker, busy_s in measured.only(current).step_by_step():
+            part = np.where(steps[worker] > 0, self.smoothing, 1.0)
+            mean_s[worker] += part * (busy_s - mean_s[worker])
+            steps[worker] += 1
+        return replace(state, mean_s=mean_s, steps=steps)
 
 
-def proportional_step(shares: FloatArray, mean_s: FloatArray) -> FloatArray:
+def proportional_step(shares: IntArray | FloatArray, mean_s: FloatArray) -> FloatArray:
     """Return the paper's literal next batches, real-valued; they do *not* keep their sum.
 
     ``b - X (t - mean t)`` with ``X = b / t`` is ``b * mean(t) / t``.
@@ -116,26 +122,13 @@ def proportional_step(shares: FloatArray, mean_s: FloatArray) -> FloatArray:
     return np.asarray(shares * (mean_s.mean() / mean_s))
 
 
-def _forgotten(
-    workers: int, learned: tuple[int, ...], former: tuple[Shares, tuple[float, ...]] | None
-) -> Smoothed:
-    return Smoothed((0.0,) * workers, (0,) * workers, learned, former)
+def _learned_most(state: Smoothed, shares: IntArray, throughput: FloatArray) -> IntArray:
+    worse = (shares > state.former) & (throughput < state.former_throughput)
+    return np.where(worse, state.former, state.learned_most)
 
 
-def _learned_most(state: Smoothed, shares: Shares, throughput: FloatArray) -> tuple[int, ...]:
-    if state.former is None:
-        return state.learned_most
-    return tuple(
-        before if share > before and float(now) < earlier else known
-        for known, share, now, before, earlier in zip(
-            state.learned_most, shares, throughput, *state.former, strict=True
-        )
-    )
-
-
-def _within(target: FloatArray, fleet: Fleet, learned: tuple[int, ...]) -> Shares:
-    most = np.array(learned, dtype=np.int64)
-    upper = np.where(most > 0, np.minimum(most, fleet.upper), fleet.upper)
+def _within(target: FloatArray, fleet: Fleet, learned: IntArray) -> Shares:
+    upper = np.where(learned > 0, np.minimum(learned, fleet.upper), fleet.upper)
     upper = np.maximum(upper, fleet.lower)
     if int(upper.sum()) < fleet.global_batch:
         upper = fleet.upper
