@@ -4,7 +4,8 @@ EvenstrideError
 ├── ConfigError            what was asked cannot be; changing the request fixes it
 │   ├── InfeasibleShares   no split of the global batch fits the workers' bounds
 │   ├── UnknownPolicy      no policy has that name
-│   └── RanksDisagree      the ranks were given different settings
+│   ├── RanksDisagree      the ranks were given different settings
+│   └── ScenarioError      a scenario file cannot be simulated
 ├── UsageError             the training loop breaks the contract of `Stride`
 │   ├── LoaderBusy         two loops draw from one loader
 │   ├── ScaleError         a batch was scaled twice, or not at all
@@ -68,6 +69,10 @@ class UnknownPolicy(ConfigError):
 
 class RanksDisagree(ConfigError):
     """The ranks were given different settings, so they would train different things."""
+
+
+class ScenarioError(ConfigError):
+    """A scenario file cannot be simulated; the message names file, line, field and range."""
 
 
 class UsageError(EvenstrideError, RuntimeError):

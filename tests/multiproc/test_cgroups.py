@@ -34,7 +34,11 @@ sys.stdin.readline()
 
 # The whole command, with workers that are played without torch.
 LAB = """
+import signal
 import sys
+# As a terminal would start it: whoever runs the tests in the background ignores these.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.executable = sys.argv.pop(1)
 from evenstride.cli.main import main
 main()

@@ -4,11 +4,8 @@ Each worker ``k`` has two unknowns, ``theta = (fixed_s, per_sample_s)``, in a Ka
 whose observation is ``y = fixed_s + b * per_sample_s + noise``. The two live on different
 clocks: the *shape* (their ratio) belongs to model and device and hardly changes, the *speed*
 changes at any time and scales both. So the filter drifts along ``theta`` itself, which keeps
-the ratio, and a detected jump of speed frees just that direction: one observation after a
-slow-down is enough to know the whole new curve.
-
-A single slow step may be a spike (garbage collection, page cache) and is held back until a
-second one confirms it. A single fast step cannot be a spike and counts at once.
+the ratio, and a change of speed (`Changes` finds it) moves and frees just that direction: one
+observation after a slow-down is enough to know the whole new curve.
 """
 
 from __future__ import annotations
@@ -18,17 +15,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from evenstride.core.changes import Changes
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.observation import Measured
 from evenstride.core.timemodel import TimeModel
 
 # Before anything is known about the shape: a tenth of the first time is fixed, give or take.
-_PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_SPEED_STD = 0.10, 0.15, 0.10
+_PRIOR_FIXED, _PRIOR_FIXED_STD = 0.10, 0.15
 # Relative drift of the speed per square root of a step, and the doubt that never averages out.
-_DRIFT, _MODEL_STD = 0.002, 0.004
-# A time further than this from its prediction, in standard deviations and in parts of it, is
-# a spike or a change of speed; after a change the speed is as good as unknown.
-_BAND_STD, _BAND_PART, _JUMP_STD = 4.0, 0.10, 0.5
+_DRIFT, _MODEL_STD = 0.0005, 0.004
 # At least this part of a time must come from the samples: a curve that is flat by mistake would
 # draw the whole batch to one worker.
 _FLATTEST = 0.02
@@ -44,14 +39,14 @@ class Estimate:
         cov: ``(W, 2, 2)``, covariance of ``theta``.
         noise: ``(W,)``, relative variance of one step's time.
         steps: ``(W,)``, steps learned from; 0 means the worker is unknown.
-        suspect: ``(W,)``, whether the latest time was held back as a possible spike.
+        changes: what is remembered of the latest residuals.
     """
 
     theta: FloatArray
     cov: FloatArray
     noise: FloatArray
     steps: IntArray
-    suspect: npt.NDArray[np.bool_]
+    changes: Changes
 
     @classmethod
     def unknown(cls, workers: int) -> Estimate:
@@ -61,7 +56,7 @@ class Estimate:
             cov=np.zeros((workers, 2, 2)),
             noise=np.full(workers, _NOISE_FIRST),
             steps=np.zeros(workers, dtype=np.int64),
-            suspect=np.zeros(workers, dtype=np.bool_),
+            changes=Changes.none(workers),
         )
 
     @property
@@ -144,7 +139,9 @@ def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
     y, b, w = batch.time_s, batch.share, batch.workers
     theta[w] = np.stack([_PRIOR_FIXED * y, (1 - _PRIOR_FIXED) * y / b], axis=1)
     shape = np.stack([y, -y / b], axis=1)  # moving along it leaves the time at this share alone
-    cov[w] = _PRIOR_SPEED_STD**2 * _outer(theta[w]) + _PRIOR_FIXED_STD**2 * _outer(shape)
+    speed_variance = _measurement_variance(estimate.noise[w], np.ones(len(w)), batch.steps)
+    cov[w] = speed_variance[:, None, None] * _outer(theta[w])
+    cov[w] += _PRIOR_FIXED_STD**2 * _outer(shape)
     steps[w] = batch.steps
     return replace(estimate, theta=theta, cov=cov, steps=steps)
 
@@ -157,12 +154,17 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
     cov = cov + (_DRIFT**2 * batch.steps)[:, None, None] * _outer(theta)
     predicted = (theta * x).sum(axis=1)
     measure = _measurement_variance(estimate.noise[w], predicted, batch.steps)
+    std = np.sqrt(np.einsum("wi,wij,wj->w", x, cov, x) + measure) / predicted
+    changes, judged = estimate.changes.judge(w, batch.time_s / predicted, std, batch.steps)
 
-    surprise = _surprise(cov, x, predicted, measure, batch.time_s)
-    held = (surprise > 0) & (batch.steps < 3) & ~estimate.suspect[w]
-    jumped = (surprise != 0) & ~held
-    cov = cov + (_JUMP_STD**2 * jumped)[:, None, None] * _outer(theta)
-    new_theta, new_cov = _kalman(theta, cov, x, measure, batch.time_s)
+    ratio, told = judged.ratio[:, None], judged.told
+    free = estimate.noise[w] / told + _MODEL_STD**2
+    jumped_theta = theta * ratio
+    jumped_cov = cov * ratio[:, :, None] ** 2 + free[:, None, None] * _outer(jumped_theta)
+    learned_theta, learned_cov = _kalman(theta, cov, x, measure, batch.time_s)
+    jumped = judged.jumped[:, None]
+    new_theta = np.where(jumped, jumped_theta, _physical(learned_theta, x))
+    new_cov = np.where(jumped[:, :, None], jumped_cov, learned_cov)
 
     out = replace(
         estimate,
@@ -170,25 +172,14 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
         cov=estimate.cov.copy(),
         noise=estimate.noise.copy(),
         steps=estimate.steps.copy(),
-        suspect=estimate.suspect.copy(),
+        changes=changes,
     )
-    take, at = ~held, w[~held]
-    out.theta[at], out.cov[at] = _physical(new_theta, x)[take], new_cov[take]
-    calm = take & ~jumped
+    take, at = ~judged.held, w[~judged.held]
+    out.theta[at], out.cov[at] = new_theta[take], new_cov[take]
+    calm = take & ~judged.jumped
     out.noise[w[calm]] = _noise(estimate.noise[w], batch, predicted)[calm]
     out.steps[at] += batch.steps[take]
-    out.suspect[w] = held
     return out
-
-
-def _surprise(
-    cov: FloatArray, x: FloatArray, predicted: FloatArray, measure: FloatArray, time_s: FloatArray
-) -> IntArray:
-    """Return +1 where the time is far above its prediction, -1 far below, else 0."""
-    std = np.sqrt(np.einsum("wi,wij,wj->w", x, cov, x) + measure)
-    off = time_s - predicted
-    far = (np.abs(off) > _BAND_STD * std) & (np.abs(off) > _BAND_PART * predicted)
-    return np.where(far, np.sign(off), 0).astype(np.int64)
 
 
 def _kalman(
