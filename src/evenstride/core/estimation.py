@@ -22,6 +22,8 @@ from evenstride.core.timemodel import TimeModel
 
 # Before anything is known about the shape: a tenth of the first time is fixed, give or take.
 _PRIOR_FIXED, _PRIOR_FIXED_STD = 0.10, 0.15
+# What looks like a change of speed may be a wrong idea of the shape, which must not last.
+_JUMP_SHAPE_STD = 0.10
 # Relative drift of the speed per square root of a step, and the doubt that never averages out.
 _DRIFT, _MODEL_STD = 0.0005, 0.004
 # At least this part of a time must come from the samples: a curve that is flat by mistake would
@@ -138,12 +140,16 @@ def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
     theta, cov, steps = estimate.theta.copy(), estimate.cov.copy(), estimate.steps.copy()
     y, b, w = batch.time_s, batch.share, batch.workers
     theta[w] = np.stack([_PRIOR_FIXED * y, (1 - _PRIOR_FIXED) * y / b], axis=1)
-    shape = np.stack([y, -y / b], axis=1)  # moving along it leaves the time at this share alone
     speed_variance = _measurement_variance(estimate.noise[w], np.ones(len(w)), batch.steps)
     cov[w] = speed_variance[:, None, None] * _outer(theta[w])
-    cov[w] += _PRIOR_FIXED_STD**2 * _outer(shape)
+    cov[w] += _PRIOR_FIXED_STD**2 * _outer(_shape_direction(batch))
     steps[w] = batch.steps
     return replace(estimate, theta=theta, cov=cov, steps=steps)
+
+
+def _shape_direction(batch: _Batch) -> FloatArray:
+    """Return the change of ``theta`` that leaves the time at the observed share as it is."""
+    return np.stack([batch.time_s, -batch.time_s / batch.share], axis=1)
 
 
 def _update(estimate: Estimate, batch: _Batch) -> Estimate:
@@ -161,6 +167,7 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
     free = estimate.noise[w] / told + _MODEL_STD**2
     jumped_theta = theta * ratio
     jumped_cov = cov * ratio[:, :, None] ** 2 + free[:, None, None] * _outer(jumped_theta)
+    jumped_cov += _JUMP_SHAPE_STD**2 * _outer(_shape_direction(batch))
     learned_theta, learned_cov = _kalman(theta, cov, x, measure, batch.time_s)
     jumped = judged.jumped[:, None]
     new_theta = np.where(jumped, jumped_theta, _physical(learned_theta, x))

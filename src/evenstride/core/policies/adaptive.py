@@ -8,6 +8,7 @@ import numpy as np
 
 from evenstride.core.allocation import equal_finish
 from evenstride.core.estimation import Estimate
+from evenstride.core.expectation import expected_max
 from evenstride.core.fleet import Fleet, IntArray, as_shares
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
@@ -49,14 +50,14 @@ class Adaptive:
             return None, Keep(f"no step of worker {unknown} has been measured yet", settled=False)
         now = np.array(situation.shares, dtype=np.int64)
         best = equal_finish(estimate.model, fleet.lower, fleet.upper, fleet.global_batch)
-        times_s = estimate.model.at(now)
-        now_s, best_s = float(times_s.max()), estimate.model.makespan_s(best)
+        now_s, best_s = expected_step_s(estimate, now), expected_step_s(estimate, best)
         step_s = now_s + situation.communication_s
-        gain, doubt = (now_s - best_s) / step_s, gain_doubt(estimate, now) * now_s / step_s
-        if gain <= self.min_gain + doubt:
-            reason = f"best split would be {gain:.1%} faster, under {self.min_gain + doubt:.1%}"
+        gain = (now_s - best_s) / step_s
+        doubt = best_s / estimate.model.makespan_s(best) - 1.0
+        if gain <= self.min_gain:
+            reason = f"best split would be {gain:.1%} faster, under {self.min_gain:.1%}"
             return None, Keep(reason, settled=doubt < _SETTLED_DOUBT)
-        slowest = fleet.workers[int(np.argmax(times_s))].name
+        slowest = fleet.workers[int(np.argmax(estimate.model.at(now)))].name
         reason = (
             f"worker {slowest} finishes last: step {step_s * 1e3:.1f} ms -> "
             f"{(step_s - now_s + best_s) * 1e3:.1f} ms expected ({gain:.1%} less)"
@@ -64,19 +65,7 @@ class Adaptive:
         return None, Move(as_shares(best), reason, settled=False)
 
 
-def gain_doubt(estimate: Estimate, now: IntArray) -> float:
-    """Return how far the predicted gain may be off by chance, as a part of the slowest time.
-
-    The gain compares the slowest predicted time with the common finish time of the best split,
-    which is a mean of all workers' curves weighted by their speeds. The slowest of ``W`` equal
-    workers looks slow by ``sqrt(2 ln W)`` standard deviations even when nothing is wrong
-    (the expected maximum of ``W`` normal values, to leading order), so that many are asked.
-    """
-    times_s = estimate.model.at(now)
-    slowest = int(np.argmax(times_s))
-    std_s = estimate.relative_std(now) * times_s
-    weights = 1.0 / estimate.model.per_sample_s
-    weights = -weights / weights.sum()
-    weights[slowest] += 1.0
-    chances = np.sqrt(2.0 * np.log(max(len(now), 2)))
-    return float(chances * np.sqrt(((weights * std_s) ** 2).sum()) / times_s[slowest])
+def expected_step_s(estimate: Estimate, shares: IntArray) -> float:
+    """Return the expected time of a step in seconds, the doubt about every worker included."""
+    mean_s = estimate.model.at(shares)
+    return expected_max(mean_s, estimate.relative_std(shares) * mean_s)

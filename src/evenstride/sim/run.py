@@ -1,0 +1,185 @@
+"""Run the real controller on virtual workers, step by step, under bulk-synchronous training."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from evenstride.core.control import (
+    Control,
+    ExchangeAfter,
+    Exchanged,
+    Expect,
+    FleetFormed,
+    Instruction,
+    SetShares,
+    advance,
+)
+from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.policy import Policy
+from evenstride.sim.bands import Bands
+from evenstride.sim.cluster import Cluster, TrueTimes
+from evenstride.sim.measuring import Notes
+from evenstride.sim.scenario import Scenario
+from evenstride.sim.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decided:
+    """One change of the split.
+
+    Args:
+        step: at which it took effect.
+        gain: true part of the step that it saved, noise-free; below 0 if it was a mistake.
+        reason: the policy's own.
+    """
+
+    step: int
+    gain: float
+    reason: str
+
+
+@dataclass(slots=True)
+class Track:
+    """What a simulated run did, step by step.
+
+    Args:
+        mean_s: noise-free time of each step.
+        real_s: its time with noise.
+        shares: the split in force at each step, as an index into `splits`.
+        splits: all splits there were, over all workers there ever are (0 for the absent).
+        decisions: changes of the split.
+        decide_s: what each decision took to compute.
+    """
+
+    mean_s: FloatArray
+    real_s: FloatArray
+    shares: IntArray
+    splits: list[IntArray] = field(default_factory=list)
+    decisions: list[Decided] = field(default_factory=list)
+    decide_s: list[float] = field(default_factory=list)
+
+
+class Simulation:
+    """One run of one policy in a scenario.
+
+    Args:
+        scenario: the cluster and what befalls it.
+        policy: decides the shares.
+        seed: of noise and random events; the same seed gives every policy the same.
+    """
+
+    def __init__(self, scenario: Scenario, policy: Policy[Any], seed: int = 0) -> None:
+        self._scenario, self._policy = scenario, policy
+        self._timeline = Timeline(scenario, seed)
+        self._cluster = Cluster(scenario, seed)
+        self._control = Control(policy)
+        self._pending: deque[tuple[int, IntArray, str]] = deque()
+        self._after, self._due = ExchangeAfter(1, False), 0
+        self._formed = 0
+        self.track = Track(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
+        self._begin(0)
+
+    def run(self) -> Track:
+        """Simulate every step and return what happened."""
+        steps = self._scenario.steps
+        mean_s, real_s = np.zeros(steps), np.zeros(steps)
+        index = np.zeros(steps, dtype=np.int64)
+        moves = frozenset(self._timeline.moves)
+        for step in range(steps):
+            if step in moves:
+                self._begin(step)
+            self._take_effect(step)
+            mean_s[step], real_s[step] = self._step(step)
+            index[step] = len(self.track.splits) - 1
+            if self._exchange_due(step):
+                self._exchange(step)
+        self.track.mean_s, self.track.real_s, self.track.shares = mean_s, real_s, index
+        return self.track
+
+    def _begin(self, step: int) -> None:
+        """Form the fleet of those who are there."""
+        self._present = self._timeline.present(step)
+        workers = tuple(self._cluster.workers[k] for k in self._present)
+        self._tell(step)
+        event = FleetFormed(self._formed, step, self._scenario.global_batch, workers)
+        self._formed += 1
+        self._control, instructions = advance(self._control, event)
+        self._pending.clear()
+        self._bands = Bands(len(workers))
+        self._notes = Notes(len(workers))
+        self._shares = np.zeros(0, dtype=np.int64)
+        self._obey(instructions)
+        self._due = step + self._after.steps
+
+    def _tell(self, step: int) -> None:
+        tell = getattr(self._policy, "tell", None)
+        if tell is not None:
+            tell(self._times(step))
+
+    def _times(self, step: int) -> TrueTimes:
+        return self._cluster.usual.at_speed(self._timeline.speed(step)).of(self._present)
+
+    def _take_effect(self, step: int) -> None:
+        while self._pending and self._pending[0][0] <= step:
+            _, after, reason = self._pending.popleft()
+            track, before = self.track, self._shares
+            if len(before):
+                track.decisions.append(Decided(step, self._gain(step, before, after), reason))
+            self._shares = after
+            everyone = np.zeros(self._timeline.size, dtype=np.int64)
+            everyone[self._present] = after
+            track.splits.append(everyone)
+
+    def _gain(self, step: int, before: IntArray, after: IntArray) -> float:
+        times = self._times(step)
+        communication_s = self._scenario.communication.step_s(len(after))
+        before_s = float(times.at(before).max()) + communication_s
+        return 1.0 - (float(times.at(after).max()) + communication_s) / before_s
+
+    def _step(self, step: int) -> tuple[float, float]:
+        mean_s = self._times(step).at(self._shares)
+        busy_s = mean_s * self._cluster.next_noise()[self._present]
+        communication_s = self._scenario.communication.step_s(len(busy_s))
+        at_work = self._shares > 0
+        longest_s = float(busy_s[at_work].max())
+        self._notes.add(step, self._shares, busy_s, longest_s - busy_s + communication_s)
+        asked = self._bands.step(self._shares, busy_s)
+        if asked.any():
+            self._due = step + 1
+        return float(mean_s[at_work].max()) + communication_s, longest_s + communication_s
+
+    def _exchange_due(self, step: int) -> bool:
+        every = self._scenario.exchange.every
+        if every == "leader":
+            return step + 1 >= self._due
+        return (step + 1) % every == 0
+
+    def _exchange(self, step: int) -> None:
+        asked = self._scenario.exchange
+        lag = asked.lag
+        if self._after.blocking and asked.cold_lag is not None:
+            lag = asked.cold_lag
+        effective = max(step + lag, self._pending[-1][0] if self._pending else 0)
+        self._tell(step)
+        event = Exchanged(step + 1, effective, self._notes.take(self._bands.broke))
+        started_s = time.perf_counter()
+        self._control, instructions = advance(self._control, event)
+        self.track.decide_s.append(time.perf_counter() - started_s)
+        self._obey(instructions)
+        self._due = step + 1 + self._after.steps
+
+    def _obey(self, instructions: tuple[Instruction, ...]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case SetShares():
+                    shares = np.array(instruction.shares, dtype=np.int64)
+                    self._pending.append((instruction.effective, shares, instruction.reason))
+                case Expect():
+                    self._bands.expect(instruction, self._control.shares)
+                case ExchangeAfter():
+                    self._after = instruction
