@@ -114,9 +114,16 @@ def test_an_unknown_policy_lists_those_there_are() -> None:
     assert all(name in str(error.value) for name in POLICY_NAMES)
 
 
-def test_a_policy_without_arguments_refuses_one() -> None:
-    with pytest.raises(ConfigError, match="takes no argument"):
-        policy_from_spec("adaptive:0.1")
+@pytest.mark.parametrize("spec", ["adaptive:0.1", "uniform:x=1", "dynamic-batching:window=two"])
+def test_a_setting_that_a_policy_has_not_is_refused(spec: str) -> None:
+    with pytest.raises(ConfigError, match="its settings are"):
+        policy_from_spec(spec)
+
+
+def test_settings_are_changed_by_name() -> None:
+    assert policy_from_spec("dynamic-batching:window=5,dead_band=0.1") == DynamicBatching(
+        window=5, dead_band=0.1
+    )
 
 
 def test_adaptive_goes_to_the_optimum_in_two_moves_on_affine_times() -> None:

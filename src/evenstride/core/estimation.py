@@ -20,8 +20,10 @@ from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.observation import Measured
 from evenstride.core.timemodel import TimeModel
 
-# Before anything is known about the shape: a tenth of the first time is fixed, give or take.
-_PRIOR_FIXED, _PRIOR_FIXED_STD = 0.10, 0.15
+# Before anything is known about the shape, this part of the fastest worker's first time is fixed.
+# A slower worker's fixed time would be the same if only its arithmetic were slower, and longer
+# in proportion if all of it were; a power of the times lies between the two.
+_PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.30, 0.15, 0.75
 # What looks like a change of speed may be a wrong idea of the shape, which must not last.
 _JUMP_SHAPE_STD = 0.10
 # Relative drift of the speed per square root of a step, and the doubt that never averages out.
@@ -139,7 +141,8 @@ def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
         return estimate
     theta, cov, steps = estimate.theta.copy(), estimate.cov.copy(), estimate.steps.copy()
     y, b, w = batch.time_s, batch.share, batch.workers
-    theta[w] = np.stack([_PRIOR_FIXED * y, (1 - _PRIOR_FIXED) * y / b], axis=1)
+    fixed = np.minimum(_PRIOR_FIXED * y**_PRIOR_POWER * y.min() ** (1 - _PRIOR_POWER), 0.9 * y)
+    theta[w] = np.stack([fixed, (y - fixed) / b], axis=1)
     speed_variance = _measurement_variance(estimate.noise[w], np.ones(len(w)), batch.steps)
     cov[w] = speed_variance[:, None, None] * _outer(theta[w])
     cov[w] += _PRIOR_FIXED_STD**2 * _outer(_shape_direction(batch))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import nan
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,9 @@ class Observation:
         outside_s: sum of the time outside training (evaluation, saving) beyond the median.
         control_wait_s: sum of the time spent waiting for a decision.
         modelled: false for steps that say nothing about speed (the first of a pass).
+        cpu_load: part of its machine's processor time that was in use, from 0 to 1; not a
+            number if unknown.
+        memory_load: the same of its machine's memory.
     """
 
     worker: int
@@ -40,6 +45,8 @@ class Observation:
     outside_s: float = 0.0
     control_wait_s: float = 0.0
     modelled: bool = True
+    cpu_load: float = nan
+    memory_load: float = nan
 
     @property
     def steps(self) -> int:
@@ -61,6 +68,7 @@ class Measured:
         wait_s: the same of the waits.
         sums_s: data, outside and control-wait seconds of each, ``(3, n)``.
         modelled: whether each says anything about speed, bool ``(n,)``.
+        loads: processor and memory load of each one's machine, ``(2, n)``.
     """
 
     def __init__(
@@ -73,11 +81,13 @@ class Measured:
         wait_s: FloatArray,
         sums_s: FloatArray | None = None,
         modelled: npt.NDArray[np.bool_] | None = None,
+        loads: FloatArray | None = None,
     ) -> None:
         self.worker, self.share, self.first_step, self.steps = worker, share, first_step, steps
         self.busy_s, self.wait_s = busy_s, wait_s
         self.sums_s = np.zeros((3, len(worker))) if sums_s is None else sums_s
         self.modelled = np.ones(len(worker), dtype=np.bool_) if modelled is None else modelled
+        self.loads = np.full((2, len(worker)), nan) if loads is None else loads
 
     @classmethod
     def of(cls, observations: Iterable[Observation]) -> Measured:
@@ -98,6 +108,7 @@ class Measured:
             wait_s=np.array([t for o in seen for t in o.wait_s], dtype=np.float64),
             sums_s=np.array(sums_s, dtype=np.float64).reshape(len(seen), 3).T,
             modelled=np.array([o.modelled for o in seen], dtype=np.bool_),
+            loads=np.array([(o.cpu_load, o.memory_load) for o in seen]).reshape(len(seen), 2).T,
         )
 
     def __len__(self) -> int:
@@ -112,25 +123,29 @@ class Measured:
             self.steps.tolist(),
             self.sums_s.T.tolist(),
             self.modelled.tolist(),
+            self.loads.T.tolist(),
             strict=True,
         )
-        for worker, share, first_step, steps, (data_s, outside_s, control_s), modelled in columns:
+        for worker, share, first_step, steps, sums_s, modelled, (cpu, memory) in columns:
+            data_s, outside_s, control_s = sums_s
             start, stop = stop, stop + steps
             busy, wait = tuple(busy_s[start:stop]), tuple(wait_s[start:stop])
             yield Observation(
-                worker, share, first_step, busy, wait, data_s, outside_s, control_s, modelled
+                *(worker, share, first_step, busy, wait),
+                *(data_s, outside_s, control_s, modelled, cpu, memory),
             )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Measured):
             return NotImplemented
-        return tuple(self) == tuple(other)
+        mine, others = self.__reduce__()[1], other.__reduce__()[1]
+        return all(map(_equal, mine, others))
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __reduce__(self) -> tuple[type[Measured], tuple[object, ...]]:
-        columns = (self.worker, self.share, self.first_step, self.steps)
-        return Measured, (*columns, self.busy_s, self.wait_s, self.sums_s, self.modelled)
+    def __reduce__(self) -> tuple[type[Measured], tuple[npt.NDArray[Any], ...]]:
+        columns = (self.worker, self.share, self.first_step, self.steps, self.busy_s, self.wait_s)
+        return Measured, (*columns, self.sums_s, self.modelled, self.loads)
 
     def __repr__(self) -> str:
         return f"Measured.of({tuple(self)!r})"
@@ -176,6 +191,7 @@ class Measured:
             self.wait_s[of_times],
             self.sums_s[:, mask],
             self.modelled[mask],
+            self.loads[:, mask],
         )
 
     def turns(self) -> Iterator[IntArray]:
@@ -200,6 +216,10 @@ class Measured:
         owner = np.repeat(np.arange(len(self)), self.steps)
         bad = np.bincount(owner, weights=~good, minlength=len(self))
         return np.asarray((bad == 0) & sums & (self.steps > 0))
+
+
+def _equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
 def communication_s(measured: Measured, shares: Shares) -> float | None:

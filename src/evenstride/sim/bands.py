@@ -38,4 +38,4 @@ class Bands:
         self.broke.append((fast | slow) & (self._strikes == 0))
         self._strikes = np.where(slow, self._strikes + 1, np.where(judged, 0, self._strikes))
         self._asked |= asks
-        return asks
+        return np.asarray(asks)

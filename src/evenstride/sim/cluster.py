@@ -34,7 +34,8 @@ class TrueTimes:
     def capacity(self, deadline_s: float) -> IntArray:
         """Return per worker the largest share that ends by the deadline (0 if none does)."""
         plain = (deadline_s * self.speed - self.fixed_s) / self.per_sample_s
-        bent = np.where(plain > self.knee, self.knee + (plain - self.knee) / self.beyond, plain)
+        below = np.minimum(plain, self.knee)
+        bent = below + (plain - below) / self.beyond
         share = np.clip(np.floor(bent), 0, 2**53).astype(np.int64)
         share += self.at(share + 1) <= deadline_s
         share -= (share > 0) & (self.at(share) > deadline_s)

@@ -23,20 +23,32 @@ class _Part(BaseModel):
 class WorkerGroup(_Part):
     """Some workers of one kind: ``t(b) = max(floor_s, fixed_s + b / samples_per_s)``."""
 
-    name: str = Field("worker", description="what they are called; numbered if there are several")
-    count: int = Field(1, ge=1, le=1_000_000, description="how many of them")
+    name: str = Field(
+        default="worker", description="what they are called; numbered if there are several"
+    )
+    count: int = Field(default=1, ge=1, le=1_000_000, description="how many of them")
     samples_per_s: Positive = Field(description="samples per second, the fixed time apart")
-    fixed_s: NotNegative = Field(0.0, description="seconds of a step that no share changes")
-    floor_s: NotNegative = Field(0.0, description="shortest possible step in seconds")
-    saturates_at: int | None = Field(None, ge=1, description="share above which samples cost more")
-    beyond: float = Field(2.0, ge=1, le=1000, description="how much more each costs beyond it")
-    min_share: int = Field(1, ge=1, description="fewest samples it takes")
-    max_share: int | None = Field(None, ge=1, description="most samples that fit its memory")
-    noise: float = Field(0.0, ge=0, le=2, description="log-normal noise of a step's time")
-    spike_rate: Fraction = Field(0.0, description="part of the steps that are spikes")
-    spike_factor: float = Field(3.0, ge=1, le=1000, description="how much longer a spike takes")
-    cores: float | None = Field(None, gt=0, description="cores it declares, for static policies")
-    flops_per_s: float | None = Field(None, gt=0, description="FLOP/s it declares")
+    fixed_s: NotNegative = Field(default=0.0, description="seconds of a step that no share changes")
+    floor_s: NotNegative = Field(default=0.0, description="shortest possible step in seconds")
+    saturates_at: int | None = Field(
+        default=None, ge=1, description="share above which samples cost more"
+    )
+    beyond: float = Field(
+        default=2.0, ge=1, le=1000, description="how much more each costs beyond it"
+    )
+    min_share: int = Field(default=1, ge=1, description="fewest samples it takes")
+    max_share: int | None = Field(
+        default=None, ge=1, description="most samples that fit its memory"
+    )
+    noise: float = Field(default=0.0, ge=0, le=2, description="log-normal noise of a step's time")
+    spike_rate: Fraction = Field(default=0.0, description="part of the steps that are spikes")
+    spike_factor: float = Field(
+        default=3.0, ge=1, le=1000, description="how much longer a spike takes"
+    )
+    cores: float | None = Field(
+        default=None, gt=0, description="cores it declares, for static policies"
+    )
+    flops_per_s: float | None = Field(default=None, gt=0, description="FLOP/s it declares")
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
@@ -48,9 +60,11 @@ class WorkerGroup(_Part):
 class Communication(_Part):
     """A ring all-reduce of the gradient, which no split can change."""
 
-    latency_s: NotNegative = Field(0.0, description="seconds per message")
-    bytes_per_s: Positive | None = Field(None, description="of the slowest link; none for no limit")
-    gradient_bytes: NotNegative = Field(0.0, description="size of the gradient")
+    latency_s: NotNegative = Field(default=0.0, description="seconds per message")
+    bytes_per_s: Positive | None = Field(
+        default=None, description="of the slowest link; none for no limit"
+    )
+    gradient_bytes: NotNegative = Field(default=0.0, description="size of the gradient")
 
     def step_s(self, workers: int) -> float:
         """Return the seconds that one all-reduce takes: ``2 (W - 1)`` messages of a W-th each.
@@ -67,11 +81,16 @@ class Exchange(_Part):
     """How soon a decision follows what was measured."""
 
     every: int | Literal["leader"] = Field(
-        1, description="steps between exchanges, or the cadence that the leader itself sets"
+        default=1, description="steps between exchanges, or the cadence that the leader itself sets"
     )
-    lag: int = Field(1, ge=1, le=10_000, description="steps from a measured step to its decision")
+    lag: int = Field(
+        default=1, ge=1, le=10_000, description="steps from a measured step to its decision"
+    )
     cold_lag: int | None = Field(
-        None, ge=1, le=10_000, description="the same in the opening phase; as `lag` if left out"
+        default=None,
+        ge=1,
+        le=10_000,
+        description="the same in the opening phase; as `lag` if left out",
     )
 
     @model_validator(mode="after")
@@ -94,7 +113,7 @@ class SpeedStep(_Event):
 
     kind: Literal["step"]
     speed: Positive = Field(description="multiple of the usual speed from then on")
-    until: Step | None = Field(None, description="step from which it is as usual again")
+    until: Step | None = Field(default=None, description="step from which it is as usual again")
 
 
 class Ramp(_Event):
@@ -111,7 +130,7 @@ class Periodic(_Event):
     kind: Literal["periodic"]
     speed: Positive
     period: int = Field(ge=2, description="steps from one slow phase to the next")
-    duty: Fraction = Field(0.5, description="part of the period at that speed")
+    duty: Fraction = Field(default=0.5, description="part of the period at that speed")
     until: Step | None = None
 
 
@@ -130,9 +149,15 @@ class Replay(_Event):
 
     kind: Literal["replay"]
     day: Literal["20110303", "20110322", "20110412"] = "20110303"
-    machines: list[int] | None = Field(None, description="rows of the recording, one per worker")
-    steps_per_sample: int = Field(30, ge=1, description="steps that one five-minute sample lasts")
-    least_speed: float = Field(0.1, gt=0, le=1, description="the load never leaves less than this")
+    machines: list[int] | None = Field(
+        default=None, description="rows of the recording, one per worker"
+    )
+    steps_per_sample: int = Field(
+        default=30, ge=1, description="steps that one five-minute sample lasts"
+    )
+    least_speed: float = Field(
+        default=0.1, gt=0, le=1, description="the load never leaves less than this"
+    )
 
 
 class Leave(_Event):
@@ -156,9 +181,9 @@ class Scenario(_Part):
     """A cluster, a global batch, and what happens step by step."""
 
     name: str = Field(description="shown in tables")
-    about: str = Field("", description="where it comes from")
+    about: str = Field(default="", description="where it comes from")
     global_batch: int = Field(ge=1, description="samples per step over all workers")
-    steps: int = Field(500, ge=1, le=10_000_000)
+    steps: int = Field(default=500, ge=1, le=10_000_000)
     workers: list[WorkerGroup] = Field(min_length=1)
     communication: Communication = Communication()
     exchange: Exchange = Exchange()
@@ -187,12 +212,12 @@ def chosen(workers: Who, size: int) -> list[int]:
 
 
 def _check_event(place: str, event: Any, scenario: Scenario) -> None:
-    size = scenario.size
+    size, last = scenario.size, scenario.steps - 1
     for worker in chosen(event.workers, size):
         if not 0 <= worker < size:
-            raise ValueError(f"{place}.workers: {worker} is not a worker (allowed: 0 to {size - 1})")
-    if event.at >= scenario.steps:
-        raise ValueError(f"{place}.at: {event.at} is not a step (allowed: 0 to {scenario.steps - 1})")
+            raise ValueError(f"{place}.workers: {worker} is no worker (allowed: 0 to {size - 1})")
+    if event.at > last:
+        raise ValueError(f"{place}.at: {event.at} is no step (allowed: 0 to {last})")
     until = getattr(event, "until", None)
     if until is not None and until <= event.at:
         raise ValueError(f"{place}.until: {until} is not after at ({event.at})")

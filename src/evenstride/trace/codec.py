@@ -28,7 +28,10 @@ from evenstride.errors import TraceError
 
 _TAGGED = (FleetFormed, Exchanged, OpeningSkipped, SetShares, KeepShares, Expect, ExchangeAfter)
 _BY_TAG = {cls.__name__: cls for cls in _TAGGED}
-_TIMES = ("busy_s", "wait_s", "data_s", "outside_s", "control_wait_s")
+_MAYBE_UNKNOWN = (
+    *("busy_s", "wait_s", "data_s", "outside_s", "control_wait_s"),
+    *("cpu_load", "memory_load"),
+)
 
 
 def dumps(value: object) -> str:
@@ -64,10 +67,10 @@ def decode(plain: dict[str, Any]) -> Event | Instruction:
 def encode_observation(observation: Observation) -> dict[str, Any]:
     """Return one observation as JSON types, as a rank sends it to the leader.
 
-    A time that is not a finite number becomes ``null``, and not-a-number when it is read.
+    A time or load that is not a finite number becomes ``null``, and not-a-number when read.
     """
     plain = _plain(observation)
-    for name in _TIMES:
+    for name in _MAYBE_UNKNOWN:
         plain[name] = _finite(plain[name])
     return plain
 
@@ -75,7 +78,7 @@ def encode_observation(observation: Observation) -> dict[str, Any]:
 def decode_observation(plain: dict[str, Any]) -> Observation:
     """Return the observation that `encode_observation` wrote."""
     values = {name: _tuples(value) for name, value in plain.items()}
-    for name in _TIMES:
+    for name in _MAYBE_UNKNOWN:
         if name in values:
             values[name] = _with_nan(values[name])
     return Observation(**values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from evenstride.core.policies.adaptive import Adaptive
@@ -11,11 +12,19 @@ from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Policy
 from evenstride.errors import ConfigError, UnknownPolicy
 
-POLICY_NAMES = ("adaptive", "dynamic-batching", "static", "uniform")
+_PLAIN: dict[str, type[Any]] = {
+    "adaptive": Adaptive,
+    "dynamic-batching": DynamicBatching,
+    "uniform": Uniform,
+}
+POLICY_NAMES = tuple(sorted([*_PLAIN, "static"]))
 
 
 def policy_from_spec(spec: str) -> Policy[Any]:
-    """Return the policy that a specification such as ``adaptive`` or ``static:20,100`` names.
+    """Return the policy that a specification names.
+
+    ``adaptive`` is a policy as it comes, ``static:20,100`` has its shares after the colon, and
+    ``dynamic-batching:dead_band=0.1,window=5`` changes settings by name.
 
     Raises:
         UnknownPolicy: there is no policy of that name.
@@ -23,20 +32,36 @@ def policy_from_spec(spec: str) -> Policy[Any]:
 
     >>> policy_from_spec("static:20,100")
     Given(shares=(20, 100))
+    >>> policy_from_spec("dynamic-batching:window=5").window
+    5
     """
     name, _, argument = spec.partition(":")
     if name == "static":
         return _static(spec, argument)
-    plain: dict[str, Policy[Any]] = {
-        "adaptive": Adaptive(),
-        "dynamic-batching": DynamicBatching(),
-        "uniform": Uniform(),
-    }
-    if name not in plain:
+    if name not in _PLAIN:
         raise UnknownPolicy(spec, POLICY_NAMES)
-    if argument:
-        raise ConfigError(f"policy {name} takes no argument, but got {argument!r}; write {name}")
-    return plain[name]
+    policy: Policy[Any] = _PLAIN[name](**_settings(spec, _PLAIN[name], argument))
+    return policy
+
+
+def _settings(spec: str, policy: type[Any], argument: str) -> dict[str, Any]:
+    """Return the settings that an argument such as ``window=5`` changes.
+
+    Raises:
+        ConfigError: a setting is not one of the policy's, or its value is not of its type.
+    """
+    known = {field.name: field.default for field in fields(policy)}
+    values: dict[str, Any] = {}
+    for part in filter(None, argument.split(",")):
+        name, _, text = part.partition("=")
+        try:
+            values[name] = (int if isinstance(known[name], int) else float)(text)
+        except (KeyError, ValueError):
+            options = ", ".join(f"{n}={v}" for n, v in known.items()) or "none"
+            raise ConfigError(
+                f"policy {spec!r} is not understood at {part!r}; its settings are: {options}"
+            ) from None
+    return values
 
 
 def _static(spec: str, argument: str) -> Policy[Any]:
