@@ -192,6 +192,23 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
     return out
 
 
+def observed(
+    theta: FloatArray, cov: FloatArray, shares: FloatArray, time_s: FloatArray, variance: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return ``theta`` and its covariance after one more time of each worker.
+
+    Args:
+        theta: ``(W, 2)``.
+        cov: ``(W, 2, 2)``.
+        shares: at which the times were measured, ``(W,)``.
+        time_s: the times in seconds, ``(W,)``.
+        variance: of the times, in seconds squared, ``(W,)``.
+    """
+    x = np.stack([np.ones_like(shares), shares], axis=1)
+    learned, less = _kalman(theta, cov, x, variance, time_s)
+    return _physical(learned, x), less
+
+
 def _kalman(
     theta: FloatArray, cov: FloatArray, x: FloatArray, measure: FloatArray, time_s: FloatArray
 ) -> tuple[FloatArray, FloatArray]:

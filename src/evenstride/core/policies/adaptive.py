@@ -12,6 +12,7 @@ from evenstride.core.expectation import expected_max
 from evenstride.core.fleet import Fleet, IntArray, as_shares
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
+from evenstride.core.pooling import pooled
 
 # Known so well that measuring need not be frequent.
 _SETTLED_DOUBT = 0.02
@@ -49,6 +50,7 @@ class Adaptive:
             unknown = fleet.workers[int(np.argmin(estimate.steps))].name
             return None, Keep(f"no step of worker {unknown} has been measured yet", settled=False)
         now = np.array(situation.shares, dtype=np.int64)
+        estimate = pooled(estimate, now)
         best = equal_finish(estimate.model, fleet.lower, fleet.upper, fleet.global_batch)
         now_s, best_s = expected_step_s(estimate, now), expected_step_s(estimate, best)
         step_s = now_s + situation.communication_s
