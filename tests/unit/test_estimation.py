@@ -87,7 +87,7 @@ def test_a_slow_down_keeps_the_shape_that_was_learned() -> None:
 
     slowed = _learned(*shape, *[_seen(0, 100, *[2 * 0.22] * 4)] * 2)
 
-    fixed, per_sample = slowed.theta[0]
+    fixed, per_sample = slowed.now.rows[:2, 0]
     assert _at(slowed, 20) == pytest.approx([2 * 0.06], rel=0.1)
     assert fixed / per_sample == pytest.approx(10, rel=0.2)
 
@@ -138,10 +138,10 @@ def test_curves_stay_physical_whatever_is_measured(times: list[float], shares: l
 
     for share, time_s in zip(shares, times, strict=False):
         estimate = estimate.learn(Measured.of((_seen(0, share, time_s),)))
-        fixed, per_sample = estimate.theta[0]
+        fixed, per_sample = estimate.now.rows[:2, 0]
         assert fixed >= -1e-12
         assert per_sample > 0
-        assert np.isfinite(estimate.cov).all()
+        assert np.isfinite(estimate.now.rows).all()
 
 
 @pytest.mark.parametrize(

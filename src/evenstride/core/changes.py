@@ -23,8 +23,9 @@ import numpy.typing as npt
 
 from evenstride.core.fleet import FloatArray, IntArray
 
-# Further than this, in standard deviations and in parts, a time is no noise.
-_FAR_STD, _FAR_PART = 4.0, 0.10
+# Further than this, in standard deviations and in parts, a time is no noise. Holding back a slow
+# one costs a step at most; taking a spike for a fact about the curve costs more.
+_FAST_STD, _SLOW_STD, _FAR_PART = 4.0, 3.0, 0.10
 # CUSUM: half the smallest shift worth finding and the alarm level, in standard deviations. A
 # false alarm then comes about once in 140,000 steps of normal noise (Siegmund's approximation).
 _SLACK, _ALARM = 0.5, 10.0
@@ -32,6 +33,28 @@ _SLACK, _ALARM = 0.5, 10.0
 _HAZARD, _SPIKES_FIRST, _STEPS_FIRST = 1e-3, 0.5, 100.0
 
 Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residuals:
+    """A new time of each of some workers beside its prediction; arrays of shape ``(n,)``.
+
+    Args:
+        workers: whose they are, each at most once.
+        part: the time (a median of ``steps``) as a part of its prediction.
+        least: the shortest of those steps as a part of its prediction.
+        anchored: the time as a part of what was predicted before times began to drift up, and
+            down, ``(n, 2)``.
+        std: standard deviation of ``part`` if nothing has changed.
+        steps: steps that the time is the median of.
+    """
+
+    workers: IntArray | slice
+    part: FloatArray
+    least: FloatArray
+    anchored: FloatArray
+    std: FloatArray
+    steps: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +68,8 @@ class Changes:
         steps: steps judged.
         cusum: ``(W, 2)``, how far residuals have drifted up and down.
         since: ``(W, 2)``, steps since each of the two was last 0.
-        sums: ``(W, 2)``, sum of the residuals since then, in parts.
+        sums: ``(W, 2)``, sum since then of the times as parts of what was predicted then.
+        begun: ``(W, 2)``, whether the latest time was the first of those.
     """
 
     run: FloatArray
@@ -55,39 +79,35 @@ class Changes:
     cusum: FloatArray
     since: FloatArray
     sums: FloatArray
+    begun: Mask
 
     @classmethod
     def none(cls, workers: int) -> Changes:
         """Return the memory before anything was seen."""
         flat, pair = np.zeros(workers), np.zeros((workers, 2))
-        return cls(flat, flat, flat, flat, pair, pair, pair)
+        return cls(flat, flat, flat, flat, pair, pair, pair, pair > 0)
 
-    def judge(
-        self, workers: IntArray, part: FloatArray, std: FloatArray, steps: IntArray
-    ) -> tuple[Changes, Judgement]:
-        """Judge one new time of some workers, each at most once.
-
-        Args:
-            workers: whose they are, ``(n,)``.
-            part: each time as a part of its prediction, ``(n,)``.
-            std: standard deviation of that part if nothing has changed, ``(n,)``.
-            steps: steps that each time is the median of, ``(n,)``.
-        """
-        off = part - 1.0
-        far = (np.abs(off) > _FAR_STD * std) & (np.abs(off) > _FAR_PART)
-        fast, slow = far & (off < 0), far & (off > 0)
-        run = np.where(slow, self.run[workers] + (steps + 1) // 2, 0.0)
-        run_sum = np.where(slow, self.run_sum[workers] + part * ((steps + 1) // 2), 0.0)
+    def judge(self, seen: Residuals) -> tuple[Changes, Judgement]:
+        """Judge one new time of some workers."""
+        workers, part, std, steps = seen.workers, seen.part, seen.std, seen.steps
+        fast = part - 1.0 < -np.maximum(_FAST_STD * std, _FAR_PART)
+        highest = 1.0 + np.maximum(_SLOW_STD * std, _FAR_PART)
+        slow = part > highest
+        # A slow median tells of half the steps, a slow shortest time of all of them.
+        count = np.where(seen.least > highest, steps, -(-steps // 2))
+        run = np.where(slow, self.run[workers] + count, 0.0)
+        run_sum = np.where(slow, self.run_sum[workers] + part * count, 0.0)
         spike_rate = (self.spikes[workers] + _SPIKES_FIRST) / (self.steps[workers] + _STEPS_FIRST)
-        confirmed = slow & (spike_rate**run < _HAZARD)
-        drift = _Drift.of(self, workers, np.where(far, 0.0, off), std, steps)
+        confirmed, far = slow & (spike_rate**run < _HAZARD), fast | slow
+        drift = _Drift.of(self, seen, far)
         drifted = drift.alarm & ~far
 
         ratio = np.where(fast, part, np.where(confirmed, run_sum / np.maximum(run, 1.0), 1.0))
-        ratio = np.where(drifted, 1.0 + drift.mean, ratio)
+        ratio = np.where(drifted, drift.mean, ratio)
         told = np.where(confirmed, run, np.where(drifted, drift.length, steps))
         jumped = fast | confirmed | drifted
-        judgement = Judgement(jumped, slow & ~confirmed, ratio, told)
+        side = np.where(drifted, 1 - 2 * drift.side, 0)
+        judgement = Judgement(jumped, slow & ~confirmed, ratio, told, side)
 
         after = replace(self, **{name: getattr(self, name).copy() for name in self.__slots__})
         # A run that ended without being confirmed was spikes.
@@ -108,12 +128,15 @@ class Judgement:
         held: a slow time that may be a spike: not to be learned from yet.
         ratio: new times as parts of those predicted, where it changed.
         told: steps that the ratio is a mean of.
+        drifted: 1 where the times had drifted up, -1 down, 0 elsewhere; the ratio is then one
+            to the predictions before the drift.
     """
 
     jumped: Mask
     held: Mask
     ratio: FloatArray
     told: FloatArray
+    drifted: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,20 +146,23 @@ class _Drift:
     cusum: FloatArray
     since: FloatArray
     sums: FloatArray
+    begun: Mask
 
     @classmethod
-    def of(
-        cls, before: Changes, workers: IntArray, off: FloatArray, std: FloatArray, steps: IntArray
-    ) -> _Drift:
+    def of(cls, before: Changes, seen: Residuals, far: Mask) -> _Drift:
+        workers, steps = seen.workers, seen.steps
         sign = np.array([1.0, -1.0])
+        off = np.where(far, 0.0, seen.part - 1.0)
         # The mean of m steps says as much as m residuals that are sqrt(m) times noisier.
-        score = np.sqrt(steps) * off / np.maximum(std, 1e-9)
+        score = np.sqrt(steps) * off / np.maximum(seen.std, 1e-9)
         cusum = before.cusum[workers] + score[:, None] * sign - _SLACK * steps[:, None]
+        anchored = np.where(before.since[workers] > 0, seen.anchored, seen.part[:, None])
         going = cusum > 0
         return cls(
             np.where(going, cusum, 0.0),
             np.where(going, before.since[workers] + steps[:, None], 0.0),
-            np.where(going, before.sums[workers] + (off * steps)[:, None], 0.0),
+            np.where(going, before.sums[workers] + anchored * steps[:, None], 0.0),
+            going & (before.since[workers] == 0),
         )
 
     @property
@@ -144,20 +170,21 @@ class _Drift:
         return np.asarray((self.cusum > _ALARM).any(axis=1))
 
     @property
-    def _side(self) -> IntArray:
+    def side(self) -> IntArray:
+        """0 where times have drifted up the more, 1 where down."""
         return np.asarray(self.cusum.argmax(axis=1))
 
     @property
     def length(self) -> FloatArray:
-        return np.maximum(self.since[np.arange(len(self.since)), self._side], 1.0)
+        return np.maximum(self.since[np.arange(len(self.since)), self.side], 1.0)
 
     @property
     def mean(self) -> FloatArray:
-        return np.asarray(self.sums[np.arange(len(self.sums)), self._side] / self.length)
+        return np.asarray(self.sums[np.arange(len(self.sums)), self.side] / self.length)
 
-    def put(self, after: Changes, workers: IntArray, *, keep: Mask, skip: Mask) -> None:
+    def put(self, after: Changes, workers: IntArray | slice, *, keep: Mask, skip: Mask) -> None:
         """Write the sums where a time was judged (not ``skip``); empty ones unless ``keep``."""
-        for name in ("cusum", "since", "sums"):
+        for name in ("cusum", "since", "sums", "begun"):
             column = getattr(after, name)
-            new = np.where(keep[:, None], getattr(self, name), 0.0)
+            new = np.where(keep[:, None], getattr(self, name), 0)
             column[workers] = np.where((skip & keep)[:, None], column[workers], new)

@@ -14,7 +14,7 @@ import numpy as np
 
 from evenstride.core.cadence import Cadence
 from evenstride.core.estimation import Estimate
-from evenstride.core.fleet import Fleet, Shares, Worker
+from evenstride.core.fleet import Fleet, IntArray, Shares, Worker
 from evenstride.core.observation import Measured, communication_s
 from evenstride.core.policy import Move, Policy, Situation
 
@@ -110,7 +110,11 @@ Instruction = SetShares | KeepShares | Expect | ExchangeAfter
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Control:
-    """Everything the leader knows; replaced as a whole by every event."""
+    """Everything the leader knows; replaced as a whole by every event.
+
+    ``refused`` counts, for each worker, the observations that could not be believed: those with
+    a time that is not a positive, finite number. Nothing is learned from them.
+    """
 
     policy: Policy[Any]
     policy_state: Any = None
@@ -121,6 +125,7 @@ class Control:
     communication_s: float = 0.0
     generation: int = 0
     opening_left: int = 0
+    refused: tuple[int, ...] = ()
 
 
 def advance(control: Control, event: Event) -> tuple[Control, tuple[Instruction, ...]]:
@@ -142,15 +147,21 @@ def advance(control: Control, event: Event) -> tuple[Control, tuple[Instruction,
 def _form(control: Control, event: FleetFormed) -> tuple[Control, tuple[Instruction, ...]]:
     fleet = Fleet(event.workers, event.global_batch)
     policy_state, opening = control.policy.init(fleet)
+    estimate = _remembered(control, fleet)
+    if estimate.steps.any():
+        known = Situation(fleet, opening.shares, event.step, Measured.of(()), estimate.guessed())
+        policy_state, decision = control.policy.decide(policy_state, known)
+        opening = decision if isinstance(decision, Move) else opening
     opening_left = control.policy.opening_steps if len(fleet) > 1 else 0
     after = replace(
         control,
         policy_state=policy_state,
         fleet=fleet,
         shares=opening.shares,
-        estimate=Estimate.unknown(len(fleet)),
+        estimate=estimate,
         generation=event.generation,
         opening_left=opening_left,
+        refused=(0,) * len(fleet),
     )
     # The first step of a pass is never modelled, so the first exchange worth having is the
     # one after the second step.
@@ -158,14 +169,25 @@ def _form(control: Control, event: FleetFormed) -> tuple[Control, tuple[Instruct
     return after, (SetShares(event.step, opening.shares, opening.reason), first)
 
 
+def _remembered(control: Control, fleet: Fleet) -> Estimate:
+    """Return what is known of a new fleet's workers: those of the one before, by their names."""
+    unknown = Estimate.unknown(len(fleet))
+    if control.fleet is None or control.estimate is None:
+        return unknown
+    former = {worker.name: rank for rank, worker in enumerate(control.fleet.workers)}
+    stayed = [(rank, former.get(worker.name)) for rank, worker in enumerate(fleet.workers)]
+    pairs = [(rank, before) for rank, before in stayed if before is not None]
+    return unknown.taking(control.estimate, pairs)
+
+
 def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruction, ...]]:
     assert control.fleet is not None, "a fleet forms before it exchanges"
     assert control.estimate is not None, "a fleet forms with an empty estimate"
-    estimate = control.estimate.learn(event.observations)
-    shared_s = _smoothed_communication(control, event)
-    situation = Situation(
-        control.fleet, control.shares, event.step, event.observations, estimate, shared_s
-    )
+    sound = event.observations.sound
+    measured = event.observations.only(sound)
+    estimate = control.estimate.learn(measured)
+    shared_s = _smoothed_communication(control, measured)
+    situation = Situation(control.fleet, control.shares, event.step, measured, estimate, shared_s)
     policy_state, decision = control.policy.decide(control.policy_state, situation)
     moved = isinstance(decision, Move) and decision.shares != control.shares
     shares = decision.shares if isinstance(decision, Move) else control.shares
@@ -181,18 +203,27 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
         opening_left=opening_left,
         cadence=cadence,
         communication_s=shared_s,
+        refused=_refused(control, event.observations.worker[~sound]),
     )
+    reason = decision.reason
+    if not sound.all():
+        reason += f" (refused {int((~sound).sum())} reports with impossible times)"
     verdict: Instruction = (
-        SetShares(event.effective, shares, decision.reason)
-        if moved
-        else KeepShares(decision.reason)
+        SetShares(event.effective, shares, reason) if moved else KeepShares(reason)
     )
     following = ExchangeAfter(1, True) if opening_left else ExchangeAfter(cadence.steps, False)
     return after, (verdict, expect, following)
 
 
-def _smoothed_communication(control: Control, event: Exchanged) -> float:
-    seen_s = communication_s(event.observations, control.shares)
+def _refused(control: Control, workers: IntArray) -> tuple[int, ...]:
+    if not len(workers):
+        return control.refused
+    new = np.bincount(workers, minlength=len(control.shares)).tolist()
+    return tuple(before + now for before, now in zip(control.refused, new, strict=True))
+
+
+def _smoothed_communication(control: Control, measured: Measured) -> float:
+    seen_s = communication_s(measured, control.shares)
     if seen_s is None:
         return control.communication_s
     before_s = control.communication_s
@@ -207,6 +238,4 @@ def _expect(estimate: Estimate, shares: Shares) -> Expect:
     band = np.maximum(
         _BAND_PART, _BAND_STD * np.sqrt(estimate.noise + estimate.relative_std(at) ** 2)
     )
-    return Expect(
-        tuple(round(float(t), 7) for t in expected_s), tuple(round(float(b), 4) for b in band)
-    )
+    return Expect(tuple(np.round(expected_s, 7).tolist()), tuple(np.round(band, 4).tolist()))

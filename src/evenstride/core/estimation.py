@@ -1,21 +1,26 @@
 """Learn every worker's step-time curve from what it measured.
 
-Each worker ``k`` has two unknowns, ``theta = (fixed_s, per_sample_s)``, in a Kalman filter
-whose observation is ``y = fixed_s + b * per_sample_s + noise``. The two live on different
-clocks: the *shape* (their ratio) belongs to model and device and hardly changes, the *speed*
-changes at any time and scales both. So the filter drifts along ``theta`` itself, which keeps
-the ratio, and a change of speed (`Changes` finds it) moves and frees just that direction: one
-observation after a slow-down is enough to know the whole new curve.
+Each worker has two unknowns, a fixed time and a time per sample, in a Kalman filter. The two
+live on different clocks: the *shape* (their ratio) belongs to model and device and hardly
+changes, the *speed* changes at any time and scales both. So the filter drifts along the curve
+itself, which keeps the ratio, and a change of speed (`Changes` finds it) moves and frees just
+that direction: one observation after a slow-down is enough to know the whole new curve.
+
+Two memories keep a change of speed from being mistaken for shape, and back. A slow change is
+noticed only after some steps, whose residuals have bent the curve by then; it is put back to
+where it was when the change began (`anchors`). And when a speed returns to what it was before
+the latest change, so does all that was known about it (`former`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from evenstride.core.changes import Changes
+from evenstride.core.changes import Changes, Judgement, Residuals
+from evenstride.core.curves import Curves, Mask, Which
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.observation import Measured
 from evenstride.core.timemodel import TimeModel
@@ -24,14 +29,17 @@ from evenstride.core.timemodel import TimeModel
 # A slower worker's fixed time would be the same if only its arithmetic were slower, and longer
 # in proportion if all of it were; a power of the times lies between the two.
 _PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.30, 0.15, 0.75
-# What looks like a change of speed may be a wrong idea of the shape, which must not last.
+# What looks like a change of speed may be a wrong idea of the shape, which must not last: a
+# speed that changes by a factor of e leaves so much doubt about the fixed part.
 _JUMP_SHAPE_STD = 0.10
+# A speed this close to the one before the latest change, in standard deviations, is that one.
+_BACK_STD = 2.0
+# How far a worker that was never measured may be off the middle of the others.
+_GUESS_STD = 0.5
 # Relative drift of the speed per square root of a step, and the doubt that never averages out.
 _DRIFT, _MODEL_STD = 0.0005, 0.004
-# At least this part of a time must come from the samples: a curve that is flat by mistake would
-# draw the whole batch to one worker.
-_FLATTEST = 0.02
-_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.05**2, 0.005**2, 0.5**2
+# Relative variance of one step's time: at first, and its bounds; and the steps it is a mean of.
+_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST, _NOISE_STEPS = 0.05**2, 0.005**2, 0.5**2, 30.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,29 +47,49 @@ class Estimate:
     """What is believed about ``W`` workers' step times, with its uncertainty.
 
     Args:
-        theta: ``(W, 2)``, fixed seconds and seconds per sample.
-        cov: ``(W, 2, 2)``, covariance of ``theta``.
+        now: the curves.
+        former: the curves before each worker's latest change of speed; zero if none.
+        anchors: the curves before times began to drift up, and down.
         noise: ``(W,)``, relative variance of one step's time.
+        latest: ``(W,)``, latest time as a part of its prediction; not a number if none.
         steps: ``(W,)``, steps learned from; 0 means the worker is unknown.
         changes: what is remembered of the latest residuals.
     """
 
-    theta: FloatArray
-    cov: FloatArray
+    now: Curves
+    former: Curves
+    anchors: tuple[Curves, Curves]
     noise: FloatArray
+    latest: FloatArray
     steps: IntArray
     changes: Changes
 
     @classmethod
     def unknown(cls, workers: int) -> Estimate:
         """Return the estimate before anything was observed."""
+        none = Curves.unknown(workers)
         return cls(
-            theta=np.zeros((workers, 2)),
-            cov=np.zeros((workers, 2, 2)),
+            now=none,
+            former=none,
+            anchors=(none, none),
             noise=np.full(workers, _NOISE_FIRST),
+            latest=np.full(workers, np.nan),
             steps=np.zeros(workers, dtype=np.int64),
             changes=Changes.none(workers),
         )
+
+    def taking(self, other: Estimate, pairs: list[tuple[int, int]]) -> Estimate:
+        """Return this estimate with what another one knows of some workers.
+
+        Args:
+            other: of another fleet.
+            pairs: ranks in this fleet and in the other one.
+        """
+        if not pairs:
+            return self
+        here, there = np.array(pairs, dtype=np.int64).T
+        taken: Estimate = _taking(self, other, here, there)
+        return taken
 
     @property
     def known(self) -> bool:
@@ -75,15 +103,26 @@ class Estimate:
     @property
     def model(self) -> TimeModel:
         """The mean curves; only meaningful where `steps` is above 0."""
-        return TimeModel.affine(self.theta[:, 0], self.theta[:, 1])
+        return TimeModel.affine(self.now.fixed_s, self.now.per_sample_s)
+
+    def guessed(self) -> Estimate:
+        """Return the estimate with a guess for workers that are still unknown: the middle one.
+
+        Only for a split until they have been measured; it counts them as known.
+        """
+        unknown = self.steps == 0
+        if not unknown.any():
+            return self
+        middle = np.median(self.now.rows[:2, ~unknown], axis=1)
+        alike = np.ones(len(self.steps))
+        guess = Curves.certain(middle[0] * alike, middle[1] * alike)
+        guess = guess.times(1.0, _GUESS_STD**2 * alike)
+        steps = np.maximum(self.steps, 1)
+        return replace(self, now=guess.where(unknown, self.now), steps=steps)
 
     def relative_std(self, shares: IntArray) -> FloatArray:
         """Return the standard deviation of each predicted mean time, as a part of it."""
-        x = _features(shares)
-        variance = np.einsum("wi,wij,wj->w", x, self.cov, x)
-        predicted = np.maximum((self.theta * x).sum(axis=1), 1e-12)
-        relative: FloatArray = np.sqrt(np.maximum(variance, 0.0)) / predicted
-        return relative
+        return self.now.relative_std(shares)
 
     def learn(self, measured: Measured) -> Estimate:
         """Return the estimate after some observations, each worker's own in order of step.
@@ -96,157 +135,163 @@ class Estimate:
         usable = measured.only(measured.modelled & (measured.share > 0))
         estimate = self
         for turn in usable.turns():
-            estimate = _learn_one_each(estimate, _Batch.of(usable, turn))
+            batch = _Batch.of(usable, turn, len(self.steps))
+            fresh = estimate.steps[batch.workers] == 0
+            estimate = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
         return estimate
+
+
+def _taking(into: Any, other: Any, here: IntArray, there: IntArray) -> Any:
+    """Copy rows between two values of one kind: arrays, or tuples and classes made of them."""
+    if isinstance(into, Curves):
+        every = np.ones(len(here), dtype=np.bool_)
+        return into.put(here, every, other.of(there))
+    if isinstance(into, np.ndarray):
+        taken = into.copy()
+        taken[here] = other[there]
+        return taken
+    if isinstance(into, tuple):
+        return tuple(_taking(a, b, here, there) for a, b in zip(into, other, strict=True))
+    parts = {f.name: (getattr(into, f.name), getattr(other, f.name)) for f in fields(into)}
+    return type(into)(**{name: _taking(*pair, here, there) for name, pair in parts.items()})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
     """One observation each of some workers, as arrays of shape ``(n,)``."""
 
-    workers: IntArray
+    workers: Which
     share: IntArray
     time_s: FloatArray
+    least_s: FloatArray
     steps: IntArray
     spread: FloatArray  # relative variance within the observation, nan if too short to say
 
     @classmethod
-    def of(cls, measured: Measured, at: IntArray | npt.NDArray[np.bool_]) -> _Batch:
+    def of(cls, measured: Measured, at: IntArray, workers: int) -> _Batch:
+        whose: Which = measured.worker[at]
+        if len(at) == workers:
+            whose = slice(None)  # all of them, in order of rank
         return cls(
-            measured.worker[at],
+            whose,
             measured.share[at],
             np.maximum(measured.median_s[at], 1e-9),
+            measured.least_s[at],
             measured.steps[at],
             measured.relative_variance[at],
         )
 
-    def only(self, mask: npt.NDArray[np.bool_]) -> _Batch:
+    def only(self, mask: Mask) -> _Batch:
+        if mask.all():
+            return self
+        ranks = np.arange(len(mask)) if isinstance(self.workers, slice) else self.workers
         return _Batch(
-            self.workers[mask],
+            ranks[mask],
             self.share[mask],
             self.time_s[mask],
+            self.least_s[mask],
             self.steps[mask],
             self.spread[mask],
         )
 
-
-def _learn_one_each(estimate: Estimate, batch: _Batch) -> Estimate:
-    fresh = estimate.steps[batch.workers] == 0
-    return _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
+    def variance(self, noise: FloatArray) -> FloatArray:
+        """Relative variance of the medians (pi/2 times a mean's, for three steps or more)."""
+        median_cost = np.where(self.steps > 2, np.pi / 2, 1.0)
+        return np.asarray(noise * median_cost / self.steps + _MODEL_STD**2)
 
 
 def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
     """Start workers seen for the first time from the prior shape through their first time."""
-    if not len(batch.workers):
+    if not len(batch.share):
         return estimate
-    theta, cov, steps = estimate.theta.copy(), estimate.cov.copy(), estimate.steps.copy()
-    y, b, w = batch.time_s, batch.share, batch.workers
+    y, w, everyone = batch.time_s, batch.workers, np.ones(len(batch.share), dtype=np.bool_)
     fixed = np.minimum(_PRIOR_FIXED * y**_PRIOR_POWER * y.min() ** (1 - _PRIOR_POWER), 0.9 * y)
-    theta[w] = np.stack([fixed, (y - fixed) / b], axis=1)
-    speed_variance = _measurement_variance(estimate.noise[w], np.ones(len(w)), batch.steps)
-    cov[w] = speed_variance[:, None, None] * _outer(theta[w])
-    cov[w] += _PRIOR_FIXED_STD**2 * _outer(_shape_direction(batch))
+    curves = Curves.certain(fixed, (y - fixed) / batch.share)
+    curves = curves.times(1.0, batch.variance(estimate.noise[w]))
+    curves = curves.bent(batch.share, np.full(len(y), _PRIOR_FIXED_STD))
+    steps = estimate.steps.copy()
     steps[w] = batch.steps
-    return replace(estimate, theta=theta, cov=cov, steps=steps)
-
-
-def _shape_direction(batch: _Batch) -> FloatArray:
-    """Return the change of ``theta`` that leaves the time at the observed share as it is."""
-    return np.stack([batch.time_s, -batch.time_s / batch.share], axis=1)
+    up, down = (anchor.put(w, everyone, curves) for anchor in estimate.anchors)
+    now = estimate.now.put(w, everyone, curves)
+    return replace(estimate, now=now, anchors=(up, down), steps=steps)
 
 
 def _update(estimate: Estimate, batch: _Batch) -> Estimate:
-    if not len(batch.workers):
+    if not len(batch.share):
         return estimate
-    w, x = batch.workers, _features(batch.share)
-    theta, cov = estimate.theta[w], estimate.cov[w]
-    cov = cov + (_DRIFT**2 * batch.steps)[:, None, None] * _outer(theta)
-    predicted = (theta * x).sum(axis=1)
-    measure = _measurement_variance(estimate.noise[w], predicted, batch.steps)
-    std = np.sqrt(np.einsum("wi,wij,wj->w", x, cov, x) + measure) / predicted
-    changes, judged = estimate.changes.judge(w, batch.time_s / predicted, std, batch.steps)
-
-    ratio, told = judged.ratio[:, None], judged.told
-    free = estimate.noise[w] / told + _MODEL_STD**2
-    jumped_theta = theta * ratio
-    jumped_cov = cov * ratio[:, :, None] ** 2 + free[:, None, None] * _outer(jumped_theta)
-    jumped_cov += _JUMP_SHAPE_STD**2 * _outer(_shape_direction(batch))
-    learned_theta, learned_cov = _kalman(theta, cov, x, measure, batch.time_s)
-    jumped = judged.jumped[:, None]
-    new_theta = np.where(jumped, jumped_theta, _physical(learned_theta, x))
-    new_cov = np.where(jumped[:, :, None], jumped_cov, learned_cov)
-
-    out = replace(
+    w = batch.workers
+    curves = estimate.now.of(w).times(1.0, np.asarray(_DRIFT**2 * batch.steps))
+    variance = batch.variance(estimate.noise[w])
+    residuals = _residuals(estimate, batch, curves, variance)
+    changes, judged = estimate.changes.judge(residuals)
+    jumped = _jumped(estimate, batch, curves, judged)
+    learned = curves.observed(batch.share, batch.time_s, variance)
+    after = jumped.where(judged.jumped, learned)
+    learnt = replace(
         estimate,
-        theta=estimate.theta.copy(),
-        cov=estimate.cov.copy(),
-        noise=estimate.noise.copy(),
-        steps=estimate.steps.copy(),
+        now=estimate.now.put(w, ~judged.held, after),
+        former=estimate.former.put(w, judged.jumped, curves),
+        anchors=_anchored(estimate, changes, w, after, curves),
         changes=changes,
     )
-    take, at = ~judged.held, w[~judged.held]
-    out.theta[at], out.cov[at] = new_theta[take], new_cov[take]
-    calm = take & ~judged.jumped
-    out.noise[w[calm]] = _noise(estimate.noise[w], batch, predicted)[calm]
-    out.steps[at] += batch.steps[take]
-    return out
+    return _noted(learnt, batch, residuals.part, judged)
 
 
-def observed(
-    theta: FloatArray, cov: FloatArray, shares: FloatArray, time_s: FloatArray, variance: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return ``theta`` and its covariance after one more time of each worker.
+def _residuals(
+    estimate: Estimate, batch: _Batch, curves: Curves, variance: FloatArray
+) -> Residuals:
+    share, w = batch.share, batch.workers
+    anchored_s = [anchor.of(w).time_s(share) for anchor in estimate.anchors]
+    return Residuals(
+        workers=w,
+        part=batch.time_s / curves.time_s(share),
+        least=batch.least_s / curves.time_s(share),
+        anchored=batch.time_s[:, None] / np.stack(anchored_s, axis=1),
+        std=np.sqrt(curves.relative_std(share) ** 2 + variance),
+        steps=batch.steps,
+    )
 
-    Args:
-        theta: ``(W, 2)``.
-        cov: ``(W, 2, 2)``.
-        shares: at which the times were measured, ``(W,)``.
-        time_s: the times in seconds, ``(W,)``.
-        variance: of the times, in seconds squared, ``(W,)``.
+
+def _jumped(estimate: Estimate, batch: _Batch, curves: Curves, judged: Judgement) -> Curves:
+    """Return the curves after a change of speed: those from before it, at another speed."""
+    w, share = batch.workers, batch.share
+    up, down = (anchor.of(w) for anchor in estimate.anchors)
+    base = up.where(judged.drifted == 1, down.where(judged.drifted == -1, curves))
+    free = estimate.noise[w] / judged.told + _MODEL_STD**2
+    doubt = _JUMP_SHAPE_STD * np.minimum(np.abs(np.log(judged.ratio)), 1.0)
+    moved = base.times(judged.ratio, free).bent(share, doubt)
+    former = estimate.former.of(w)
+    off = moved.time_s(share) / former.time_s(share) - 1.0
+    near = np.abs(off) <= _BACK_STD * np.sqrt(former.relative_std(share) ** 2 + free)
+    return former.where(near & (former.per_sample_s > 0), moved)
+
+
+def _anchored(
+    estimate: Estimate, changes: Changes, workers: Which, after: Curves, before: Curves
+) -> tuple[Curves, Curves]:
+    """Keep the curves as they are where times do not drift away from them just now."""
+    since = changes.since[workers]
+    begun = changes.begun[workers]
+    up, down = (
+        anchor.put(workers, since[:, side] == 0, after).put(workers, begun[:, side], before)
+        for side, anchor in enumerate(estimate.anchors)
+    )
+    return up, down
+
+
+def _noted(estimate: Estimate, batch: _Batch, part: FloatArray, judged: Judgement) -> Estimate:
+    """Count the steps and blend in what these times tell about the noise.
+
+    Two times in a row differ by noise alone, however far both are from their prediction.
     """
-    x = np.stack([np.ones_like(shares), shares], axis=1)
-    learned, less = _kalman(theta, cov, x, variance, time_s)
-    return _physical(learned, x), less
-
-
-def _kalman(
-    theta: FloatArray, cov: FloatArray, x: FloatArray, measure: FloatArray, time_s: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    cov_x = np.einsum("wij,wj->wi", cov, x)
-    gain = cov_x / ((x * cov_x).sum(axis=1) + measure)[:, None]
-    innovation = time_s - (theta * x).sum(axis=1)
-    return theta + gain * innovation[:, None], cov - gain[:, :, None] * cov_x[:, None, :]
-
-
-def _physical(theta: FloatArray, x: FloatArray) -> FloatArray:
-    """Return ``theta`` with a fixed time of at least 0 and a positive time per sample.
-
-    The predicted time at the observed share stays as it is.
-    """
-    share = x[:, 1]
-    predicted = np.maximum((theta * x).sum(axis=1), 1e-9)
-    per_sample = np.clip(theta[:, 1], _FLATTEST * predicted / share, predicted / share)
-    return np.stack([predicted - per_sample * share, per_sample], axis=1)
-
-
-def _measurement_variance(noise: FloatArray, predicted: FloatArray, steps: IntArray) -> FloatArray:
-    """Variance of the median of ``steps`` times (pi/2 times that of a mean, for three or more)."""
-    median_cost = np.where(steps > 2, np.pi / 2, 1.0)
-    return np.asarray((noise * median_cost / steps + _MODEL_STD**2) * predicted**2)
-
-
-def _noise(noise: FloatArray, batch: _Batch, predicted: FloatArray) -> FloatArray:
-    """Blend the relative variance of one step's time with what this observation shows."""
-    residual = ((batch.time_s - predicted) / predicted) ** 2 * batch.steps
-    seen = np.clip(np.where(np.isnan(batch.spread), residual, batch.spread), 0, _NOISE_MOST)
-    weight = batch.steps / (batch.steps + 30.0)
-    blended: FloatArray = np.maximum((1 - weight) * noise + weight * seen, _NOISE_LEAST)
-    return blended
-
-
-def _features(shares: IntArray) -> FloatArray:
-    return np.stack([np.ones(len(shares)), np.asarray(shares, dtype=np.float64)], axis=1)
-
-
-def _outer(vectors: FloatArray) -> FloatArray:
-    return np.asarray(vectors[:, :, None] * vectors[:, None, :])
+    w, calm = batch.workers, ~judged.held & ~judged.jumped
+    noise, latest, steps = estimate.noise.copy(), estimate.latest.copy(), estimate.steps.copy()
+    between = 0.5 * (part - latest[w]) ** 2 * batch.steps
+    seen = np.where(np.isnan(batch.spread), between, batch.spread)
+    weight = batch.steps / (batch.steps + _NOISE_STEPS)
+    blended = (1 - weight) * noise[w] + weight * np.clip(seen, 0.0, _NOISE_MOST)
+    told = calm & ~np.isnan(seen)
+    noise[w] = np.where(told, np.maximum(blended, _NOISE_LEAST), noise[w])
+    latest[w] = np.where(judged.jumped, np.nan, np.where(judged.held, latest[w], part))
+    steps[w] += np.where(judged.held, 0, batch.steps)
+    return replace(estimate, noise=noise, latest=latest, steps=steps)

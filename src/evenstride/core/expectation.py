@@ -40,7 +40,7 @@ def expected_max(mean: FloatArray, std: FloatArray) -> float:
     near = np.flatnonzero(mean + _WIDE * std > low)
     weight = 1.0
     if len(near) > _MOST:
-        near = near[np.argsort(mean[near] + std[near], kind="stable")[::-1]]
+        near = near[np.argsort(mean[near] + std[near])[::-1]]
         weight = len(near) / _MOST
         near = near[np.linspace(0, len(near) - 1, _MOST).astype(np.int64)]
     points = np.linspace(low, high, _POINTS)

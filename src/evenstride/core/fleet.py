@@ -84,4 +84,4 @@ class Fleet:
 
 def as_shares(array: IntArray) -> Shares:
     """Return the plain tuple of ints that decisions and traces carry."""
-    return tuple(int(n) for n in array)
+    return tuple(array.tolist())

@@ -169,6 +169,13 @@ class Measured:
         return medians(times_s, np.repeat(np.arange(len(self)), self.steps), len(self))
 
     @cached_property
+    def least_s(self) -> FloatArray:
+        """Shortest busy time of each observation, ``(n,)``; all of them have a step."""
+        if not len(self):
+            return np.zeros(0)
+        return np.asarray(np.minimum.reduceat(self.busy_s, np.cumsum(self.steps) - self.steps))
+
+    @cached_property
     def relative_variance(self) -> FloatArray:
         """Robust variance of each one's busy times as a part of their square, ``(n,)``.
 
@@ -181,6 +188,8 @@ class Measured:
 
     def only(self, mask: npt.NDArray[np.bool_]) -> Measured:
         """Return the observations that a mask of shape ``(n,)`` selects."""
+        if mask.all():
+            return self
         of_times = np.repeat(mask, self.steps)
         return Measured(
             self.worker[mask],
@@ -248,6 +257,8 @@ def medians(values: FloatArray, owner: IntArray, owners: int) -> FloatArray:
         ``O(m log m)``, vectorised.
     """
     counts = np.bincount(owner, minlength=owners)
+    if len(values) == owners and counts.all():  # one each
+        return np.asarray(np.bincount(owner, weights=values))
     starts = np.cumsum(counts) - counts
     ordered = np.append(values[np.lexsort((values, owner))], 0.0)
     high = ordered[starts + counts // 2]

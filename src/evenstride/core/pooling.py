@@ -17,7 +17,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from evenstride.core.estimation import Estimate, observed
+from evenstride.core.curves import Curves
+from evenstride.core.estimation import Estimate
 from evenstride.core.fleet import FloatArray, IntArray
 
 # Neighbours in order of speed whose times differ by fewer standard deviations are of one kind.
@@ -39,53 +40,36 @@ def pooled(estimate: Estimate, shares: IntArray) -> Estimate:
     """
     if len(shares) < 2:
         return estimate
-    kind = _kinds(estimate, shares)
+    curves = estimate.now
+    kind = _kinds(curves, shares)
     sizes = np.bincount(kind)
     if sizes.max() < 2:
         return estimate
     at = np.maximum(np.bincount(kind, weights=shares) / sizes, 1.0)[kind]
-    time_s, std = _times(estimate, at)
+    time_s, std = curves.time_s(at), curves.relative_std(at)
     level = np.log(time_s)
     drawn, less = _drawn_together(level, std**2, kind)
     # What a worker learns from its kind is like one more measurement of its time.
     more = np.maximum(std**2 - less, 1e-18)
     variance = std**2 * less / more
     told_s = time_s * (1.0 + (drawn - level) * std**2 / more)
-    theta, cov = observed(estimate.theta, estimate.cov, at, told_s, variance * time_s**2)
     learns = (sizes[kind] > 1) & (less < 0.999 * std**2)
-    return replace(
-        estimate,
-        theta=np.where(learns[:, None], theta, estimate.theta),
-        cov=np.where(learns[:, None, None], cov, estimate.cov),
-    )
+    return replace(estimate, now=curves.observed(at, told_s, variance).where(learns, curves))
 
 
-def _times(estimate: Estimate, at: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the predicted times at real-valued shares, and their relative standard deviation."""
-    x = np.stack([np.ones_like(at), at], axis=1)
-    time_s = np.maximum((estimate.theta * x).sum(axis=1), 1e-12)
-    variance = np.einsum("wi,wij,wj->w", x, estimate.cov, x)
-    return time_s, np.sqrt(np.maximum(variance, 0.0)) / time_s
-
-
-def _kinds(estimate: Estimate, shares: IntArray) -> IntArray:
+def _kinds(curves: Curves, shares: IntArray) -> IntArray:
     """Return the number of each worker's kind, ``(W,)``."""
-    usual, _ = _times(estimate, np.full(len(shares), max(float(shares.mean()), 1.0)))
-    order = np.argsort(usual, kind="stable")
+    usual_s = curves.time_s(np.full(len(shares), max(float(shares.mean()), 1.0)))
+    order = np.argsort(usual_s)
     between = np.maximum(0.5 * (shares[order][1:] + shares[order][:-1]), 1.0)
     apart = np.zeros(len(shares), dtype=np.bool_)
-    low_s, low_std = _times(_of(estimate, order[:-1]), between)
-    high_s, high_std = _times(_of(estimate, order[1:]), between)
-    gap = np.abs(np.log(high_s / low_s))
-    doubt = np.sqrt(low_std**2 + high_std**2)
+    low, high = curves.of(order[:-1]), curves.of(order[1:])
+    gap = np.abs(np.log(high.time_s(between) / low.time_s(between)))
+    doubt = np.sqrt(low.relative_std(between) ** 2 + high.relative_std(between) ** 2)
     apart[1:] = (gap > _ALIKE_STD * doubt) | (gap > _WIDEST)
     kind = np.empty(len(shares), dtype=np.int64)
     kind[order] = np.cumsum(apart)
     return kind
-
-
-def _of(estimate: Estimate, workers: IntArray) -> Estimate:
-    return replace(estimate, theta=estimate.theta[workers], cov=estimate.cov[workers])
 
 
 def _drawn_together(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from math import isfinite
 from typing import Any
 
 from evenstride.core.policies.adaptive import Adaptive
+from evenstride.core.policies.dbs import Dbs
 from evenstride.core.policies.dynamic_batching import DynamicBatching
+from evenstride.core.policies.lb_bsp_cpu import LbBspCpu
+from evenstride.core.policies.lb_bsp_gpu import LbBspGpu
+from evenstride.core.policies.omnilearn import OmniLearn
 from evenstride.core.policies.static import Given, Static
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Policy
@@ -14,7 +19,11 @@ from evenstride.errors import ConfigError, UnknownPolicy
 
 _PLAIN: dict[str, type[Any]] = {
     "adaptive": Adaptive,
+    "dbs": Dbs,
     "dynamic-batching": DynamicBatching,
+    "lb-bsp-cpu": LbBspCpu,
+    "lb-bsp-gpu": LbBspGpu,
+    "omnilearn": OmniLearn,
     "uniform": Uniform,
 }
 POLICY_NAMES = tuple(sorted([*_PLAIN, "static"]))
@@ -24,7 +33,8 @@ def policy_from_spec(spec: str) -> Policy[Any]:
     """Return the policy that a specification names.
 
     ``adaptive`` is a policy as it comes, ``static:20,100`` has its shares after the colon, and
-    ``dynamic-batching:dead_band=0.1,window=5`` changes settings by name.
+    ``dynamic-batching:dead_band=0.1,window=5`` or ``lb-bsp-cpu:predictor=ema`` change settings
+    by name.
 
     Raises:
         UnknownPolicy: there is no policy of that name.
@@ -55,13 +65,28 @@ def _settings(spec: str, policy: type[Any], argument: str) -> dict[str, Any]:
     for part in filter(None, argument.split(",")):
         name, _, text = part.partition("=")
         try:
-            values[name] = (int if isinstance(known[name], int) else float)(text)
+            values[name] = _value(text, type(known[name]))
         except (KeyError, ValueError):
             options = ", ".join(f"{n}={v}" for n, v in known.items()) or "none"
             raise ConfigError(
                 f"policy {spec!r} is not understood at {part!r}; its settings are: {options}"
             ) from None
     return values
+
+
+def _value(text: str, kind: type[Any]) -> Any:
+    """Return a setting's value as the type of its default.
+
+    Raises:
+        ValueError: it cannot be read as such.
+    """
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ValueError(text)
+        return text == "true"
+    if kind is float and not isfinite(float(text)):
+        raise ValueError(text)
+    return kind(text)
 
 
 def _static(spec: str, argument: str) -> Policy[Any]:

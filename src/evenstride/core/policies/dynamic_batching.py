@@ -2,19 +2,30 @@
 
 Source:
     Tyagi & Sharma, "Taming Resource Heterogeneity in Distributed ML Training with Dynamic
-    Batching", ACSOS 2020, arXiv 2305.12213. With ``mu_k`` the smoothed time since the last
-    change and ``X_k = b_k / mu_k``, the error ``tau_k = mu_k - mean(mu)`` gives
-    ``delta_k = -X_k tau_k``; clamp to the bounds; if ``max |delta_k| / b_k`` exceeds the
+    Batching", ACSOS 2020, arXiv 2305.12213. With ``mu_k`` the moving average of the times since
+    the last change and ``X_k = b_k / mu_k``, the error ``tau_k = mu_k - mean(mu)`` gives
+    ``delta_k = -X_k tau_k``; clamp to the bounds; if ``max |delta_k| / b_k`` then exceeds the
     dead-band of 0.05, all workers change, else none. An upper bound is learned: if raising a
     worker's batch lowered its throughput, the former batch becomes its most.
 
 How we differ:
     * The rule does not conserve the global batch (by AM-HM it always grows). The result is
-      renormalised, which the authors' code does and the paper's text leaves out.
-    * The constant of the moving average is not in the paper: 0.3 here. The number of steps
-      before a change is not either: 10, the window of the example in the authors' code.
-    * Shares change at a step boundary; the paper kills and restarts the job.
-    * When learned upper bounds leave no room for the global batch they are forgotten.
+      renormalised, which the authors' code does and the paper's text leaves out; the paper's
+      literal rule is `proportional_step`.
+    * The constant of the moving average is not in the paper: 0.3 here.
+    * ``window`` steps at the new shares precede a change: 1, as the paper acts at every
+      iteration outside the dead-band. (The example in the authors' code has 10.)
+    * The paper takes any loss of throughput after a raise for a reason to cap a worker, for good.
+      Under noise half of all raises lose a little, so all would be capped wrongly: here the loss
+      must be more than ``drop``, a part of the throughput, of which the paper says nothing. And
+      one slow step loses more than any margin, so it must show in the average of ``proof`` steps
+      at the raised share; it is judged once, when there are so many. A true change of speed in
+      these steps still caps a worker for good. (``proof=1`` judges at once, as the paper does.)
+    * When learned upper bounds leave no room for the global batch they are not heeded.
+    * Shares change at a step boundary; the paper kills and restarts the job. A change takes
+      effect some steps after the times it came from; times at any other share than the one in
+      force are passed over, so the controller never acts twice on the same error.
+    * Told of several steps at once, it averages all of them, one by one, and changes at most once.
 """
 
 from __future__ import annotations
@@ -24,10 +35,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evenstride.core.allocation import apportion
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, Shares, as_shares
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_shares
+from evenstride.core.observation import Measured
 from evenstride.core.policies.static import split_by
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
+from evenstride.errors import ConfigError
+
+# No step takes less or more, whatever a clock says: it keeps every quotient of times finite.
+SHORTEST_S, LONGEST_S = 1e-9, 1e9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,11 +73,28 @@ class Smoothed:
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
-    """The closed loop, started from the open one (FLOP/s, else cores, else equal)."""
+    """The closed loop, started from the open one (FLOP/s, else cores, else equal).
+
+    Args:
+        dead_band: largest change, as a part of a share, that is not worth making.
+        smoothing: weight of the newest time in the moving average.
+        window: steps of every worker at the new shares before the next change.
+        drop: loss of throughput, as a part of it, that teaches an upper bound.
+        proof: steps at the raised share in whose average the loss must show.
+    """
 
     dead_band: float = 0.05
     smoothing: float = 0.3
-    window: int = 10
+    window: int = 1
+    drop: float = 0.2
+    proof: int = 5
+
+    def __post_init__(self) -> None:
+        if min(self.window, self.proof) < 1:
+            raise ConfigError(
+                f"policy dynamic-batching: window is {self.window} and proof {self.proof}; both "
+                "must be at least 1"
+            )
 
     @property
     def opening_steps(self) -> int:
@@ -79,34 +112,53 @@ class DynamicBatching:
 
     def decide(self, state: Smoothed, situation: Situation) -> tuple[Smoothed, Decision]:
         """Smooth the new times; past the window and outside the dead-band, change all."""
-        state = self._smooth(state, situation)
-        fewest = int(state.steps.min())
+        fleet, shares = situation.fleet, np.array(situation.shares, dtype=np.int64)
+        working = shares > 0
+        state = self._learn_most(state, self._smooth(state, situation), shares)
+        fewest = int(state.steps[working].min())
         if fewest < self.window:
             return state, Keep(f"{fewest} of {self.window} steps measured since the last change")
-        shares, mean_s = np.array(situation.shares, dtype=np.int64), state.mean_s
-        error = float(np.abs(mean_s.mean() / mean_s - 1.0).max())
-        if error <= self.dead_band:
+        upper, target = _upper(fleet, state.learned_most), np.zeros(len(shares))
+        target[working] = proportional_step(shares[working], state.mean_s[working])
+        clamped = np.clip(target, fleet.lower, upper)
+        change = float(np.abs(clamped[working] / shares[working] - 1.0).max())
+        if change <= self.dead_band:
             return state, Keep(
-                f"largest change {error:.1%} is inside the {self.dead_band:.0%} band"
+                f"largest change {change:.1%} is inside the {self.dead_band:.0%} band"
             )
-        throughput = shares / mean_s
-        learned = _learned_most(state, shares, throughput)
-        target = proportional_step(shares, mean_s)
-        after = _within(target, situation.fleet, learned)
+        after = as_shares(apportion(target, fleet.global_batch, fleet.lower, upper))
         if after == situation.shares:
-            return replace(state, learned_most=learned), Keep("bounds leave no room for a change")
-        reason = f"step times differ: largest change {error:.1%} of a share"
-        return Smoothed.begin(learned, shares, throughput), Move(after, reason)
+            return state, Keep("bounds leave no room for a change")
+        reason = f"step times differ: largest change {change:.1%} of a share"
+        throughput = _throughput(shares, state.mean_s)
+        return Smoothed.begin(state.learned_most, shares, throughput), Move(after, reason)
 
     def _smooth(self, state: Smoothed, situation: Situation) -> Smoothed:
         mean_s, steps = state.mean_s.copy(), state.steps.copy()
-        measured, shares = situation.observations, np.array(situation.shares)
-        current = measured.modelled & (measured.share == shares[measured.worker])
-        for worker, busy_s in measured.only(current).step_by_step():
+        for worker, busy_s in in_force(situation).step_by_step():
             part = np.where(steps[worker] > 0, self.smoothing, 1.0)
-            mean_s[worker] += part * (busy_s - mean_s[worker])
+            mean_s[worker] += part * (np.clip(busy_s, SHORTEST_S, LONGEST_S) - mean_s[worker])
             steps[worker] += 1
         return replace(state, mean_s=mean_s, steps=steps)
+
+    def _learn_most(self, before: Smoothed, state: Smoothed, shares: IntArray) -> Smoothed:
+        """Take the former share of those for the bound that now prove to have lost by a raise."""
+        proven = (before.steps < self.proof) & (state.steps >= self.proof)
+        throughput = _throughput(shares, state.mean_s)
+        lost = throughput < (1.0 - self.drop) * state.former_throughput
+        worse = proven & lost & (shares > state.former)
+        return replace(state, learned_most=np.where(worse, state.former, state.learned_most))
+
+
+def _throughput(shares: IntArray, mean_s: FloatArray) -> FloatArray:
+    return np.where(mean_s > 0, shares / np.maximum(mean_s, SHORTEST_S), 0.0)
+
+
+def in_force(situation: Situation) -> Measured:
+    """Return what was soundly measured at the very shares in force."""
+    seen, shares = situation.observations, np.array(situation.shares, dtype=np.int64)
+    current = (seen.share > 0) & (seen.share == shares[seen.worker])
+    return seen.only(seen.modelled & seen.sound & current)
 
 
 def proportional_step(shares: IntArray | FloatArray, mean_s: FloatArray) -> FloatArray:
@@ -122,14 +174,8 @@ def proportional_step(shares: IntArray | FloatArray, mean_s: FloatArray) -> Floa
     return np.asarray(shares * (mean_s.mean() / mean_s))
 
 
-def _learned_most(state: Smoothed, shares: IntArray, throughput: FloatArray) -> IntArray:
-    worse = (shares > state.former) & (throughput < state.former_throughput)
-    return np.where(worse, state.former, state.learned_most)
-
-
-def _within(target: FloatArray, fleet: Fleet, learned: IntArray) -> Shares:
+def _upper(fleet: Fleet, learned: IntArray) -> IntArray:
+    """Return the upper bounds, the learned ones included unless they leave too little room."""
     upper = np.where(learned > 0, np.minimum(learned, fleet.upper), fleet.upper)
     upper = np.maximum(upper, fleet.lower)
-    if int(upper.sum()) < fleet.global_batch:
-        upper = fleet.upper
-    return as_shares(apportion(target, fleet.global_batch, fleet.lower, upper))
+    return upper if int(upper.sum()) >= fleet.global_batch else fleet.upper

@@ -1,0 +1,149 @@
+"""What is believed about affine time curves: their two coefficients, and how sure we are.
+
+``t = fixed + share * slope`` with a covariance of the two, for many workers at once. Everything
+is kept in rows of one array, because at ten thousand workers small matrices are what costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstride.core.fleet import FloatArray, IntArray
+
+Mask = npt.NDArray[np.bool_]
+Which = IntArray | slice
+"""Ranks of some workers, or a slice for all of them."""
+
+# At least this part of a time must come from the samples: a curve that is flat by mistake would
+# draw the whole batch to one worker.
+_FLATTEST = 0.02
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curves:
+    """Beliefs about ``n`` curves.
+
+    Args:
+        rows: ``(5, n)``: fixed seconds, seconds per sample, the variance of the one, the
+            covariance of both, the variance of the other.
+    """
+
+    rows: FloatArray
+
+    @classmethod
+    def unknown(cls, workers: int) -> Curves:
+        """Return curves of which nothing is known; all zero."""
+        return cls(np.zeros((5, workers)))
+
+    @classmethod
+    def certain(cls, fixed_s: FloatArray, per_sample_s: FloatArray) -> Curves:
+        """Return curves without any doubt; arguments of shape ``(n,)``."""
+        none = np.zeros_like(fixed_s)
+        return cls(np.stack([fixed_s, per_sample_s, none, none, none]))
+
+    @property
+    def fixed_s(self) -> FloatArray:
+        """Seconds that do not depend on the share, ``(n,)``."""
+        return np.asarray(self.rows[0])
+
+    @property
+    def per_sample_s(self) -> FloatArray:
+        """Seconds per sample, ``(n,)``."""
+        return np.asarray(self.rows[1])
+
+    def of(self, workers: Which) -> Curves:
+        """Return the curves of some workers."""
+        return Curves(self.rows[:, workers])
+
+    def put(self, workers: Which, mask: Mask, curves: Curves) -> Curves:
+        """Return these curves with those of ``workers`` replaced where the mask says so."""
+        if isinstance(workers, slice):
+            return curves.where(mask, self)
+        rows = self.rows.copy()
+        rows[:, workers[mask]] = curves.rows[:, mask]
+        return Curves(rows)
+
+    def where(self, mask: Mask, other: Curves) -> Curves:
+        """Return these curves where the mask is true, and the other ones elsewhere."""
+        if not mask.any():
+            return other
+        return self if mask.all() else Curves(np.where(mask, self.rows, other.rows))
+
+    def time_s(self, shares: FloatArray | IntArray) -> FloatArray:
+        """Return the expected times at some shares, ``(n,)``."""
+        return np.asarray(np.maximum(self.rows[0] + self.rows[1] * shares, 1e-12))
+
+    def relative_std(self, shares: FloatArray | IntArray) -> FloatArray:
+        """Return the standard deviation of those times, as a part of them."""
+        _, _, ff, fs, ss = self.rows
+        variance = ff + (2.0 * fs + ss * shares) * shares
+        return np.asarray(np.sqrt(np.maximum(variance, 0.0)) / self.time_s(shares))
+
+    def observed(
+        self, shares: FloatArray | IntArray, time_s: FloatArray, variance: FloatArray
+    ) -> Curves:
+        """Return the curves after one more time of each: a Kalman filter's update.
+
+        Args:
+            shares: at which the times were measured, ``(n,)``.
+            time_s: the times in seconds, ``(n,)``.
+            variance: of the times, in parts of their prediction squared, ``(n,)``.
+        """
+        fixed, slope, ff, fs, ss = self.rows
+        predicted_s = self.time_s(shares)
+        with_fixed, with_slope = ff + fs * shares, fs + ss * shares
+        whole = with_fixed + with_slope * shares + variance * predicted_s**2
+        gain_fixed, gain_slope = with_fixed / whole, with_slope / whole
+        off_s = time_s - predicted_s
+        fixed, slope = _physical(fixed + gain_fixed * off_s, slope + gain_slope * off_s, shares)
+        left = (
+            ff - gain_fixed * with_fixed,
+            fs - gain_fixed * with_slope,
+            ss - gain_slope * with_slope,
+        )
+        return Curves(np.stack([fixed, slope, *left]))
+
+    def times(self, ratio: FloatArray | float, variance: FloatArray) -> Curves:
+        """Return the curves with all times multiplied, the multiple being known only roughly.
+
+        Args:
+            ratio: of the new times to the old ones, ``(n,)``.
+            variance: of the ratio, in parts squared, ``(n,)``.
+        """
+        fixed, slope = self.rows[0] * ratio, self.rows[1] * ratio
+        ff, fs, ss = self.rows[2:] * np.square(ratio)
+        doubt = (
+            ff + variance * fixed**2,
+            fs + variance * fixed * slope,
+            ss + variance * slope**2,
+        )
+        return Curves(np.stack([fixed, slope, *doubt]))
+
+    def bent(self, shares: FloatArray | IntArray, std: FloatArray) -> Curves:
+        """Return the curves with more doubt about their shape, the time at ``shares`` apart.
+
+        Args:
+            shares: at which the times stay as sure as they are, ``(n,)``.
+            std: by how much of its time there each fixed time may be off, ``(n,)``.
+        """
+        fixed, slope, ff, fs, ss = self.rows
+        by_s = self.time_s(shares) * std
+        per_sample = by_s / np.maximum(shares, 1)
+        doubt = (ff + by_s**2, fs - by_s * per_sample, ss + per_sample**2)
+        return Curves(np.stack([fixed, slope, *doubt]))
+
+
+def _physical(
+    fixed: FloatArray, slope: FloatArray, shares: FloatArray | IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return both with a fixed time of at least 0 and a positive time per sample.
+
+    The time at the observed share stays as it is.
+    """
+    predicted = np.maximum(fixed + slope * shares, 1e-9)
+    steepest = predicted / np.maximum(shares, 1e-9)
+    slope = np.clip(slope, _FLATTEST * steepest, steepest)
+    return predicted - slope * shares, slope

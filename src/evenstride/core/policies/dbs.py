@@ -1,0 +1,175 @@
+"""DBS: once an epoch, shares in proportion to the speeds of the epoch.
+
+Source:
+    Ye et al., "DBS: Dynamic Batch Size for Distributed Deep Neural Network Training", arXiv
+    2007.11831 (and DLB, IEEE TETCI, doi:10.1109/TETCI.2022.3220224). With ``d_i`` the part of
+    the batch that worker ``i`` has and ``t_i`` its training time in the epoch, its waits apart,
+    ``d_i' = (d_i / t_i) / sum_j (d_j / t_j)`` and its next batch is ``d_i' B``. The first epoch
+    has equal batches. Rounding: down, then one more for those that are among the ``k`` largest
+    remainders, with ``k`` units missing, and have a remainder of at least 0.5. There is no
+    smoothing, no dead-band and no bound.
+
+How we differ:
+    * The batch may come out short by that rounding (the authors renormalise and train on less);
+      here missing units go to the largest remainders left, so the sum is always ``B``.
+    * A policy does not know how long an epoch of the data is; ``epoch_steps`` stands for it.
+    * ``t_i`` is a mean per step instead of a sum over the epoch, which is the same where all
+      steps count. Steps at an earlier share, the first of a pass and tails do not count.
+    * The bounds of the workers are kept; who lies outside gets the bound.
+    * Weights follow the shares as everywhere in this library, and the samples of an epoch are
+      not partitioned anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenstride.core.allocation import apportion
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, Shares, as_shares
+from evenstride.core.policies.dynamic_batching import LONGEST_S, SHORTEST_S, in_force
+from evenstride.core.policies.uniform import Uniform
+from evenstride.core.policy import Decision, Keep, Move, Situation
+from evenstride.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Means:
+    """Mean step times at the shares in force, one entry per worker in arrays of shape ``(W,)``.
+
+    Args:
+        total_s: sum of the times of each.
+        steps: how many there are in it.
+    """
+
+    total_s: FloatArray
+    steps: IntArray
+
+    @classmethod
+    def none(cls, workers: int) -> Means:
+        """Return the means of no steps."""
+        return cls(np.zeros(workers), np.zeros(workers, dtype=np.int64))
+
+    def including(self, situation: Situation) -> Means:
+        """Return the means, the newly told steps included."""
+        seen, workers = in_force(situation), len(self.steps)
+        owner = np.repeat(seen.worker, seen.steps)
+        times_s = np.clip(seen.busy_s, SHORTEST_S, LONGEST_S)
+        return Means(
+            self.total_s + np.bincount(owner, weights=times_s, minlength=workers),
+            self.steps + np.bincount(owner, minlength=workers),
+        )
+
+    @property
+    def mean_s(self) -> FloatArray:
+        """Mean times in seconds, 0 for workers without one."""
+        return np.asarray(self.total_s / np.maximum(self.steps, 1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Epoch:
+    """What policies that decide at the end of an epoch remember.
+
+    Args:
+        number: of the epoch the times belong to; ``None`` before the first.
+        means: step times in it.
+    """
+
+    number: int | None
+    means: Means
+
+    @classmethod
+    def begin(cls, workers: int, number: int | None = None) -> Epoch:
+        """Return the memory at the start of an epoch."""
+        return cls(number, Means.none(workers))
+
+    def including(self, situation: Situation, epoch_steps: int) -> Epoch:
+        """Return it with what is newly told."""
+        number, told = self.number, situation.observations
+        if number is None and len(told):
+            number = int(told.first_step.min()) // epoch_steps
+        return Epoch(number, self.means.including(situation))
+
+    def unfinished(self, situation: Situation, epoch_steps: int) -> str | None:
+        """Return why it is too early to decide, or ``None`` when it is time."""
+        if self.number is None or situation.step // epoch_steps <= self.number:
+            return f"an epoch of {epoch_steps} steps is not over"
+        unseen = (np.array(situation.shares) > 0) & (self.means.steps == 0)
+        if unseen.any():
+            name = situation.fleet.workers[int(np.argmax(unseen))].name
+            return f"no step of worker {name} has been measured in this epoch"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Dbs:
+    """In proportion to the speeds of the epoch that has just ended.
+
+    Args:
+        epoch_steps: steps that count as an epoch.
+    """
+
+    epoch_steps: int = 100
+
+    def __post_init__(self) -> None:
+        check_epoch("dbs", self.epoch_steps)
+
+    @property
+    def opening_steps(self) -> int:
+        """None: the first epoch is trained on equal shares."""
+        return 0
+
+    def init(self, fleet: Fleet) -> tuple[Epoch, Move]:
+        """Return the equal split."""
+        move = Uniform().init(fleet)[1]
+        return Epoch.begin(len(fleet)), Move(move.shares, "equal split for the first epoch")
+
+    def decide(self, state: Epoch, situation: Situation) -> tuple[Epoch, Decision]:
+        """Add the new times; at the end of an epoch, split by what it showed."""
+        state = state.including(situation, self.epoch_steps)
+        too_early = state.unfinished(situation, self.epoch_steps)
+        if too_early is not None:
+            return state, Keep(too_early)
+        following = Epoch.begin(len(situation.fleet), situation.step // self.epoch_steps)
+        shares = np.array(situation.shares, dtype=np.int64)
+        mean_s = np.maximum(state.means.mean_s, SHORTEST_S)
+        after = _split(shares / mean_s, situation.fleet)
+        if after == situation.shares:
+            return following, Keep("the speeds of the epoch ask for the shares there are")
+        return following, Move(after, "in proportion to the speeds of the epoch")
+
+
+def check_epoch(policy: str, epoch_steps: int) -> None:
+    """Raise unless an epoch has a step.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if epoch_steps < 1:
+        raise ConfigError(f"policy {policy}: epoch_steps is {epoch_steps}; it must be at least 1")
+
+
+def _split(speed: FloatArray, fleet: Fleet) -> Shares:
+    literal = published_rounding(speed * (fleet.global_batch / speed.sum()), fleet.global_batch)
+    inside = ((fleet.lower <= literal) & (literal <= fleet.upper)).all()
+    if inside and int(literal.sum()) == fleet.global_batch:
+        return as_shares(literal)
+    return as_shares(apportion(speed, fleet.global_batch, fleet.lower, fleet.upper))
+
+
+def published_rounding(ideal: FloatArray, total: int) -> IntArray:
+    """Return the authors' integer batches; their sum may be *less* than ``total``.
+
+    >>> import numpy as np
+    >>> published_rounding(np.array([13.7, 16.5, 19.6, 14.2]), 64).tolist()
+    [14, 16, 20, 14]
+    >>> published_rounding(np.array([10.4, 10.3, 10.3]), 31).tolist()
+    [10, 10, 10]
+    """
+    batches = np.floor(ideal + 1e-9).astype(np.int64)
+    remainder = ideal - batches
+    missing = max(0, total - int(batches.sum()))
+    largest = np.argsort(-remainder, kind="stable")[:missing]
+    batches[largest] += remainder[largest] >= 0.5
+    return batches

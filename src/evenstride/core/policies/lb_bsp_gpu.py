@@ -1,0 +1,250 @@
+"""LB-BSP on GPU clusters, where time is not proportional to the batch: both published versions.
+
+Source:
+    Chen et al., LB-BSP. ``version=2020`` is section 3.3 of "Semi-Dynamic Load Balancing", SoCC
+    2020, doi:10.1145/3419111.3421299, online and without a model: over a window of iterations
+    find the leader, the fastest worker that still has room, and the straggler, the slowest; move
+    a step of the batch from the straggler to the leader; when a part goes back the way it
+    came, halve the step and widen the window. ``version=2018`` is their poster (SoCC 2018; arXiv
+    1806.02508v1): a piecewise linear relation of time to batch is profiled for every worker, and
+    the batches with the least longest time are chosen from it, ``min max_i t_i(x_i)``.
+
+How we differ:
+    * The text of 2020 was available to us in notes only, without its constants: the first step is
+      half an equal share, the first window 5 steps; one is halved, the other doubled up to 20,
+      which did best in our scenarios. "Goes back" is: the straggler is the worker that received
+      last, or the leader is the one that gave last. A step never falls under one sample. Neither
+      ever recovers, so a late change of speed is followed slowly, by small steps.
+    * The straggler gives no more than down to its lower bound; if it is there already, or no one
+      has room, nothing is moved.
+    * 2018: the authors profile every device by itself before the training. A policy has no other
+      means than shares, so the profile is taken in the first steps of the training, in five
+      splits in which neighbouring ranks get more and less by turns; these steps are as
+      unbalanced as the splits are. Outside the shares profiled a curve follows the line through
+      its outermost points, and it rises everywhere by at least a little, so that noise cannot
+      make it fall. After that the split is fixed, as in the poster: changes are not followed.
+    * Steps at an earlier share do not count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from evenstride.core.allocation import apportion, equal_finish
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_shares
+from evenstride.core.policies.dbs import Means
+from evenstride.core.policies.uniform import Uniform
+from evenstride.core.policy import Decision, Keep, Move, Situation
+from evenstride.errors import ConfigError
+
+# What even and odd ranks get in each split of the profile, in equal shares.
+_PROFILE = ((1.0, 1.0), (0.5, 1.5), (1.5, 0.5), (0.25, 1.75), (1.75, 0.25))
+_LEAST_RISE = 0.02  # of a curve, as a part of its mean time per sample
+_NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stepping:
+    """What the version of 2020 remembers.
+
+    Args:
+        means: step times since the last move.
+        step: samples that the next move takes.
+        window: steps of every worker before it.
+        giver: rank that gave in the last move, -1 before the first.
+        taker: rank that received.
+    """
+
+    means: Means
+    step: int
+    window: int
+    giver: int = _NOBODY
+    taker: int = _NOBODY
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """What the version of 2018 remembers: the points of the curves found so far.
+
+    Args:
+        means: step times in the present split of the profile.
+        shares: in the splits before, ``(n, W)``.
+        times_s: mean times at them, ``(n, W)``.
+    """
+
+    means: Means
+    shares: IntArray
+    times_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class LbBspGpu:
+    """Leader and straggler (2020), or a profile taken once (2018).
+
+    Args:
+        version: 2020 or 2018.
+        window: steps of every worker before the first move (2020).
+        most_window: where the window stops growing (2020).
+        first_step: samples of the first move, as a part of an equal share (2020).
+        profile_steps: steps of every worker in each split of the profile (2018).
+    """
+
+    version: int = 2020
+    window: int = 5
+    most_window: int = 20
+    first_step: float = 0.5
+    profile_steps: int = 5
+
+    def __post_init__(self) -> None:
+        if self.version not in (2018, 2020):
+            raise ConfigError(
+                f"policy lb-bsp-gpu: version is {self.version}; there are 2018 and 2020"
+            )
+        if min(self.window, self.most_window, self.profile_steps) < 1:
+            raise ConfigError(
+                f"policy lb-bsp-gpu: window is {self.window}, most_window {self.most_window} and "
+                f"profile_steps {self.profile_steps}; each must be at least 1"
+            )
+
+    @property
+    def opening_steps(self) -> int:
+        """None: neither version waits for its decisions."""
+        return 0
+
+    def init(self, fleet: Fleet) -> tuple[Stepping | Profile, Move]:
+        """Return the equal split."""
+        count, move = len(fleet), Uniform().init(fleet)[1]
+        if self.version == 2018:
+            profile = np.zeros((0, count))
+            state = Profile(Means.none(count), profile.astype(np.int64), profile)
+            return state, Move(move.shares, "first split of the profile: equal", settled=False)
+        step = max(1, round(self.first_step * fleet.global_batch / count))
+        return Stepping(Means.none(count), step, self.window), Move(move.shares, "equal split")
+
+    def decide(
+        self, state: Stepping | Profile, situation: Situation
+    ) -> tuple[Stepping | Profile, Decision]:
+        """Add the new times; at the end of a window move a step, or take the next split."""
+        state = replace(state, means=state.means.including(situation))
+        if isinstance(state, Profile):
+            return self._profile(state, situation)
+        return self._lead(state, situation)
+
+    def _lead(self, state: Stepping, situation: Situation) -> tuple[Stepping, Decision]:
+        fleet, shares = situation.fleet, np.array(situation.shares, dtype=np.int64)
+        fewest = int(state.means.steps[shares > 0].min())
+        if fewest < state.window:
+            return state, Keep(f"{fewest} of {state.window} steps of the window measured")
+        if ((shares < fleet.lower) | (shares > fleet.upper)).any():
+            weights, total = shares.astype(np.float64), fleet.global_batch
+            inside = apportion(weights, total, fleet.lower, fleet.upper)
+            fresh = replace(state, means=Means.none(len(fleet)))
+            return fresh, Move(as_shares(inside), "every worker within its bounds")
+        leader, straggler = _leader_and_straggler(state.means.mean_s, shares, fleet)
+        if leader == straggler:
+            return state, Keep("no worker with room is faster than the slowest")
+        names = fleet.workers[straggler].name, fleet.workers[leader].name
+        room = shares[straggler] - fleet.lower[straggler], fleet.upper[leader] - shares[leader]
+        if min(room) == 0:
+            return state, Keep(f"worker {names[0]} is the slowest and at its lower bound")
+        if straggler == state.taker or leader == state.giver:
+            wider = min(2 * state.window, max(self.most_window, state.window))
+            state = replace(state, step=max(1, state.step // 2), window=wider)
+        step = min(state.step, *map(int, room))
+        shares[[straggler, leader]] += [-step, step]
+        state = replace(state, means=Means.none(len(fleet)), giver=straggler, taker=leader)
+        return state, Move(as_shares(shares), f"{step} samples from {names[0]} to {names[1]}")
+
+    def _profile(self, state: Profile, situation: Situation) -> tuple[Profile, Decision]:
+        fleet, shares = situation.fleet, np.array(situation.shares, dtype=np.int64)
+        count, fewest = len(fleet), int(state.means.steps[shares > 0].min())
+        if len(state.shares) == len(_PROFILE):
+            return state, Keep("the split that the profile asks for is fixed")
+        if fewest < self.profile_steps:
+            seen = f"{fewest} of {self.profile_steps} steps of this split measured"
+            return state, Keep(f"profile: {seen}", settled=False)
+        state = Profile(
+            Means.none(count),
+            np.concatenate([state.shares, shares[None]]),
+            np.concatenate([state.times_s, state.means.mean_s[None]]),
+        )
+        taken = len(state.shares)
+        if taken < len(_PROFILE):
+            weights = np.array(_PROFILE[taken])[np.arange(count) % 2]
+            following = apportion(weights, fleet.global_batch, fleet.lower, fleet.upper)
+            reason = f"split {taken + 1} of {len(_PROFILE)} of the profile"
+            return state, Move(as_shares(following), reason, settled=False)
+        curves = Curves.through(state.shares, state.times_s, fleet.global_batch)
+        best = equal_finish(curves, fleet.lower, fleet.upper, fleet.global_batch)
+        return state, Move(as_shares(best), "equal finish on the profiled curves")
+
+
+def _leader_and_straggler(mean_s: FloatArray, shares: IntArray, fleet: Fleet) -> tuple[int, int]:
+    """Return the fastest worker with room and the slowest; the same one if none is faster."""
+    straggler = int(np.argmax(mean_s))
+    with_room_s = np.where(shares < fleet.upper, mean_s, np.inf)
+    leader = int(np.argmin(with_room_s))
+    return (leader if with_room_s[leader] < mean_s[straggler] else straggler), straggler
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curves:
+    """Piecewise linear step times of ``W`` workers; a `StepTimes`.
+
+    Args:
+        share: where the pieces meet, ascending, ``(K, W)``.
+        time_s: the times there, not descending, and rising wherever the share does, ``(K, W)``.
+    """
+
+    share: FloatArray
+    time_s: FloatArray
+
+    @classmethod
+    def through(cls, shares: IntArray, times_s: FloatArray, most: int) -> Curves:
+        """Return the curves through some points each, ``(n, W)``, for shares up to ``most``.
+
+        Points at the same share count as their mean. Beyond the points a curve goes on along
+        the line through its outermost two, or through the origin if there is but one.
+        """
+        order = np.argsort(shares, axis=0, kind="stable")
+        b = np.take_along_axis(shares, order, axis=0).astype(np.float64)
+        t = np.take_along_axis(times_s, order, axis=0)
+        same = b[:, None] == b[None, :]
+        t = (same * t[None, :]).sum(axis=1) / same.sum(axis=1)
+        least = _LEAST_RISE * t[-1] / np.maximum(b[-1], 1.0)
+        span = b[-1] - b[0]
+        line = np.where(span > 0, t[-1] - t[0], t[-1]) / np.maximum(
+            np.where(span > 0, span, b[-1]), 1.0
+        )
+        line = np.maximum(line, least)
+        far = np.full_like(least, most + 1.0)
+        share = np.concatenate([0 * far[None], b, far[None]])
+        ends = np.maximum(t[0] - line * b[0], 0.0), t[-1] + line * (far - b[-1])
+        time_s = np.concatenate([ends[0][None], t, ends[1][None]])
+        rising = np.maximum.accumulate(time_s - least * share, axis=0)
+        return cls(share, rising + least * share)
+
+    def at(self, shares: IntArray) -> FloatArray:
+        """Return each worker's time in seconds at its share; both of shape ``(W,)``."""
+        low = np.clip((self.share <= shares).sum(axis=0) - 1, 0, len(self.share) - 2)
+        (b, b_next), (t, t_next) = _piece(self.share, low), _piece(self.time_s, low)
+        return np.asarray(t + (shares - b) * ((t_next - t) / (b_next - b)))
+
+    def capacity(self, deadline_s: float) -> IntArray:
+        """Return per worker the largest share that ends by the deadline (0 if none does)."""
+        low = np.clip((self.time_s <= deadline_s).sum(axis=0) - 1, 0, len(self.share) - 2)
+        (b, b_next), (t, t_next) = _piece(self.share, low), _piece(self.time_s, low)
+        exact = b + (deadline_s - t) * ((b_next - b) / (t_next - t))
+        share = np.clip(np.floor(exact), 0, 2**53).astype(np.int64)
+        # Rounding may be one sample off; comparing with `at` makes it exact for those times.
+        share += self.at(share + 1) <= deadline_s
+        share -= (share > 0) & (self.at(share) > deadline_s)
+        return share
+
+
+def _piece(knots: FloatArray, low: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Return the values at both ends of one piece of every curve, ``(W,)`` each."""
+    column = np.arange(knots.shape[1])
+    return knots[low, column], knots[low + 1, column]

@@ -1,0 +1,106 @@
+"""OmniLearn: the rule of Dynamic Batching once an epoch, with a dead-band for each worker.
+
+Source:
+    Tyagi & Sharma, OmniLearn, TPDS 2025, arXiv 2503.17469, and the authors' code
+    (github.com/sahiltyagi4/OmniLearn). At the end of an epoch, with ``t_k`` the mean compute
+    time of worker ``k`` in it and ``X_k = b_k / t_k``, the candidate is
+    ``c_k = b_k - X_k (t_k - mean t)``; a worker keeps ``b_k`` if ``|c_k - b_k| / c_k`` is under
+    the dead-band of 0.2. The result is clamped to ``b_min = 16`` and ``b_max = 96``; what the
+    clamps cut off or add is spread over all workers equally, and so is, after that, what the
+    sum differs from ``B``. Either may lead out of the clamps again.
+
+How we differ:
+    * The authors round each worker up, so the sum is ``B`` or somewhat more, and they scale the
+      gradients by the sum there is. Here it is rounded to ``B`` by largest remainder.
+    * The bounds of the workers hold in the end; ``b_min`` and ``b_max`` are as soft as they are in
+      the code, so no global batch is infeasible because of them.
+    * A policy does not know how long an epoch of the data is; ``epoch_steps`` stands for it.
+    * Steps at an earlier share, the first of a pass and tails do not count.
+    * Only the shares are set: no scaling of the learning rate, no asynchronous mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenstride.core.allocation import apportion
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_shares
+from evenstride.core.policies.dbs import Epoch, check_epoch
+from evenstride.core.policies.dynamic_batching import proportional_step
+from evenstride.core.policies.uniform import Uniform
+from evenstride.core.policy import Decision, Keep, Move, Situation
+from evenstride.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class OmniLearn:
+    """In proportion to the mean speeds of the epoch that has just ended, unless nearly so.
+
+    Args:
+        epoch_steps: steps that count as an epoch.
+        dead_band: smallest change, as a part of the new share, that a worker makes.
+        b_min: share below which a candidate is raised.
+        b_max: share above which a candidate is lowered.
+    """
+
+    epoch_steps: int = 100
+    dead_band: float = 0.2
+    b_min: int = 16
+    b_max: int = 96
+
+    def __post_init__(self) -> None:
+        check_epoch("omnilearn", self.epoch_steps)
+        if not 0 <= self.b_min <= self.b_max:
+            raise ConfigError(
+                f"policy omnilearn: b_min is {self.b_min} and b_max {self.b_max}; they must be "
+                "at least 0, and b_max at least b_min"
+            )
+
+    @property
+    def opening_steps(self) -> int:
+        """None: the first epoch is trained on equal shares."""
+        return 0
+
+    def init(self, fleet: Fleet) -> tuple[Epoch, Move]:
+        """Return the equal split."""
+        move = Uniform().init(fleet)[1]
+        return Epoch.begin(len(fleet)), Move(move.shares, "equal split for the first epoch")
+
+    def decide(self, state: Epoch, situation: Situation) -> tuple[Epoch, Decision]:
+        """Add the new times; at the end of an epoch, change who is outside the dead-band."""
+        state, fleet = state.including(situation, self.epoch_steps), situation.fleet
+        too_early = state.unfinished(situation, self.epoch_steps)
+        if too_early is not None:
+            return state, Keep(too_early)
+        following = Epoch.begin(len(fleet), situation.step // self.epoch_steps)
+        shares = np.array(situation.shares, dtype=np.int64)
+        target = self._target(shares, state.means.mean_s, fleet)
+        after = as_shares(apportion(target, fleet.global_batch, fleet.lower, fleet.upper))
+        if after == situation.shares:
+            return following, Keep(f"no worker is off by {self.dead_band:.0%} of its share")
+        return following, Move(after, "step times of the epoch differ")
+
+    def _target(self, shares: IntArray, mean_s: FloatArray, fleet: Fleet) -> FloatArray:
+        working, target = shares > 0, np.zeros(len(shares))
+        batches = shares[working].astype(np.float64)
+        candidate = proportional_step(batches, mean_s[working])
+        small = np.abs(candidate - batches) < self.dead_band * candidate
+        target[working] = spread_equally(
+            np.where(small, batches, candidate), self.b_min, self.b_max, fleet.global_batch
+        )
+        return np.maximum(target, 0.0)
+
+
+def spread_equally(candidate: FloatArray, b_min: int, b_max: int, total: int) -> FloatArray:
+    """Return candidates clamped, with what their sum then lacks or exceeds spread equally.
+
+    To spread first what the clamps cut off and then the error of the sum comes to the same.
+
+    >>> import numpy as np
+    >>> spread_equally(np.array([10.0, 50.0, 120.0]), 16, 96, 180).tolist()
+    [22.0, 56.0, 102.0]
+    """
+    clamped = np.clip(candidate, b_min, b_max)
+    return np.asarray(clamped - (clamped.sum() - total) / len(candidate))
