@@ -149,3 +149,109 @@ def test_curves_stay_physical_whatever_is_measured(times: list[float], shares: l
 )
 def test_the_median_is_the_middle(values: tuple[float, ...], middle: float) -> None:
     assert median(values) == middle
+
+
+def _noisy(rng: np.random.Generator, share: int, time_s: float, noise: float) -> Observation:
+    return _seen(0, share, float(time_s * np.exp(noise * rng.standard_normal())))
+
+
+def test_a_small_lasting_change_is_found_by_its_sum() -> None:
+    rng = np.random.default_rng(1)
+    before = _learned(*[_noisy(rng, 50, 0.2, 0.03) for _ in range(200)])
+
+    after = before
+    for _ in range(25):
+        after = after.learn(Measured.of((_noisy(rng, 50, 0.22, 0.03),)))
+
+    assert _at(before, 50) == pytest.approx([0.2], rel=0.01)
+    assert _at(after, 50) == pytest.approx([0.22], rel=0.02)
+
+
+def test_noise_alone_is_seldom_taken_for_a_change() -> None:
+    rng = np.random.default_rng(2)
+    estimate, changed = Estimate.unknown(1), 0
+    for _ in range(2000):
+        steps = estimate.former.rows
+        estimate = estimate.learn(Measured.of((_noisy(rng, 50, 0.2, 0.05),)))
+        changed += bool((estimate.former.rows != steps).any())
+
+    assert changed <= 1
+
+
+def test_a_speed_that_returns_brings_back_all_that_was_known() -> None:
+    rng = np.random.default_rng(3)
+    shares = [20, 60, 100, 140] * 10
+    known = _learned(*[_noisy(rng, b, 0.02 + 0.002 * b, 0.01) for b in shares])
+
+    slowed = known
+    for _ in range(3):
+        slowed = slowed.learn(Measured.of((_seen(0, 100, 3 * 0.22),)))
+    back = slowed.learn(Measured.of((_seen(0, 100, 0.22),)))
+
+    assert _at(slowed, 100) == pytest.approx([0.66], rel=0.05)
+    assert _at(back, 20, 20)[0] == pytest.approx(_at(known, 20)[0], rel=5e-3)
+    assert back.relative_std(np.array([20])) == pytest.approx(
+        known.relative_std(np.array([20])), rel=0.2
+    )
+
+
+def test_a_slow_ramp_does_not_bend_the_curve() -> None:
+    """A share that shrinks while the speed falls must not look like a fixed time."""
+    estimate = _learned(*[_seen(0, b, 0.02 + 0.002 * b) for b in (20, 60, 100, 140) * 5])
+    speed, share = 1.0, 100
+    for _ in range(60):
+        speed *= 0.985
+        time_s = (0.02 + 0.002 * share) / speed
+        estimate = estimate.learn(Measured.of((_seen(0, share, time_s),)))
+        share = max(10, round((0.22 - 0.02 / speed) / (0.002 / speed)))
+
+    fixed, per_sample = estimate.now.rows[:2, 0]
+    assert fixed / per_sample == pytest.approx(10, rel=0.5)
+
+
+def test_a_ramp_is_not_taken_for_noise() -> None:
+    rng = np.random.default_rng(4)
+    estimate = Estimate.unknown(1)
+    for step in range(100):
+        time_s = 0.2 * 1.005**step
+        estimate = estimate.learn(Measured.of((_noisy(rng, 50, time_s, 0.02),)))
+
+    assert np.sqrt(estimate.noise[0]) < 0.035
+
+
+def test_a_worker_that_often_spikes_has_to_be_slow_for_longer() -> None:
+    calm = _learned(*[_seen(0, 50, 0.2) for _ in range(60)])
+    nervous = _learned(*[_seen(0, 50, 0.6 if n % 8 == 7 else 0.2) for n in range(60)])
+
+    def steps_to_believe(estimate: Estimate) -> int:
+        for slow in range(1, 9):
+            estimate = estimate.learn(Measured.of((_seen(0, 50, 0.6),)))
+            if _at(estimate, 50)[0] > 0.5:
+                return slow
+        return 99
+
+    assert steps_to_believe(calm) == 2
+    assert 3 <= steps_to_believe(nervous) <= 5
+
+
+def test_a_spike_while_the_shape_is_unknown_is_survived() -> None:
+    """The curve of a worker whose second time was a spike is found nevertheless."""
+    truth = {64: 0.447, 3: 0.040, 1: 0.0267, 6: 0.06}
+    estimate = _learned(_seen(0, 64, 0.4295), _seen(0, 3, 0.1165))
+    for share in (1, 6, 3, 6, 1, 6, 3, 6):
+        estimate = estimate.learn(Measured.of((_seen(0, share, truth[share]),)))
+
+    assert _at(estimate, 6) == pytest.approx([truth[6]], rel=0.15)
+
+
+def test_a_new_fleet_takes_over_what_is_known_of_those_who_stayed() -> None:
+    known = _learned(_seen(0, 10, 0.1), _seen(1, 10, 0.4), _seen(2, 10, 0.2), workers=3)
+
+    taken = Estimate.unknown(3).taking(known, [(0, 2), (2, 1)])
+    guessed = taken.guessed()
+
+    assert _at(taken, 10, 10, 10)[::2] == pytest.approx([0.2, 0.4])
+    assert taken.steps.tolist() == [1, 0, 1]
+    assert guessed.known
+    assert 0.2 < _at(guessed, 10, 10, 10)[1] < 0.4
+    assert guessed.relative_std(np.full(3, 10))[1] > 0.4

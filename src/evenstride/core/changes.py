@@ -63,6 +63,7 @@ class Changes:
 
     Args:
         run: slow outliers in a row that are held back.
+        run_odds: logarithm of the chance of such a run without a change.
         run_sum: sum of their times as parts of their predictions.
         spikes: steps that turned out to be spikes.
         steps: steps judged.
@@ -73,6 +74,7 @@ class Changes:
     """
 
     run: FloatArray
+    run_odds: FloatArray
     run_sum: FloatArray
     spikes: FloatArray
     steps: FloatArray
@@ -85,7 +87,7 @@ class Changes:
     def none(cls, workers: int) -> Changes:
         """Return the memory before anything was seen."""
         flat, pair = np.zeros(workers), np.zeros((workers, 2))
-        return cls(flat, flat, flat, flat, pair, pair, pair, pair > 0)
+        return cls(flat, flat, flat, flat, flat, pair, pair, pair, pair > 0)
 
     def judge(self, seen: Residuals) -> tuple[Changes, Judgement]:
         """Judge one new time of some workers."""
@@ -98,7 +100,10 @@ class Changes:
         run = np.where(slow, self.run[workers] + count, 0.0)
         run_sum = np.where(slow, self.run_sum[workers] + part * count, 0.0)
         spike_rate = (self.spikes[workers] + _SPIKES_FIRST) / (self.steps[workers] + _STEPS_FIRST)
-        confirmed, far = slow & (spike_rate**run < _HAZARD), fast | slow
+        by_noise = np.exp(-0.5 * ((part - 1.0) / std) ** 2)  # a bound of the normal tail
+        odds = np.log(np.minimum(spike_rate + by_noise, 1.0)) * count
+        run_odds = np.where(slow, self.run_odds[workers] + odds, 0.0)
+        confirmed, far = slow & (run_odds < np.log(_HAZARD)), fast | slow
         drift = _Drift.of(self, seen, far)
         drifted = drift.alarm & ~far
 
@@ -114,6 +119,7 @@ class Changes:
         after.spikes[workers] += np.where(slow, 0.0, self.run[workers])
         after.steps[workers] += steps
         after.run[workers] = np.where(confirmed, 0.0, run)
+        after.run_odds[workers] = np.where(confirmed, 0.0, run_odds)
         after.run_sum[workers] = np.where(confirmed, 0.0, run_sum)
         drift.put(after, workers, keep=~jumped, skip=far)
         return after, judgement

@@ -38,8 +38,10 @@ _BACK_STD = 2.0
 _GUESS_STD = 0.5
 # Relative drift of the speed per square root of a step, and the doubt that never averages out.
 _DRIFT, _MODEL_STD = 0.0005, 0.004
-# Relative variance of one step's time: at first, and its bounds; and the steps it is a mean of.
-_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST, _NOISE_STEPS = 0.05**2, 0.005**2, 0.5**2, 30.0
+# Relative variance of one step's time: at first, and its bounds; and the fewest and most steps
+# that it is a mean of (of fewer, it would itself be so noisy that every test of it misfires).
+_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.05**2, 0.005**2, 0.5**2
+_NOISE_STEPS = 10.0, 150.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -288,7 +290,8 @@ def _noted(estimate: Estimate, batch: _Batch, part: FloatArray, judged: Judgemen
     noise, latest, steps = estimate.noise.copy(), estimate.latest.copy(), estimate.steps.copy()
     between = 0.5 * (part - latest[w]) ** 2 * batch.steps
     seen = np.where(np.isnan(batch.spread), between, batch.spread)
-    weight = batch.steps / (batch.steps + _NOISE_STEPS)
+    memory = np.clip(steps[w], *_NOISE_STEPS)
+    weight = batch.steps / (batch.steps + memory)
     blended = (1 - weight) * noise[w] + weight * np.clip(seen, 0.0, _NOISE_MOST)
     told = calm & ~np.isnan(seen)
     noise[w] = np.where(told, np.maximum(blended, _NOISE_LEAST), noise[w])

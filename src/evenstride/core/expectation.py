@@ -7,7 +7,7 @@ import numpy as np
 from evenstride.core.fleet import FloatArray
 
 _POINTS = 33  # at which the distribution of the maximum is evaluated
-_WIDE = 4.0  # standard deviations beyond which a normal value is not looked for
+_WIDE = 5.0  # standard deviations beyond which a normal value is not looked for
 _MOST = 1024  # workers that are looked at one by one; of more, a part stands for all
 
 
@@ -35,7 +35,7 @@ def expected_max(mean: FloatArray, std: FloatArray) -> float:
     >>> round(expected_max(np.zeros(8), np.ones(8)), 2)
     1.42
     """
-    std = np.maximum(std, 1e-12 + 1e-9 * np.abs(mean))
+    std = np.maximum(std, 1e-15 + 1e-10 * np.abs(mean))
     low, high = float((mean - _WIDE * std).max()), float((mean + _WIDE * std).max())
     near = np.flatnonzero(mean + _WIDE * std > low)
     weight = 1.0

@@ -20,7 +20,7 @@ import numpy as np
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.errors import ConfigError
 
-_PRIOR_VARIANCE = 1.0  # of the weights, in units of the noise of a speed
+_PRIOR_VARIANCE = 50.0  # of the weights, in units of the noise of a speed
 _BEYOND = 1.5
 
 
