@@ -28,7 +28,7 @@ from evenstride.core.timemodel import TimeModel
 # Before anything is known about the shape, this part of the fastest worker's first time is fixed.
 # A slower worker's fixed time would be the same if only its arithmetic were slower, and longer
 # in proportion if all of it were; a power of the times lies between the two.
-_PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.30, 0.15, 0.75
+_PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.35, 0.15, 0.75
 # What looks like a change of speed may be a wrong idea of the shape, which must not last: a
 # speed that changes by a factor of e leaves so much doubt about the fixed part.
 _JUMP_SHAPE_STD = 0.10

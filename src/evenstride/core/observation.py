@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from evenstride.core.fleet import FloatArray, IntArray, Shares
 
+_LONGEST_S = 1.5e7
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -216,12 +218,13 @@ class Measured:
     def sound(self) -> npt.NDArray[np.bool_]:
         """Which observations can be believed, bool ``(n,)``.
 
-        All their times are finite and at least 0, busy times above 0, and there is one.
+        All their times are at least 0 and less than half a year, busy times above 0, and there
+        is one. (A comparison with what is not a number is false.)
         """
         with np.errstate(invalid="ignore"):
-            good = np.isfinite(self.busy_s) & (self.busy_s > 0)
-            good &= np.isfinite(self.wait_s) & (self.wait_s >= 0)
-            sums = (np.isfinite(self.sums_s) & (self.sums_s >= 0)).all(axis=0)
+            good = (self.busy_s > 0) & (self.busy_s < _LONGEST_S)
+            good &= (self.wait_s >= 0) & (self.wait_s < _LONGEST_S)
+            sums = ((self.sums_s >= 0) & (self.sums_s < _LONGEST_S)).all(axis=0)
         owner = np.repeat(np.arange(len(self)), self.steps)
         bad = np.bincount(owner, weights=~good, minlength=len(self))
         return np.asarray((bad == 0) & sums & (self.steps > 0))

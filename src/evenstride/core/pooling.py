@@ -61,15 +61,24 @@ def _kinds(curves: Curves, shares: IntArray) -> IntArray:
     """Return the number of each worker's kind, ``(W,)``."""
     usual_s = curves.time_s(np.full(len(shares), max(float(shares.mean()), 1.0)))
     order = np.argsort(usual_s)
-    between = np.maximum(0.5 * (shares[order][1:] + shares[order][:-1]), 1.0)
     apart = np.zeros(len(shares), dtype=np.bool_)
-    low, high = curves.of(order[:-1]), curves.of(order[1:])
-    gap = np.abs(np.log(high.time_s(between) / low.time_s(between)))
-    doubt = np.sqrt(low.relative_std(between) ** 2 + high.relative_std(between) ** 2)
-    apart[1:] = (gap > _ALIKE_STD * doubt) | (gap > _WIDEST)
+    apart[1:] = _differ(curves, order, shares[order[:-1]])
+    apart[1:] |= _differ(curves, order, shares[order[1:]])
     kind = np.empty(len(shares), dtype=np.int64)
     kind[order] = np.cumsum(apart)
     return kind
+
+
+def _differ(curves: Curves, order: IntArray, shares: IntArray) -> npt.NDArray[np.bool_]:
+    """Return which neighbours' times differ at these shares, ``(W - 1,)``.
+
+    Asked at the shares of both, because two curves of different shape may cross between them.
+    """
+    at = np.maximum(shares, 1)
+    low, high = curves.of(order[:-1]), curves.of(order[1:])
+    gap = np.abs(np.log(high.time_s(at) / low.time_s(at)))
+    doubt = np.sqrt(low.relative_std(at) ** 2 + high.relative_std(at) ** 2)
+    return np.asarray((gap > _ALIKE_STD * doubt) | (gap > _WIDEST))
 
 
 def _drawn_together(

@@ -131,7 +131,7 @@ class Leader:
         observations = Measured.of(seen for reply in replies for seen in reply.observations)
         effective = max(reply.barrier for reply in replies)
         verdict = self._advance(Exchanged(step, effective, observations), at_step=step)
-        self.ledger = self.ledger.book(observations, self._yardstick())
+        self.ledger = self.ledger.book(observations.only(observations.sound), self._yardstick())
         if verdict.shares is not None:
             self.changes += 1
             self._log(verdict)

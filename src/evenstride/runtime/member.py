@@ -21,6 +21,7 @@ from evenstride.runtime.control_plane import Local
 from evenstride.runtime.environment import Environment
 from evenstride.runtime.evaluation import EvalLoader, EvalSampler, exact_mean
 from evenstride.runtime.gate import Gate
+from evenstride.runtime.load import loads_for
 from evenstride.runtime.loader import (
     DataLoaderOptions,
     LoaderOptions,
@@ -48,7 +49,7 @@ class Member:
 
     def __init__(self, team: Team, settings: Settings, environment: Environment) -> None:
         self._team, self._settings, self._environment = team, settings, environment
-        self._recorder = Recorder(team.rank, self._ask)
+        self._recorder = Recorder(team.rank, self._ask, loads_for(settings.policy))
         self.timer = StepTimer(self._recorder.add)
         self.progress = Progress(settings.seed, settings.global_batch)
         self.scaling = Scaling(team.world_size, self.timer, self._commit, self._weight_exchange)

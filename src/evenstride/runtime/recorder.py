@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from math import nan
 
 from evenstride.core.band import Band
 from evenstride.core.observation import Observation
@@ -16,10 +17,16 @@ class Recorder:
     Args:
         rank: this rank.
         ask: called when the rank's times have left their band.
+        loads: tells the processor and memory load of this machine, if the policy asks for them.
     """
 
-    def __init__(self, rank: int, ask: Callable[[], None]) -> None:
-        self._rank, self._ask = rank, ask
+    def __init__(
+        self,
+        rank: int,
+        ask: Callable[[], None],
+        loads: Callable[[], tuple[float, float]] = lambda: (nan, nan),
+    ) -> None:
+        self._rank, self._ask, self._loads = rank, ask, loads
         self._lock = threading.Lock()
         self._records: list[StepRecord] = []
         self._breaks: set[int] = set()  # indices of records that begin a new observation
@@ -50,7 +57,8 @@ class Recorder:
         with self._lock:
             records, self._records = self._records, []
             breaks, self._breaks = self._breaks, set()
-        return tuple(_observation(self._rank, run) for run in _runs(records, breaks))
+        loads = self._loads()
+        return tuple(_observation(self._rank, run, loads) for run in _runs(records, breaks))
 
 
 def _runs(records: list[StepRecord], breaks: set[int]) -> Iterator[list[StepRecord]]:
@@ -70,7 +78,7 @@ def _runs(records: list[StepRecord], breaks: set[int]) -> Iterator[list[StepReco
         yield run
 
 
-def _observation(rank: int, run: list[StepRecord]) -> Observation:
+def _observation(rank: int, run: list[StepRecord], loads: tuple[float, float]) -> Observation:
     return Observation(
         worker=rank,
         share=run[0].share,
@@ -81,4 +89,6 @@ def _observation(rank: int, run: list[StepRecord]) -> Observation:
         outside_s=round(sum(r.outside_s for r in run), 7),
         control_wait_s=round(sum(r.control_wait_s for r in run), 7),
         modelled=run[0].modelled,
+        cpu_load=loads[0],
+        memory_load=loads[1],
     )

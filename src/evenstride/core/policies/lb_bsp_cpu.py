@@ -65,6 +65,11 @@ class LbBspCpu:
         predictor_named(self.predictor)
 
     @property
+    def predicts_from_loads(self) -> bool:
+        """Whether the workers should tell how busy their machines are."""
+        return self.predictor == "narx"
+
+    @property
     def opening_steps(self) -> int:
         """None: the paper's controller has no opening phase."""
         return 0

@@ -236,7 +236,7 @@ class Curves:
         """Return per worker the largest share that ends by the deadline (0 if none does)."""
         low = np.clip((self.time_s <= deadline_s).sum(axis=0) - 1, 0, len(self.share) - 2)
         (b, b_next), (t, t_next) = _piece(self.share, low), _piece(self.time_s, low)
-        rise = np.where(t_next > t, t_next - t, 1.0)  # flat only at a share of 0, twice a point
+        rise = np.where(t_next > t, t_next - t, 1.0)  # none between two points at a share of 0
         exact = b + (deadline_s - t) * ((b_next - b) / rise)
         share = np.clip(np.floor(exact), 0, 2**53).astype(np.int64)
         # Rounding may be one sample off; comparing with `at` makes it exact for those times.

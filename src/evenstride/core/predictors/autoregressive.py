@@ -20,8 +20,9 @@ import numpy as np
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.errors import ConfigError
 
-_PRIOR_VARIANCE = 50.0  # of the weights, in units of the noise of a speed
+_PRIOR_VARIANCE = 10.0  # of each weight, in units of the noise variance of a speed
 _BEYOND = 1.5
+_MOST_CHANGE = 10.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,22 +75,23 @@ class Autoregressive:
         """Return the weights corrected by the error of their prediction."""
         del loads
         fresh = state.unit[worker] == 0
-        fitted = self._fit(state, worker[~fresh], speed[~fresh])
         unit, past = state.unit.copy(), state.past.copy()
         unit[worker[fresh]] = speed[fresh]
         past[worker[fresh]] = 1.0
-        newest = speed / unit[worker]
+        before = past[worker, 0]
+        newest = np.clip(speed / unit[worker], before / _MOST_CHANGE, before * _MOST_CHANGE)
+        fitted = self._fit(state, worker[~fresh], newest[~fresh])
         past[worker] = np.concatenate([newest[:, None], past[worker, :-1]], axis=1)
         return replace(fitted, unit=unit, past=past)
 
-    def _fit(self, state: Weighted, worker: IntArray, speed: FloatArray) -> Weighted:
+    def _fit(self, state: Weighted, worker: IntArray, newest: FloatArray) -> Weighted:
         x, cov = _features(state.past[worker]), state.cov[worker]
         cov_x = np.einsum("wij,wj->wi", cov, x)
         forgetting = np.where(
             np.trace(cov, axis1=1, axis2=2) > _PRIOR_VARIANCE * x.shape[1], 1.0, self.forgetting
         )
         gain = cov_x / (forgetting + (x * cov_x).sum(axis=1))[:, None]
-        error = speed / state.unit[worker] - (state.weights[worker] * x).sum(axis=1)
+        error = newest - (state.weights[worker] * x).sum(axis=1)
         weights, after = state.weights.copy(), state.cov.copy()
         weights[worker] += gain * error[:, None]
         left = cov - gain[:, :, None] * cov_x[:, None, :]
