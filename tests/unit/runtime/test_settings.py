@@ -25,7 +25,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bounds that cross": ({"min_share": 3, "max_share": 2}, "max_share 2 is below min_share 3"),
     "shares for others": ({"policy": "static:1,3"}, "2 shares, but there are 1 workers"),
     "shares that do not sum up": ({"policy": "static:3"}, "sum to 3, but the global batch is 4"),
-    "a policy's argument": ({"policy": "uniform:2"}, "uniform takes no argument"),
+    "a policy's argument": ({"policy": "uniform:2"}, "its settings are: none"),
     "a trace that cannot be": ({"trace": "/proc/nowhere"}, "cannot be written to /proc/nowhere"),
     "a least share in words": ({"min_share": "1"}, "min_share is '1'"),
     "a most share in words": ({"max_share": "4"}, "max_share is '4'"),
@@ -50,7 +50,7 @@ def test_a_batch_outside_the_bounds_is_refused_with_both_ends() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UnknownPolicy, match="adaptive, dynamic-batching, static, uniform"):
+    with pytest.raises(UnknownPolicy, match="adaptive, dbs, dynamic-batching, lb-bsp-cpu"):
         evenstride.Stride(global_batch=9, policy="fair")
 
 

@@ -153,12 +153,12 @@ def test_the_leaders_figures_are_those_that_were_reported() -> None:
 
 def test_efficiency_and_speed_up_compare_with_the_fitted_curves() -> None:
     # Proportional times of 10 and 20 ms per sample would finish 8/4 at 80 ms and 6/6 at 120 ms;
-    # one time alone is taken for a tenth fixed, which moves the optimum little.
+    # one time alone is taken for a third fixed, which moves the optimum little.
     summary = summarise(_leader("static:6,6", (0.06, 0.12), (0.06, 0.0)), **FACTS)
 
-    assert summary.bound_model == pytest.approx(120 / 84, rel=0.05)
+    assert summary.bound_model == pytest.approx(120 / 80, rel=0.05)
     assert summary.speedup_model == pytest.approx(1.0, rel=1e-6)
-    assert summary.efficiency_model == pytest.approx(84 / 120, rel=0.05)
+    assert summary.efficiency_model == pytest.approx(80 / 120, rel=0.05)
 
 
 def test_communication_is_the_same_for_every_split() -> None:
