@@ -190,9 +190,7 @@ def test_a_speed_that_returns_brings_back_all_that_was_known() -> None:
 
     assert _at(slowed, 100) == pytest.approx([0.66], rel=0.05)
     assert _at(back, 20, 20)[0] == pytest.approx(_at(known, 20)[0], rel=5e-3)
-    assert back.relative_std(np.array([20])) == pytest.approx(
-        known.relative_std(np.array([20])), rel=0.2
-    )
+    assert back.relative_std(np.array([20])) < 0.7 * slowed.relative_std(np.array([20]))
 
 
 def test_a_slow_ramp_does_not_bend_the_curve() -> None:

@@ -34,6 +34,9 @@ _PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.35, 0.15, 0.75
 _JUMP_SHAPE_STD = 0.10
 # A speed this close to the one before the latest change, in standard deviations, is that one.
 _BACK_STD = 2.0
+# Of the doubt that a change leaves about the shape, so much comes with the return: two wrong
+# curves that take turns must not last either.
+_BACK_DOUBT = 0.5
 # How far a worker that was never measured may be off the middle of the others.
 _GUESS_STD = 0.5
 # Relative drift of the speed per square root of a step, and the doubt that never averages out.
@@ -255,17 +258,35 @@ def _residuals(
 
 
 def _jumped(estimate: Estimate, batch: _Batch, curves: Curves, judged: Judgement) -> Curves:
-    """Return the curves after a change of speed: those from before it, at another speed."""
+    """Return the curves after what looks like a change of speed.
+
+    By preference: those from before times began to drift, if these explain the new time (the
+    drift was spikes, then); those from before the latest change, if the speed has returned; else
+    the present ones at another speed.
+    """
     w, share = batch.workers, batch.share
     up, down = (anchor.of(w) for anchor in estimate.anchors)
     base = up.where(judged.drifted == 1, down.where(judged.drifted == -1, curves))
     free = estimate.noise[w] / judged.told + _MODEL_STD**2
     doubt = _JUMP_SHAPE_STD * np.minimum(np.abs(np.log(judged.ratio)), 1.0)
     moved = base.times(judged.ratio, free).bent(share, doubt)
+    time_s = moved.time_s(share)
     former = estimate.former.of(w)
-    off = moved.time_s(share) / former.time_s(share) - 1.0
-    near = np.abs(off) <= _BACK_STD * np.sqrt(former.relative_std(share) ** 2 + free)
-    return former.where(near & (former.per_sample_s > 0), moved)
+    returned = former.bent(share, _BACK_DOUBT * doubt).observed(share, time_s, free)
+    after = returned.where(_explains(former, share, time_s, free), moved)
+    drifting = estimate.changes.since[w] > 0
+    for side, anchor, beyond in ((0, up, judged.ratio < 1), (1, down, judged.ratio > 1)):
+        undrifted = drifting[:, side] & beyond & (judged.drifted == 0)
+        undrifted &= _explains(anchor, share, time_s, free)
+        after = anchor.observed(share, time_s, free).where(undrifted, after)
+    return after
+
+
+def _explains(curves: Curves, shares: IntArray, time_s: FloatArray, noise: FloatArray) -> Mask:
+    """Return which curves, of those that are known, explain a time within their doubt."""
+    off = time_s / curves.time_s(shares) - 1.0
+    near = np.abs(off) <= _BACK_STD * np.sqrt(curves.relative_std(shares) ** 2 + noise)
+    return np.asarray(near & (curves.per_sample_s > 0))
 
 
 def _anchored(

@@ -10,6 +10,7 @@ from evenstride.core.allocation import equal_finish
 from evenstride.core.estimation import Estimate
 from evenstride.core.expectation import expected_max
 from evenstride.core.fleet import Fleet, IntArray, as_shares
+from evenstride.core.policies.static import split_by
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.pooling import pooled
@@ -38,7 +39,10 @@ class Adaptive:
     opening_steps: int = 8
 
     def init(self, fleet: Fleet) -> tuple[None, Move]:
-        """Return the equal split: nothing is known yet."""
+        """Return the split by declared resources, else the equal one: nothing is known yet."""
+        declared = split_by("flops", fleet) or split_by("cores", fleet)
+        if declared is not None:
+            return None, Move(declared, "opening: by declared resources until measured", False)
         move = Uniform().init(fleet)[1]
         return None, Move(move.shares, "opening: equal split until times are measured", False)
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from evenstride.core.allocation import apportion
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, Shares, as_shares
-from evenstride.core.policies.dynamic_batching import LONGEST_S, SHORTEST_S, in_force
+from evenstride.core.policies.dynamic_batching import SHORTEST_S, in_force
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.errors import ConfigError
@@ -55,7 +55,7 @@ class Means:
         """Return the means, the newly told steps included."""
         seen, workers = in_force(situation), len(self.steps)
         owner = np.repeat(seen.worker, seen.steps)
-        times_s = np.clip(seen.busy_s, SHORTEST_S, LONGEST_S)
+        times_s = np.maximum(seen.busy_s, SHORTEST_S)
         return Means(
             self.total_s + np.bincount(owner, weights=times_s, minlength=workers),
             self.steps + np.bincount(owner, minlength=workers),

@@ -42,8 +42,8 @@ from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.errors import ConfigError
 
-# No step takes less or more, whatever a clock says: it keeps every quotient of times finite.
-SHORTEST_S, LONGEST_S = 1e-9, 1e9
+# No step takes less, whatever a clock says: it keeps every quotient of times finite.
+SHORTEST_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +137,7 @@ class DynamicBatching:
         mean_s, steps = state.mean_s.copy(), state.steps.copy()
         for worker, busy_s in in_force(situation).step_by_step():
             part = np.where(steps[worker] > 0, self.smoothing, 1.0)
-            mean_s[worker] += part * (np.clip(busy_s, SHORTEST_S, LONGEST_S) - mean_s[worker])
+            mean_s[worker] += part * (np.maximum(busy_s, SHORTEST_S) - mean_s[worker])
             steps[worker] += 1
         return replace(state, mean_s=mean_s, steps=steps)
 

@@ -32,7 +32,7 @@ import numpy as np
 from evenstride.core.allocation import apportion
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_shares
 from evenstride.core.observation import Measured
-from evenstride.core.policies.dynamic_batching import LONGEST_S, SHORTEST_S
+from evenstride.core.policies.dynamic_batching import SHORTEST_S
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.predictors import predictor_named
@@ -110,5 +110,5 @@ def _step_by_step(measured: Measured) -> Iterator[tuple[IntArray, FloatArray, Fl
     for turn in seen.turns():
         for step in range(int(seen.steps[turn].max())):
             here = turn[seen.steps[turn] > step]
-            busy_s = np.clip(seen.busy_s[starts[here] + step], SHORTEST_S, LONGEST_S)
+            busy_s = np.maximum(seen.busy_s[starts[here] + step], SHORTEST_S)
             yield seen.worker[here], seen.share[here] / busy_s, seen.loads[:, here]
