@@ -186,7 +186,7 @@ def test_dynamic_batching_starts_open_loop() -> None:
 
 
 def test_dynamic_batching_waits_for_its_window_then_acts_on_throughput() -> None:
-    plant = Plant("dynamic-batching", 120, [0.0, 0.0], [0.001, 0.003])
+    plant = Plant("dynamic-batching:window=10", 120, [0.0, 0.0], [0.001, 0.003])
 
     assert plant.exchange(9) == (60, 60)
     assert plant.exchange(1) == (90, 30)
@@ -240,7 +240,7 @@ def test_dynamic_batching_ignores_times_of_another_share() -> None:
 
     plant.control, (verdict, *_) = advance(plant.control, Exchanged(9, 9, Measured.of(stale)))
 
-    assert "0 of 10 steps" in verdict.reason  # type: ignore[union-attr]
+    assert "0 of 1 steps" in verdict.reason  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,11 @@ class Adaptive:
         """Compare the split in force with the best one for the fitted curves."""
         del state
         fleet, estimate = situation.fleet, situation.estimate
-        if not estimate.steps.any():
-            return None, Keep("no step has been measured yet", settled=False)
+        if not estimate.known:
+            unknown = fleet.workers[int(np.argmin(estimate.steps))].name
+            return None, Keep(f"no step of worker {unknown} has been measured yet", settled=False)
         now = np.array(situation.shares, dtype=np.int64)
-        estimate = pooled(estimate.guessed(), now)
+        estimate = pooled(estimate, now)
         best = equal_finish(estimate.model, fleet.lower, fleet.upper, fleet.global_batch)
         now_s, best_s = expected_step_s(estimate, now), expected_step_s(estimate, best)
         step_s = now_s + situation.communication_s
@@ -61,8 +62,7 @@ class Adaptive:
         doubt = best_s / estimate.model.makespan_s(best) - 1.0
         if gain <= self.min_gain:
             reason = f"best split would be {gain:.1%} faster, under {self.min_gain:.1%}"
-            settled = doubt < _SETTLED_DOUBT and situation.estimate.known
-            return None, Keep(reason, settled=settled)
+            return None, Keep(reason, settled=doubt < _SETTLED_DOUBT)
         slowest = fleet.workers[int(np.argmax(estimate.model.at(now)))].name
         reason = (
             f"worker {slowest} finishes last: step {step_s * 1e3:.1f} ms -> "
