@@ -28,11 +28,7 @@ def test_of_many_values_a_part_stands_for_all() -> None:
     assert expected_max(mean, std) == pytest.approx(drawn.mean(), rel=0.01)
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(0.001, 10.0), st.floats(0.0, 1.0)), min_size=1, max_size=12
-    )
-)
+@given(st.lists(st.tuples(st.floats(0.001, 10.0), st.floats(0.0, 1.0)), min_size=1, max_size=12))
 def test_it_is_never_before_the_latest_mean(values: list[tuple[float, float]]) -> None:
     mean = np.array([m for m, _ in values])
     std = np.array([m * s for m, s in values])

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenstride.errors import ConfigError
+from evenstride.cli.lists import split_policies
 
 if TYPE_CHECKING:
+    from evenstride.lab.compare import LabPlan
     from evenstride.lab.result import Comparison
+
+__all__ = ["lab", "perform", "split_policies", "tell"]
 
 
 def lab(
@@ -52,13 +55,12 @@ def lab(
 
         evenstride lab --speeds 1,1 --change 60:1,0.4 --policies adaptive --no-calibrate -- train.py
     """
-    from evenstride.cli.board import Board
     from evenstride.cli.verdict import conclude
     from evenstride.core.policies import policy_from_spec
-    from evenstride.lab.compare import LabPlan, Viewer, run_lab
+    from evenstride.lab.compare import LabPlan
     from evenstride.lab.speeds import parse_change, parse_speeds
 
-    wanted, names = parse_speeds(speeds), split_policies(policies)
+    wanted, names = parse_speeds(speeds), split_policies(policies, "--policies")
     for name in names:
         policy_from_spec(name)
     folder = out or Path("runs") / time.strftime("lab-%Y%m%d-%H%M%S")
@@ -72,33 +74,31 @@ def lab(
         folder=folder.resolve(),
         calibrate=calibrate,
     )
-    with Board(wanted) as board:
-        viewer = Viewer(board.say, board.follow, lambda _: board.refresh())
-        outcome = run_lab(plan, viewer)
-    conclude(outcome, _table, as_json)
+    outcome, _ = perform(plan)
+    conclude(outcome, tell, as_json)
 
 
-def split_policies(text: str) -> tuple[str, ...]:
-    """Return the policies in a comma-separated list; the commas of ``static:1,2`` stay.
+def perform(plan: LabPlan) -> tuple[Comparison, dict[str, list[Path]]]:
+    """Return what a lab session came to, and each policy's traces; show it meanwhile.
 
     Raises:
-        ConfigError: the list is empty.
-
-    >>> split_policies("uniform,static:20,100,adaptive")
-    ('uniform', 'static:20,100', 'adaptive')
+        EvenstrideError: it cannot be, or failed.
     """
-    names: list[str] = []
-    for part in filter(None, text.split(",")):
-        if part.isdigit() and names and names[-1].startswith("static:"):
-            names[-1] += f",{part}"
-        else:
-            names.append(part)
-    if not names:
-        raise ConfigError("no policy to run; give some, such as --policies uniform,adaptive")
-    return tuple(names)
+    from evenstride.cli.board import Board
+    from evenstride.lab.compare import Viewer, run_lab
+
+    traces: dict[str, list[Path]] = {}
+    with Board(plan.speeds) as board:
+
+        def begins(trace: Path, policy: str) -> None:
+            traces.setdefault(policy, []).append(trace)
+            board.follow(trace, policy)
+
+        return run_lab(plan, Viewer(board.say, begins, lambda _: board.refresh())), traces
 
 
-def _table(outcome: Comparison) -> str:
+def tell(outcome: Comparison) -> str:
+    """Return the outcome of a lab session as people read it."""
     lines = [
         f"\n{outcome.workers} workers at speeds {_numbers(outcome.speeds)}"
         + (f" (measured {_numbers(outcome.achieved_speeds)})" if outcome.achieved_speeds else "")

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from evenstride._version import __version__
+from evenstride.cli.compare import compare
 from evenstride.cli.demo import demo
 from evenstride.cli.doctor import doctor
 from evenstride.cli.estimate import estimate
 from evenstride.cli.lab import lab
+from evenstride.cli.simulate import simulate
 from evenstride.errors import EvenstrideError
 
 USAGE_ERROR = 2
@@ -29,6 +31,8 @@ app = typer.Typer(
 app.command()(estimate)
 app.command()(demo)
 app.command(context_settings={"ignore_unknown_options": True})(lab)
+app.command()(simulate)
+app.command()(compare)
 app.command()(doctor)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,9 +15,22 @@ DISTURBED = 3
 """Exit code of a measurement that ran to its end on a machine that changed meanwhile."""
 
 
-def conclude(outcome: Comparison, tell: Callable[[Comparison], str], as_json: bool) -> None:
-    """Print the outcome and leave with its exit code."""
-    typer.echo(json.dumps(outcome.to_dict()) if as_json else tell(outcome))
+def conclude(
+    outcome: Comparison,
+    tell: Callable[[Comparison], str],
+    as_json: bool,
+    plain: Callable[[Comparison], dict[str, Any]] | None = None,
+) -> None:
+    """Print the outcome and leave with its exit code.
+
+    Args:
+        outcome: of a comparison on real processes.
+        tell: returns it as people read it.
+        as_json: whether to print JSON instead.
+        plain: returns what that holds; all of the outcome if not given.
+    """
+    figures = outcome.to_dict() if plain is None else plain(outcome)
+    typer.echo(json.dumps(figures) if as_json else tell(outcome))
     for caveat in outcome.caveats:
         typer.echo(f"note: {caveat}", err=True)
     if outcome.disturbed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def run_figures(trace: Path) -> RunFigures:
         elif record["kind"] == "instructions":
             instructions = [decode(plain) for plain in record["instructions"]]
             splits += [i.shares for i in instructions if isinstance(i, SetShares)]
-    steps_s = dict(_leader_steps(trace))
+    steps_s = dict(leader_steps(trace))
     if not steps_s:
         raise TraceError(f"{trace} holds no measured step; let the run take more steps")
     times_s = [steps_s[step] for step in sorted(steps_s)]
@@ -84,11 +84,28 @@ def run_figures(trace: Path) -> RunFigures:
     )
 
 
-def _leader_steps(trace: Path) -> Iterator[tuple[int, float]]:
+def leader_steps(trace: Path) -> Iterator[tuple[int, float]]:
+    """Yield each step that the leader has measured, and its wall time in seconds."""
     for seen in observations(trace):
         if seen.worker == 0:
             for offset, (busy_s, wait_s) in enumerate(zip(seen.busy_s, seen.wait_s, strict=True)):
                 yield seen.first_step + offset, busy_s + wait_s
+
+
+def mean_step_s(traces: Iterable[Path]) -> float:
+    """Return the mean wall time of a step over some runs, without the cold block of each.
+
+    Raises:
+        TraceError: a trace cannot be read, or none holds a measured step.
+    """
+    times_s: list[float] = []
+    for trace in traces:
+        steps_s = dict(leader_steps(trace))
+        warm = [time_s for step, time_s in steps_s.items() if step >= BLOCK_STEPS]
+        times_s += warm or steps_s.values()
+    if not times_s:
+        raise TraceError("no trace holds a measured step; let the runs take more steps")
+    return sum(times_s) / len(times_s)
 
 
 def measured_curve(trace: Path) -> dict[int, float]:

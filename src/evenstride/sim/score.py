@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from evenstride.core.fleet import FloatArray
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policy import Policy
-from evenstride.sim.oracle import Informed, Yardsticks, yardsticks
+from evenstride.sim.informed import informed_mean_s
+from evenstride.sim.oracle import Yardsticks, yardsticks
 from evenstride.sim.run import Simulation, Track
 from evenstride.sim.scenario import Scenario
 from evenstride.sim.timeline import Timeline
@@ -19,6 +22,7 @@ AHEAD = 10
 """Steps over which a split must be good to count as found."""
 
 FOUND = 0.95
+_ROUNDING = 1e-9
 NEEDLESS = 0.005
 """A re-split with a smaller true gain, as a part of the step, was needless."""
 
@@ -64,6 +68,9 @@ class Row:
     decide_s: float
 
 
+FIELDS = tuple(field.name for field in fields(Row))
+
+
 @dataclass(slots=True, eq=False)
 class Stage:
     """A scenario under one seed, ready for any number of policies."""
@@ -78,38 +85,36 @@ class Stage:
     def of(cls, scenario: Scenario, seed: int) -> Stage:
         """Work out what all policies are compared with."""
         sticks = yardsticks(scenario, seed)
-        told = Simulation(scenario, Informed(), seed).run()
-        informed = float(sticks.oracle_mean_s.sum() / told.mean_s.sum())
+        informed = _ratio(sticks.oracle_mean_s, informed_mean_s(scenario, seed))
         return cls(scenario, seed, sticks, informed, Timeline(scenario, seed))
 
     def run(self, spec: str, policy: Policy[Any] | None = None) -> tuple[Row, Track]:
         """Simulate a policy and return its row, and what it did step by step."""
         policy = policy_from_spec(spec) if policy is None else policy
         track = Simulation(self.scenario, policy, self.seed).run()
-        return self._row(spec, track), track
+        return self.row(spec, track), track
 
-    def _row(self, spec: str, track: Track) -> Row:
-        sticks, lag = self.yardsticks, self.scenario.exchange.lag
-        parts = sticks.oracle_mean_s / track.mean_s
-        found = [steps_to_find(parts, event) for event in self.timeline.changes]
-        worst = None if None in found or not found else max(f for f in found if f is not None)
-        settled = _settled(len(parts), self.timeline.changes, 2 * (lag + 3))
+    def row(self, spec: str, track: Track) -> Row:
+        """Return what a run under a policy is worth."""
+        sticks, lag, changes = self.yardsticks, self.scenario.exchange.lag, self.timeline.changes
+        cold, *found = steps_to_find(sticks.oracle_mean_s / track.mean_s, (0, *changes))
+        settled = _settled(len(track.mean_s), changes, 2 * (lag + 3))
         return Row(
             scenario=self.scenario.name,
             policy=spec,
             lag=lag,
             seed=self.seed,
-            efficiency=float(sticks.oracle_s.sum() / track.real_s.sum()),
+            efficiency=_ratio(sticks.oracle_s, track.real_s),
             efficiency_mean=_ratio(sticks.oracle_mean_s, track.mean_s),
             informed=self.informed,
             efficiency_settled=_ratio(sticks.oracle_mean_s[settled], track.mean_s[settled])
             if settled.any()
             else None,
-            speedup=float(sticks.equal_s.sum() / track.real_s.sum()),
+            speedup=_ratio(sticks.equal_s, track.real_s),
             bound=_ratio(sticks.equal_mean_s, sticks.oracle_mean_s),
             linear_bound=sticks.linear_bound,
-            steps_to_95_cold=steps_to_find(parts, 0),
-            steps_to_95_after_change=worst,
+            steps_to_95_cold=cold,
+            steps_to_95_after_change=_worst(found),
             needless_changes=sum(move.gain < NEEDLESS for move in track.decisions),
             decide_s=float(np.median(track.decide_s)) if track.decide_s else 0.0,
         )
@@ -119,20 +124,35 @@ def _ratio(one: FloatArray, other: FloatArray) -> float:
     return float(one.sum() / other.sum())
 
 
-def steps_to_find(parts: FloatArray, event: int) -> int | None:
-    """Return how many steps after an event the split is good over the next ten steps.
+def steps_to_find(parts: FloatArray, events: Sequence[int]) -> list[int | None]:
+    """Return how many steps after each event the split is good over the next ten steps.
 
     Args:
         parts: oracle's time over the policy's, step by step, noise-free.
-        event: the step to count from.
+        events: the steps to count from.
+
+    Returns:
+        For each event, the steps from it to the first one from which the mean of the next ten
+        parts, or of those that are left, is at least 0.95; ``None`` where there is none.
     """
-    for step in range(event, len(parts)):
-        if parts[step : step + AHEAD].mean() >= FOUND:
-            return step - event
-    return None
+    sums = np.concatenate([[0.0], np.cumsum(parts)])
+    ends = np.minimum(np.arange(len(parts)) + AHEAD, len(parts))
+    means = (sums[ends] - sums[:-1]) / (ends - np.arange(len(parts)))
+    good = np.flatnonzero(means >= FOUND - _ROUNDING)
+    following = np.searchsorted(good, events)
+    return [
+        int(good[index]) - event if index < len(good) else None
+        for event, index in zip(events, following.tolist(), strict=True)
+    ]
 
 
-def _settled(steps: int, changes: tuple[int, ...], after: int) -> Any:
+def _worst(found: Sequence[int | None]) -> int | None:
+    known = [steps for steps in found if steps is not None]
+    return max(known) if known and len(known) == len(found) else None
+
+
+def _settled(steps: int, changes: Sequence[int], after: int) -> npt.NDArray[np.bool_]:
+    """Return which steps are later than ``after`` steps after any event, the start included."""
     settled = np.ones(steps, dtype=np.bool_)
     for event in (0, *changes):
         settled[event : event + after + 1] = False

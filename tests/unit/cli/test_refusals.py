@@ -63,11 +63,14 @@ def test_the_lab_refuses_speeds_that_cannot_be(
     [
         (
             ["--policies", "uniform,magic"],
-            "unknown policy 'magic'; the policies are adaptive, dynamic-batching, static, uniform",
+            "unknown policy 'magic'; the policies are adaptive, dbs, dynamic-batching, lb-bsp-cpu",
         ),
         (["--policies", ","], "no policy to run; give some, such as --policies uniform,adaptive"),
         (["--policies", "static:a"], "policy 'static:a' is not understood"),
-        (["--policies", "uniform:3"], "policy uniform takes no argument, but got '3'"),
+        (
+            ["--policies", "uniform:3"],
+            "policy 'uniform:3' is not understood at '3'; its settings are: none",
+        ),
         (["--change", "soon:1,1"], "change 'soon:1,1' is not understood"),
         (["--change", "10:1,0.5,1"], "names 3 speeds, but there are 2"),
         (["--change", "10:1,0"], "a speed of 0 cannot be"),

@@ -20,7 +20,8 @@ How we differ:
       must be more than ``drop``, a part of the throughput, of which the paper says nothing. And
       one slow step loses more than any margin, so it must show in the average of ``proof`` steps
       at the raised share; it is judged once, when there are so many. A true change of speed in
-      these steps still caps a worker for good. (``proof=1`` judges at once, as the paper does.)
+      these steps, or a long spike in the latest of them, still caps a worker for good. Where noise
+      makes each step a change, nothing is ever proven. (``proof=1`` judges at once, as published.)
     * When learned upper bounds leave no room for the global batch they are not heeded.
     * Shares change at a step boundary; the paper kills and restarts the job. A change takes
       effect some steps after the times it came from; times at any other share than the one in

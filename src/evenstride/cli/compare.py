@@ -1,0 +1,151 @@
+"""``evenstride compare``: policies side by side, simulated or on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenstride.cli.suites import (
+    COLD_LAG_HELP,
+    EVERY_HELP,
+    JSON_HELP,
+    LAG_HELP,
+    POLICY_METAVAR,
+    SEEDS_HELP,
+    STEPS_HELP,
+    Asked,
+)
+from evenstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from evenstride.sim.score import Row
+    from evenstride.sim.suite import Suite
+
+_EXAMPLE = "evenstride compare cluster.yaml"
+_SEEDS = "5"
+_SHOWN = 6  # scenarios that a line names
+
+
+def compare(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Scenario files, or folders of them; with --real a script and its arguments.",
+            metavar="FILE... | -- SCRIPT ARGS",
+        ),
+    ] = None,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            "-p",
+            help="As a list or one by one; all of them if not given.",
+            metavar=POLICY_METAVAR,
+        ),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help=f"{SEEDS_HELP} {_SEEDS} if not given.")] = None,
+    lag: Annotated[str | None, typer.Option(help=LAG_HELP)] = None,
+    cold_lag: Annotated[int | None, typer.Option(help=COLD_LAG_HELP, min=1, max=10_000)] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help=f"{STEPS_HELP} With --real steps per run.", min=1, max=10_000_000),
+    ] = None,
+    every: Annotated[str | None, typer.Option(help=EVERY_HELP, metavar="N|leader")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw step times and shares into this folder, a file per scenario."),
+    ] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="Run a script on local workers of chosen speed instead.")
+    ] = False,
+    speeds: Annotated[
+        str | None, typer.Option(help="With --real: speeds of the workers; 1,0.5,0.2 if not given.")
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(help="With --real: change of speed in each run, as STEP:SPEEDS."),
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="With --real: runs of each policy; 1 if not given.", min=1)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Compare policies: how close each comes to the best split, in every scenario.
+
+    A cell is the mean noise-free efficiency over the seeds; * marks a line's best.
+
+    informed: of a controller that is told the truth, at the same lag.
+
+    The last column: how far adaptive is ahead of the best of the others, paired by
+    seed, with a 95 % bootstrap interval.
+
+    Examples:
+        evenstride compare cluster.yaml --seeds 20 --lag 1,3,8
+
+        evenstride compare benchmarks/scenarios --policy adaptive,dbs --json
+
+        evenstride compare --real --speeds 1,0.5 -- train.py --lr 0.1
+    """
+    if real:
+        _refuse("--real", seeds=seeds, lag=lag, cold_lag=cold_lag, every=every)
+        from evenstride.cli.real import RealRequest, compare_real
+
+        asked = RealRequest(
+            files, policies, speeds or "1,0.5,0.2", change or [], repeats or 1, steps, plot
+        )
+        compare_real(asked, as_json)
+        return
+    _refuse("scenario files; add --real", speeds=speeds, change=change, repeats=repeats)
+    paths = [Path(file) for file in files or []]
+    _compare(Asked(paths, policies, seeds or _SEEDS, lag, cold_lag, steps, every), plot, as_json)
+
+
+def _refuse(what: str, **options: object) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ConfigError(f"--{given[0].replace('_', '-')} does not go with {what}")
+
+
+def _compare(asked: Asked, plot: Path | None, as_json: bool) -> None:
+    from evenstride.cli.suites import print_rows, run_suite
+
+    suite = asked.suite(_EXAMPLE, leave_out=True)
+    drawing = None
+    if plot is not None:
+        from evenstride.cli.drawing import Drawing
+
+        drawing = Drawing.into_folder(suite, plot)
+    for line in _left_out(suite):
+        typer.echo(line, err=True)
+    rows = run_suite(suite, drawing)
+    if as_json:
+        print_rows(rows)
+    else:
+        _tell(rows, suite)
+
+
+def _left_out(suite: Suite) -> list[str]:
+    """Return a line for each policy that cannot serve some scenario."""
+    lines = []
+    for policy in dict.fromkeys(unfit.policy for unfit in suite.left_out):
+        mine = [unfit for unfit in suite.left_out if unfit.policy == policy]
+        named = ", ".join(unfit.scenario for unfit in mine[:_SHOWN])
+        more = f" and {len(mine) - _SHOWN} more" if len(mine) > _SHOWN else ""
+        reason = mine[0].reason.partition(";")[0]
+        lines.append(f"left out: {policy} in {named}{more} ({reason})")
+    return lines
+
+
+def _tell(rows: Sequence[Row], suite: Suite) -> None:
+    from evenstride.cli.suites import groups_of, print_table
+    from evenstride.report.compared import comparison_sentence, comparison_table
+
+    groups = groups_of(rows, suite)
+    print_table(comparison_table(groups))
+    seeds = "one seed" if len(suite.seeds) == 1 else f"{len(suite.seeds)} seeds"
+    typer.echo(f"\nNoise-free efficiency, mean of {seeds}; * is the best of its line.")
+    typer.echo(comparison_sentence(groups))

@@ -1,0 +1,100 @@
+"""Lists as they are written on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from evenstride.errors import ConfigError
+
+
+def split_policies(texts: str | Iterable[str], option: str = "--policy") -> tuple[str, ...]:
+    """Return the policies in comma-separated lists; the commas of ``static:1,2`` stay.
+
+    What follows a comma is part of the policy before it if that one has a colon and no policy
+    is called so.
+
+    Args:
+        texts: the lists, or a single one.
+        option: that they were given by.
+
+    Raises:
+        ConfigError: there is none, or one is given twice.
+
+    >>> split_policies("uniform,static:20,100,adaptive")
+    ('uniform', 'static:20,100', 'adaptive')
+    """
+    from evenstride.core.policies import POLICY_NAMES
+
+    names: list[str] = []
+    for text in [texts] if isinstance(texts, str) else texts:
+        mine: list[str] = []
+        for part in filter(None, (piece.strip() for piece in text.split(","))):
+            goes_on = mine and ":" in mine[-1] and part.partition(":")[0] not in POLICY_NAMES
+            if goes_on:
+                mine[-1] += f",{part}"
+            else:
+                mine.append(part)
+        names += mine
+    if not names:
+        raise ConfigError(f"no policy to run; give some, such as {option} uniform,adaptive")
+    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    if twice is not None:
+        raise ConfigError(f"policy {twice} is given twice; its figures would be the same")
+    return tuple(names)
+
+
+def every_policy() -> tuple[str, ...]:
+    """Return all policies there are, ours first, static by each resource."""
+    from evenstride.core.policies import POLICY_NAMES
+
+    others = [name for name in POLICY_NAMES if name not in ("adaptive", "static")]
+    return ("adaptive", *others, "static:cores", "static:flops")
+
+
+def split_seeds(text: str) -> tuple[int, ...]:
+    """Return as many seeds as a number says, or those that a list names.
+
+    Raises:
+        ConfigError: it is not understood, or names a seed twice.
+
+    >>> split_seeds("3"), split_seeds("4,7"), split_seeds("7,")
+    ((0, 1, 2), (4, 7), (7,))
+    """
+    what = "a number of seeds, such as 20, or a list of them, such as 0,1,2 (7, for a single one)"
+    numbers = _whole(text, f"seeds {text!r} are not understood; give {what}")
+    if "," not in text:
+        numbers = tuple(range(numbers[0]))
+    if not numbers:
+        raise ConfigError(f"{text} seeds are none; give {what}")
+    return _each_once(numbers, f"seeds {text}")
+
+
+def split_lags(text: str | None) -> tuple[int, ...]:
+    """Return the lags in a list.
+
+    Raises:
+        ConfigError: it is not understood, or one is out of range.
+    """
+    if text is None:
+        return ()
+    allowed = "give steps from 1 to 10000, such as 1,3,8"
+    lags = _whole(text, f"lag {text!r} is not understood; {allowed}")
+    wrong = [lag for lag in lags if not 1 <= lag <= 10_000]
+    if wrong:
+        raise ConfigError(f"a lag of {wrong[0]} cannot be; {allowed}")
+    return _each_once(lags, f"lags {text}")
+
+
+def _whole(text: str, problem: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if parts and not parts[-1] and len(parts) > 1:
+        parts.pop()
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise ConfigError(problem)
+    return tuple(map(int, parts))
+
+
+def _each_once(numbers: Sequence[int], named: str) -> tuple[int, ...]:
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"{named} name one twice; give each once")
+    return tuple(numbers)

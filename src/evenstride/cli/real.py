@@ -1,0 +1,172 @@
+"""The other half of ``evenstride compare``: policies on real processes of chosen speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from evenstride.lab.compare import LabPlan
+    from evenstride.lab.result import Comparison
+    from evenstride.report.figures import Panel
+
+_OURS, _EQUAL = "adaptive", "uniform"
+_STEPS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class RealRequest:
+    """What was asked for on the command line; ``None`` where nothing was.
+
+    Args:
+        command: script and arguments; the package's own script if not given.
+        policies: specifications, some of them in lists; all there are if not given.
+        speeds: of the workers.
+        changes: of speed during each run.
+        repeats: runs of each policy.
+        steps: of each run.
+        plot: folder to draw into.
+    """
+
+    command: Sequence[str] | None
+    policies: Sequence[str] | None
+    speeds: str
+    changes: Sequence[str]
+    repeats: int
+    steps: int | None
+    plot: Path | None
+
+    def plan(self) -> LabPlan:
+        """Return the lab session that answers it.
+
+        Raises:
+            ConfigError: something is not understood.
+        """
+        from evenstride.cli.lists import every_policy, split_policies
+        from evenstride.core.policies import policy_from_spec
+        from evenstride.lab.compare import LabPlan
+        from evenstride.lab.speeds import parse_change, parse_speeds
+
+        speeds = parse_speeds(self.speeds)
+        names = split_policies(self.policies) if self.policies else every_policy()
+        for name in names:
+            policy_from_spec(name)
+        # The lab counts the speed-up for the last one, and begins with the first.
+        names = tuple(sorted(names, key=lambda name: (name != _EQUAL, name == _OURS)))
+        folder = Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
+        return LabPlan(
+            command=tuple(self.command or [own_script()]),
+            speeds=speeds,
+            policies=names,
+            steps=self.steps or _STEPS,
+            repeats=self.repeats,
+            changes=tuple(parse_change(text, len(speeds)) for text in self.changes),
+            folder=folder.resolve(),
+            calibrate=True,
+        )
+
+
+def own_script() -> str:
+    """Return the path of the script that is run if none is given, without importing it."""
+    spec = find_spec("evenstride.lab.workload")
+    assert spec is not None, "it is part of the package"
+    return str(spec.origin)
+
+
+def compare_real(asked: RealRequest, as_json: bool) -> None:
+    """Run the policies in the lab, print what they came to, and leave with its exit code.
+
+    Raises:
+        EvenstrideError: it cannot be, or failed.
+    """
+    from evenstride.cli.lab import perform, tell
+    from evenstride.cli.verdict import conclude
+    from evenstride.lab.blocks import mean_step_s
+
+    plan = asked.plan()
+    if asked.plot:
+        from evenstride.report.figures import check_plotting
+
+        check_plotting()
+    outcome, traces = perform(plan)
+    means = {policy: mean_step_s(traces[policy]) for policy in plan.policies}
+    if asked.plot:
+        _draw(traces, plan, asked.plot)
+    conclude(
+        outcome,
+        lambda outcome: f"{tell(outcome)}\n\n{_sentence(means)}",
+        as_json,
+        lambda outcome: {
+            "rows": _rows(outcome),
+            "mean_step_s": means,
+            "comparison": outcome.to_dict(),
+        },
+    )
+
+
+def _rows(outcome: Comparison) -> list[dict[str, Any]]:
+    """Return rows with the fields of simulated ones; what is not measured is null."""
+    from evenstride.sim.score import FIELDS
+
+    steps_s = {run.policy: run.step_s for run in outcome.runs}
+    return [
+        {
+            **dict.fromkeys(FIELDS),
+            "scenario": "real " + "/".join(f"{speed:g}" for speed in outcome.speeds),
+            "policy": run.policy,
+            "efficiency": run.efficiency,
+            "speedup": steps_s[_EQUAL] / run.step_s if _EQUAL in steps_s else None,
+            "bound": outcome.bound,
+            "linear_bound": outcome.linear_bound,
+        }
+        for run in outcome.runs
+    ]
+
+
+def _sentence(means: dict[str, float]) -> str:
+    """Say how ours stands by the mean of all steps after the cold ones, changes included."""
+    others = {policy: mean_s for policy, mean_s in means.items() if policy != _OURS}
+    if _OURS not in means or not others:
+        return f"Mean step {', '.join(f'{m * 1e3:.1f} ms ({p})' for p, m in means.items())}."
+    best = min(others, key=lambda policy: others[policy])
+    part = means[_OURS] / others[best] - 1.0
+    told = "longer" if part > 0 else "shorter"
+    return (
+        f"Mean step after the cold block: {_OURS} {means[_OURS] * 1e3:.1f} ms, {abs(part):.1%} "
+        f"{told} than the best of the others ({best}, {others[best] * 1e3:.1f} ms)."
+    )
+
+
+def _draw(traces: dict[str, list[Path]], plan: LabPlan, folder: Path) -> None:
+    from evenstride.report.figures import draw
+
+    panels = [
+        _panel(policy, traces[policy][0], len(plan.speeds), plan.steps) for policy in plan.policies
+    ]
+    speeds = "-".join(f"{speed:g}" for speed in plan.speeds)
+    path = folder / f"real-{speeds}.png"
+    draw(panels, f"real workers at speeds {', '.join(f'{s:g}' for s in plan.speeds)}", path)
+    typer.echo(f"plot {path}", err=True)
+
+
+def _panel(policy: str, trace: Path, workers: int, steps: int) -> Panel:
+    """Return the panel of a run's trace; steps that were not measured are left blank."""
+    import numpy as np
+
+    from evenstride.lab.blocks import leader_steps, observations
+    from evenstride.report.figures import Panel
+    from evenstride.report.shares import Band
+
+    step_s, shares = np.full(steps, np.nan), np.full((workers, steps), np.nan)
+    for step, time_s in leader_steps(trace):
+        step_s[step] = time_s
+    for seen in observations(trace):
+        shares[seen.worker, seen.first_step : seen.first_step + seen.steps] = seen.share
+    bands = [Band(f"worker {n}", mine, mine, mine) for n, mine in enumerate(shares)]
+    return Panel(policy, {"step": step_s}, step_s, bands)

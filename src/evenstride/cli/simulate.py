@@ -1,0 +1,95 @@
+"""``evenstride simulate``: policies on virtual workers, as scenario files describe them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evenstride.cli.suites import (
+    COLD_LAG_HELP,
+    EVERY_HELP,
+    JSON_HELP,
+    LAG_HELP,
+    POLICY_METAVAR,
+    SEEDS_HELP,
+    STEPS_HELP,
+    Asked,
+)
+from evenstride.errors import ConfigError
+
+_EXAMPLE = "evenstride simulate cluster.yaml --policy adaptive"
+
+
+def simulate(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Scenario files, or folders of them.", metavar="FILE"),
+    ] = None,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy", "-p", help="Policies, as a list or one by one.", metavar=POLICY_METAVAR
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help=SEEDS_HELP)] = "1",
+    lag: Annotated[str | None, typer.Option(help=LAG_HELP)] = None,
+    cold_lag: Annotated[int | None, typer.Option(help=COLD_LAG_HELP, min=1, max=10_000)] = None,
+    steps: Annotated[int | None, typer.Option(help=STEPS_HELP, min=1, max=10_000_000)] = None,
+    every: Annotated[str | None, typer.Option(help=EVERY_HELP, metavar="N|leader")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the runs of the first seed into this .png or .svg file."),
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of scenario files.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Simulate policies on virtual workers: the controller that trains, in virtual time.
+
+    efficiency: time of the best split at every step, as a part of the policy's.
+
+    noise-free: the same by mean times, which are all that a split can help.
+
+    informed: noise-free, of a controller that is told the truth, at the same lag.
+
+    settled: noise-free, without the steps right after each change.
+
+    Examples:
+        evenstride simulate cluster.yaml --policy adaptive
+
+        evenstride simulate cluster.yaml -p adaptive,dbs --seeds 20 --lag 1,3,8
+
+        evenstride simulate cluster.yaml -p dbs,dynamic-batching:window=5 --json
+
+        evenstride simulate --schema
+    """
+    if schema:
+        from evenstride.sim.scenario import Scenario
+
+        typer.echo(json.dumps(Scenario.model_json_schema(), indent=2))
+        return
+    if not policies:
+        raise ConfigError(f"no policy to simulate; give at least one: {_EXAMPLE}")
+    _simulate(Asked(files, policies, seeds, lag, cold_lag, steps, every), plot, as_json)
+
+
+def _simulate(asked: Asked, plot: Path | None, as_json: bool) -> None:
+    from evenstride.cli.suites import groups_of, print_rows, print_table, run_suite
+    from evenstride.report.simulated import simulation_sentence, simulation_table
+
+    suite, drawing = asked.suite(_EXAMPLE, leave_out=False), None
+    if plot is not None:
+        from evenstride.cli.drawing import Drawing
+
+        drawing = Drawing.into_file(suite, plot)
+    rows = run_suite(suite, drawing)
+    if as_json:
+        print_rows(rows)
+        return
+    groups = groups_of(rows, suite)
+    print_table(simulation_table(groups))
+    typer.echo(f"\n{simulation_sentence(groups)}")

@@ -1,0 +1,45 @@
+"""A small training script for comparisons on real workers when none is given.
+
+A network that learns which of ten numbers is the largest; the batch is large enough for steps of
+some tenths of a second on one or two cores.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+from evenstride.runtime.stride import Stride
+from evenstride.runtime.teardown import take_down_group
+
+GLOBAL_BATCH, SAMPLES, EPOCHS = 2048, 65_536, 1_000
+
+
+def main() -> None:
+    """Run one rank until EVENSTRIDE_MAX_STEPS or the end of the last epoch."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    rows = torch.randn(SAMPLES, 64)
+    net = nn.Sequential(
+        nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    stride = Stride(global_batch=GLOBAL_BATCH)
+    loader = stride.loader(TensorDataset(rows, rows[:, :10].argmax(1)))
+    model = stride.watch(DistributedDataParallel(net))
+    for _ in range(stride.epoch, EPOCHS):
+        for x, y in loader:
+            stride.scale(F.cross_entropy(model(x), y)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+    stride.close()
+    take_down_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Step time and shares over the steps, one panel per policy. Needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evenstride.core.fleet import FloatArray
+from evenstride.errors import ConfigError
+from evenstride.report.shares import Band, bands
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from evenstride.sim.run import Track
+    from evenstride.sim.score import Stage
+
+SUFFIXES = (".png", ".svg")
+MOST_PANELS = 24
+_WIDTH, _HEIGHT = 11.0, 2.4  # inches, of a row
+_SPREAD = 5.0
+"""Step times further apart than this are drawn on a logarithmic scale."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Panel:
+    """One run to draw.
+
+    Args:
+        title: stands above it.
+        steps_s: lines of step times in seconds by their name; the first is the run's own.
+        noisy_s: step times of the run with noise.
+        shares: samples of workers over the steps.
+    """
+
+    title: str
+    steps_s: dict[str, FloatArray]
+    noisy_s: FloatArray
+    shares: list[Band]
+
+    @classmethod
+    def of(cls, title: str, track: Track, stage: Stage) -> Panel:
+        """Return the panel of a simulated run."""
+        sticks = stage.yardsticks
+        steps_s = {
+            "this policy": track.mean_s,
+            "best split": sticks.oracle_mean_s,
+            "equal batches": sticks.equal_mean_s,
+        }
+        return cls(title, steps_s, track.real_s, bands(track, stage.scenario))
+
+
+def check_plotting(path: Path | None = None) -> None:
+    """Raise unless plots can be drawn, and written to a file of that name.
+
+    Raises:
+        ConfigError: matplotlib is missing, or the file's ending is none we know.
+    """
+    if path is not None and path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(
+            f"a plot cannot be written to {path}; its name has to end in {' or '.join(SUFFIXES)}"
+        )
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            "plots need matplotlib, which is not installed: pip install 'evenstride[report]'"
+        )
+
+
+def draw(panels: Sequence[Panel], title: str, path: Path) -> None:
+    """Write a figure with a row for each panel: its step times, and its shares.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    # The same runs give the same file, byte for byte.
+    with rc_context({"svg.hashsalt": "evenstride"}):
+        figure = Figure(figsize=(_WIDTH, _HEIGHT * len(panels) + 0.8), layout="constrained")
+        figure.suptitle(title)
+        rows = figure.subplots(len(panels), 2, sharex=True, sharey="col", squeeze=False)
+        for (times, shares), panel in zip(rows, panels, strict=True):
+            _draw_times(times, panel)
+            _draw_shares(shares, panel)
+        rows[-1, 1].set_ylim(bottom=0)
+        for axes in rows[-1]:
+            axes.set_xlabel("step")
+        left, right = (axes.get_legend_handles_labels() for axes in rows[-1])
+        figure.legend(*left, fontsize="small", loc="outside lower left", ncols=4)
+        figure.legend(*right, fontsize="small", loc="outside lower right", ncols=4)
+        metadata = {"Date": None} if path.suffix.lower() == ".svg" else {}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=120, metadata=metadata)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path} ({error.strerror})") from None
+
+
+def _draw_times(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import LogLocator
+
+    axes.plot(panel.noisy_s * 1e3, color="0.8", linewidth=0.6, label="with noise")
+    styles = (("C0", "-"), ("C2", "--"), ("C3", ":"))
+    for (name, steps_s), (color, dashes) in zip(panel.steps_s.items(), styles, strict=False):
+        axes.plot(steps_s * 1e3, color=color, linestyle=dashes, linewidth=1.2, label=name)
+    values = np.concatenate(list(panel.steps_s.values()))
+    if np.nanmax(values) > _SPREAD * np.nanmin(values):
+        axes.set_yscale("log", subs=())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_title(panel.title, loc="left", fontsize="medium")
+    axes.set_ylabel("step in ms")
+
+
+def _draw_shares(axes: Axes, panel: Panel) -> None:
+    for number, band in enumerate(panel.shares):
+        color = f"C{number % 10}"
+        steps = np.arange(len(band.mean))
+        axes.plot(steps, band.mean, linewidth=1.1, color=color, label=band.name)
+        if (band.most > band.least).any():
+            axes.fill_between(steps, band.least, band.most, color=color, alpha=0.2, linewidth=0)
+    axes.set_ylabel("samples")

@@ -1,0 +1,189 @@
+"""Any number of policies in any number of scenarios, each under the same seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenstride.core.fleet import Fleet
+from evenstride.core.policies import policy_from_spec
+from evenstride.errors import ConfigError, ScenarioError
+from evenstride.sim.cluster import Cluster
+from evenstride.sim.loading import changed, load_scenario
+from evenstride.sim.run import Track
+from evenstride.sim.scenario import Scenario
+from evenstride.sim.score import Row, Stage
+from evenstride.sim.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What counts instead of what the scenarios say; ``None`` and nothing leave it as it is.
+
+    Args:
+        lags: each scenario is simulated with each of them.
+        cold_lag: lag of the opening phase.
+        steps: length; events that it leaves no room for are dropped.
+        every: steps between exchanges, or ``leader``.
+    """
+
+    lags: tuple[int, ...] = ()
+    cold_lag: int | None = None
+    steps: int | None = None
+    every: int | str | None = None
+
+    def of(self, scenario: Scenario) -> list[Scenario]:
+        """Return the scenario once for each lag.
+
+        Raises:
+            ScenarioError: a value is out of range.
+        """
+        values: dict[str, Any] = {
+            "exchange.cold_lag": self.cold_lag,
+            "steps": self.steps,
+            "exchange.every": self.every,
+        }
+        known = {key: value for key, value in values.items() if value is not None}
+        lags = self.lags or (scenario.exchange.lag,)
+        return [changed(scenario, {**known, "exchange.lag": lag}) for lag in lags]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A policy that cannot serve a scenario."""
+
+    policy: str
+    scenario: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What to simulate.
+
+    Args:
+        cases: each scenario with its policies, in the order of the result.
+        seeds: of each of them.
+        left_out: what cannot be simulated.
+    """
+
+    cases: tuple[tuple[Scenario, tuple[str, ...]], ...]
+    seeds: tuple[int, ...]
+    left_out: tuple[Unfit, ...] = ()
+
+    @property
+    def runs(self) -> int:
+        """How many runs it takes."""
+        return len(self.seeds) * sum(len(policies) for _, policies in self.cases)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """One run: its row, what it did step by step, and what it is measured by."""
+
+    row: Row
+    track: Track
+    stage: Stage
+
+
+def load_all(places: Sequence[Path]) -> list[Scenario]:
+    """Return the scenarios of some files, and of all ``.yaml`` files in some folders.
+
+    Raises:
+        ScenarioError: a file is wrong, there is none, or two scenarios have the same name.
+    """
+    files: list[Path] = []
+    for place in places:
+        found = sorted(place.glob("*.y*ml")) if place.is_dir() else [place]
+        if not found:
+            raise ScenarioError(f"there is no scenario in {place} (no file that ends in .yaml)")
+        files += found
+    scenarios, known = [], dict[str, Path]()
+    for file in files:
+        scenario = load_scenario(file)
+        if scenario.name in known:
+            raise ScenarioError(
+                f"{known[scenario.name]} and {file} are both named {scenario.name}, so their "
+                "figures could not be told apart; give each a name of its own"
+            )
+        known[scenario.name] = file
+        scenarios.append(scenario)
+    return scenarios
+
+
+def plan(
+    scenarios: Sequence[Scenario],
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    overrides: Overrides,
+    *,
+    leave_out: bool,
+) -> Suite:
+    """Return what to simulate, all of which will be served.
+
+    Args:
+        scenarios: as their files have them.
+        policies: specifications.
+        seeds: at least one.
+        overrides: what counts instead of what the scenarios say.
+        leave_out: whether to leave out what cannot be served.
+
+    Raises:
+        ConfigError: a policy is unknown, or cannot serve a scenario.
+    """
+    made = [variant for scenario in scenarios for variant in overrides.of(scenario)]
+    left_out, cases = dict[tuple[str, str], Unfit](), []
+    for scenario in made:
+        reasons = {policy: unfit(policy, scenario) for policy in policies}
+        for policy, reason in reasons.items():
+            if reason and not leave_out:
+                raise ConfigError(f"{scenario.name}: {reason}")
+            if reason:
+                left_out[policy, scenario.name] = Unfit(policy, scenario.name, reason)
+        cases.append((scenario, tuple(policy for policy in policies if not reasons[policy])))
+    if not any(served for _, served in cases):
+        raise ConfigError(f"no policy can serve: {next(iter(left_out.values())).reason}")
+    return Suite(tuple(cases), tuple(seeds), tuple(left_out.values()))
+
+
+def unfit(spec: str, scenario: Scenario) -> str:
+    """Return why a policy cannot serve one of a scenario's fleets; nothing if it can.
+
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    policy, timeline = policy_from_spec(spec), Timeline(scenario, 0)
+    everyone = Cluster(scenario, 0).workers
+    for step in (0, *timeline.moves):
+        workers = tuple(everyone[k] for k in timeline.present(step))
+        try:
+            policy.init(Fleet(workers, scenario.global_batch))
+        except ConfigError as error:
+            return str(error)
+    return ""
+
+
+def simulate(suite: Suite) -> Iterator[Ran]:
+    """Simulate everything, a scenario and a seed at a time, and yield each run as it ends."""
+    for scenario, policies in suite.cases:
+        for seed in suite.seeds if policies else ():
+            stage = Stage.of(scenario, seed)
+            for policy in policies:
+                row, track = stage.run(policy)
+                yield Ran(row, track, stage)
+
+
+def in_order(suite: Suite, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a suite as it was asked for: by scenario, lag, policy and seed."""
+    order = {
+        (scenario.name, scenario.exchange.lag, policy, seed): number
+        for number, (scenario, policy, seed) in enumerate(
+            (scenario, policy, seed)
+            for scenario, policies in suite.cases
+            for policy in policies
+            for seed in suite.seeds
+        )
+    }
+    return sorted(rows, key=lambda row: order[row.scenario, row.lag, row.policy, row.seed])

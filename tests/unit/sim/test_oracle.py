@@ -1,0 +1,147 @@
+"""The oracle, the equal split and the controller that is told the truth."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenstride.core.policies import policy_from_spec
+from evenstride.sim.cluster import Cluster
+from evenstride.sim.informed import informed_mean_s
+from evenstride.sim.loading import changed, load_scenario
+from evenstride.sim.oracle import Informed, yardsticks
+from evenstride.sim.run import Simulation
+from evenstride.sim.scenario import Scenario
+from evenstride.sim.score import Stage
+from evenstride.sim.timeline import Timeline
+from tests.unit.sim.clusters import FAST, REFERENCE, SLOW, scenario, scenarios
+
+POLICIES = ["adaptive", "dynamic-batching", "dbs", "uniform"]
+
+
+@settings(max_examples=60)
+@given(scenarios(every=st.integers(1, 5) | st.just("leader")), st.sampled_from(POLICIES))
+def test_without_noise_no_policy_is_ever_faster_than_the_oracle(
+    made: Scenario, policy: str
+) -> None:
+    sticks = yardsticks(made, 3)
+
+    track = Simulation(made, policy_from_spec(policy), 3).run()
+
+    assert (track.mean_s >= sticks.oracle_mean_s * (1 - 1e-12)).all()
+    row = Stage.of(made, 3).row(policy, track)
+    assert row.efficiency_mean <= 1 + 1e-12
+    assert row.informed <= 1 + 1e-12
+
+
+@settings(max_examples=25)
+@given(scenarios())
+def test_the_oracle_is_the_best_of_all_splits(made: Scenario) -> None:
+    """Compared with the splits that take a sample from one worker and give it to another."""
+    timeline, cluster = Timeline(made, 0), Cluster(made, 0)
+    here = timeline.present(0)
+    times = cluster.usual.at_speed(timeline.speed(0)).of(here)
+    workers = [cluster.workers[k] for k in here]
+
+    best = yardsticks(made, 0).best
+
+    for giver, taker in product(range(len(here)), repeat=2):
+        moved = best.copy()
+        moved[giver] -= 1
+        moved[taker] += 1
+        inside = all(
+            w.min_share <= share <= (w.max_share or share)
+            for w, share in zip(workers, moved, strict=True)
+        )
+        assert not inside or times.at(moved).max() >= times.at(best).max() * (1 - 1e-12)
+
+
+@settings(max_examples=40)
+@given(scenarios())
+def test_noise_is_the_same_for_oracle_equal_split_and_policies(made: Scenario) -> None:
+    sticks = yardsticks(made, 5)
+
+    equal = Simulation(made, policy_from_spec("uniform"), 5).run()
+
+    np.testing.assert_allclose(sticks.equal_s, equal.real_s, rtol=1e-12)
+    np.testing.assert_allclose(sticks.equal_mean_s, equal.mean_s, rtol=1e-12)
+    assert (sticks.oracle_s > 0).all()
+
+
+@settings(max_examples=60)
+@given(scenarios())
+def test_the_informed_controller_takes_what_the_simulator_says(made: Scenario) -> None:
+    simulated = Simulation(made, Informed(), 2).run().mean_s
+
+    np.testing.assert_array_equal(informed_mean_s(made, 2), simulated)
+
+
+@settings(max_examples=20)
+@given(scenarios(every=st.just("leader")))
+def test_the_informed_controller_keeps_to_the_leaders_cadence(made: Scenario) -> None:
+    simulated = Simulation(made, Informed(), 2).run().mean_s
+
+    np.testing.assert_array_equal(informed_mean_s(made, 2), simulated)
+
+
+@pytest.mark.parametrize("cold_lag", [1, 6])
+def test_the_informed_controller_knows_nobody_in_a_fleet_of_new_workers(cold_lag: int) -> None:
+    late = [{"kind": "join", "at": 9, "workers": [2, 3]}]
+    gone = [{"kind": "leave", "at": 9, "workers": [0, 1]}]
+    back = [{"kind": "join", "at": 20, "workers": 0}]
+    made = scenario(
+        workers=[FAST, SLOW, FAST, SLOW],
+        events=[*late, *gone, *back],
+        exchange={"lag": 1, "cold_lag": cold_lag},
+    )
+
+    slow = informed_mean_s(made, 0) > yardsticks(made, 0).oracle_mean_s * (1 + 1e-12)
+
+    opening = [*range(cold_lag), *range(9, 9 + cold_lag)]
+    assert np.flatnonzero(slow).tolist() == opening
+    np.testing.assert_array_equal(
+        informed_mean_s(made, 0), Simulation(made, Informed(), 0).run().mean_s
+    )
+
+
+def test_the_informed_controller_pays_the_lag_after_each_change() -> None:
+    made = scenario(
+        events=[{"kind": "step", "at": 20, "workers": 0, "speed": 0.25}], exchange={"lag": 3}
+    )
+
+    slow = informed_mean_s(made, 0) > yardsticks(made, 0).oracle_mean_s * (1 + 1e-12)
+
+    assert np.flatnonzero(slow).tolist() == [0, 1, 2, 20, 21, 22]
+
+
+def test_the_equal_split_in_the_reference_scenario_has_its_published_efficiency() -> None:
+    row, _ = Stage.of(load_scenario(REFERENCE), 0).run("uniform")
+
+    assert row.efficiency_mean == pytest.approx(0.1400, abs=5e-5)
+    assert 1 / row.bound == pytest.approx(0.1400, abs=5e-5)
+    assert row.needless_changes == 0
+    assert (row.steps_to_95_cold, row.steps_to_95_after_change) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("lag", "cold_lag", "published"),
+    [(1, None, 0.985), (3, None, 0.956), (8, None, 0.890), (3, 1, 0.979), (8, 1, 0.964)],
+)
+def test_the_informed_controller_in_the_reference_scenario_has_its_published_efficiency(
+    lag: int, cold_lag: int | None, published: float
+) -> None:
+    values = {"exchange.lag": lag, "exchange.cold_lag": cold_lag}
+    made = changed(load_scenario(REFERENCE), values)
+
+    assert Stage.of(made, 0).informed == pytest.approx(published, abs=6e-4)
+
+
+def test_the_linear_bound_is_mean_over_slowest_speed_at_the_start() -> None:
+    halved = [{"kind": "step", "at": 0, "workers": 0, "speed": 0.5}]
+
+    assert yardsticks(scenario(), 0).linear_bound == pytest.approx(625 / 250)
+    assert yardsticks(scenario(events=halved), 0).linear_bound == pytest.approx(375 / 250)
