@@ -344,11 +344,21 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def size_of(path: Path) -> int:
+    """Return workers times steps; 0 where the scenario cannot be read, which its task will tell."""
+    try:
+        scenario = load_scenario(path)
+    except ScenarioError:
+        if not path.exists():
+            raise
+        return 0
+    return scenario.size * scenario.steps
+
+
 def tasks_of(asked: argparse.Namespace, policies: tuple[str, ...]) -> list[Task]:
     """Return everything to simulate; large scenarios first, so that no process ends late."""
     names = asked.only or sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
-    scenarios = {path: load_scenario(path) for path in (SCENARIOS / f"{n}.yaml" for n in names)}
-    size = {path: scenario.size * scenario.steps for path, scenario in scenarios.items()}
+    size = {path: size_of(path) for path in (SCENARIOS / f"{name}.yaml" for name in names)}
     seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
     return [
         Task(path, int(lag), seed, policies)

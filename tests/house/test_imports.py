@@ -26,6 +26,8 @@ COMMANDS = [
     ["estimate", "--help"],
     ["demo", "--help"],
     ["lab", "--help"],
+    ["simulate", "--help"],
+    ["compare", "--help"],
     ["doctor", "--help"],
 ]
 

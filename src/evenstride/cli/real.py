@@ -169,4 +169,4 @@ def _panel(policy: str, trace: Path, workers: int, steps: int) -> Panel:
     for seen in observations(trace):
         shares[seen.worker, seen.first_step : seen.first_step + seen.steps] = seen.share
     bands = [Band(f"worker {n}", mine, mine, mine) for n, mine in enumerate(shares)]
-    return Panel(policy, {"step": step_s}, step_s, bands)
+    return Panel(policy, {"step": step_s}, bands)

@@ -34,14 +34,14 @@ class Panel:
     Args:
         title: stands above it.
         steps_s: lines of step times in seconds by their name; the first is the run's own.
-        noisy_s: step times of the run with noise.
         shares: samples of workers over the steps.
+        noisy_s: step times of the run with noise, where the others are without.
     """
 
     title: str
     steps_s: dict[str, FloatArray]
-    noisy_s: FloatArray
     shares: list[Band]
+    noisy_s: FloatArray | None = None
 
     @classmethod
     def of(cls, title: str, track: Track, stage: Stage) -> Panel:
@@ -52,7 +52,7 @@ class Panel:
             "best split": sticks.oracle_mean_s,
             "equal batches": sticks.equal_mean_s,
         }
-        return cls(title, steps_s, track.real_s, bands(track, stage.scenario))
+        return cls(title, steps_s, bands(track, stage.scenario), track.real_s)
 
 
 def check_plotting(path: Path | None = None) -> None:
@@ -105,7 +105,8 @@ def draw(panels: Sequence[Panel], title: str, path: Path) -> None:
 def _draw_times(axes: Axes, panel: Panel) -> None:
     from matplotlib.ticker import LogLocator
 
-    axes.plot(panel.noisy_s * 1e3, color="0.8", linewidth=0.6, label="with noise")
+    if panel.noisy_s is not None:
+        axes.plot(panel.noisy_s * 1e3, color="0.8", linewidth=0.6, label="with noise")
     styles = (("C0", "-"), ("C2", "--"), ("C3", ":"))
     for (name, steps_s), (color, dashes) in zip(panel.steps_s.items(), styles, strict=False):
         axes.plot(steps_s * 1e3, color=color, linestyle=dashes, linewidth=1.2, label=name)

@@ -136,22 +136,24 @@ class Simulation:
             track.splits.append(everyone)
 
     def _gain(self, step: int, before: IntArray, after: IntArray) -> float:
-        times = self._times(step)
         communication_s = self._scenario.communication.step_s(len(after))
-        before_s = float(times.at(before).max()) + communication_s
-        return 1.0 - (float(times.at(after).max()) + communication_s) / before_s
+        before_s = float(self._mean_s(step, before).max()) + communication_s
+        return 1.0 - (float(self._mean_s(step, after).max()) + communication_s) / before_s
+
+    def _mean_s(self, step: int, shares: IntArray) -> FloatArray:
+        """Return the workers' true mean times; a share of 0 is a ghost, and takes one sample."""
+        return self._times(step).at(np.maximum(shares, 1))
 
     def _step(self, step: int) -> tuple[float, float]:
-        mean_s = self._times(step).at(self._shares)
+        mean_s = self._mean_s(step, self._shares)
         busy_s = mean_s * self._cluster.next_noise()[self._present]
         communication_s = self._scenario.communication.step_s(len(busy_s))
-        at_work = self._shares > 0
-        longest_s = float(busy_s[at_work].max())
+        longest_s = float(busy_s.max())
         self._notes.add(step, self._shares, busy_s, longest_s - busy_s + communication_s)
         asked = self._bands.step(self._shares, busy_s)
         if asked.any():
             self._due = step + 1
-        return float(mean_s[at_work].max()) + communication_s, longest_s + communication_s
+        return float(mean_s.max()) + communication_s, longest_s + communication_s
 
     def _exchange_due(self, step: int) -> bool:
         every = self._scenario.exchange.every

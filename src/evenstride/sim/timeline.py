@@ -12,6 +12,7 @@ import numpy as np
 
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.errors import ScenarioError
+from evenstride.sim.fitting import there_from_start
 from evenstride.sim.scenario import (
     Bursty,
     Event,
@@ -93,9 +94,7 @@ class Timeline:
                 rng = np.random.default_rng([seed, 1, number])
                 self._courses.append((who, _course(event, len(who), scenario.steps, rng)))
         self._moves.sort(key=lambda move: move[0])
-        later = {worker for _, who, joins in self._moves if joins for worker in who}
-        left = {worker for _, who, joins in self._moves if not joins for worker in who}
-        self._from_start = np.array([k in left or k not in later for k in range(self.size)])
+        self._from_start = there_from_start(scenario)
         jumps = [at for at, _, _ in self._moves]
         jumps += [int(step) for _, course in self._courses for step in course.changes]
         self.changes = tuple(sorted({step for step in jumps if 0 < step < scenario.steps}))

@@ -308,7 +308,7 @@ def test_for_real_plots_are_drawn_from_the_traces(
     assert path == Path("out/real-1-0.5.png")
     assert "plot out/real-1-0.5.png" in answer.err
     assert [panel.title for panel in panels] == ["uniform", "adaptive"]
-    np.testing.assert_allclose(panels[1].noisy_s, [0.3] * 40 + [0.1] * 20 + [np.nan] * 2)
+    np.testing.assert_allclose(panels[1].steps_s["step"], [0.3] * 40 + [0.1] * 20 + [np.nan] * 2)
     for band in panels[1].shares:
         np.testing.assert_array_equal(band.mean, [6] * 60 + [np.nan] * 2)
     assert len(panels[1].shares) == 2

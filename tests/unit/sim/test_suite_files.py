@@ -12,6 +12,7 @@ from evenstride.core.allocation import equal_finish
 from evenstride.core.fleet import FloatArray
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.speedup import linear_bound
+from evenstride.errors import ScenarioError
 from evenstride.sim.cluster import Cluster
 from evenstride.sim.loading import load_scenario
 from evenstride.sim.run import Simulation
@@ -21,8 +22,7 @@ from evenstride.sim.timeline import Timeline, load_recording
 
 PATHS = sorted(suite.SCENARIOS.glob("*.yaml"))
 RECORDED = {path for path in PATHS if "kind: replay" in path.read_text()}
-each_scenario = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-each_that_runs = pytest.mark.parametrize(
+each_scenario = pytest.mark.parametrize(
     "path",
     [pytest.param(p, marks=[pytest.mark.data] if p in RECORDED else []) for p in PATHS],
     ids=lambda path: path.stem,
@@ -51,6 +51,7 @@ def recordings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @each_scenario
+@pytest.mark.usefixtures("recordings")
 def test_a_scenario_is_named_as_its_file_and_says_what_is_assumed(path: Path) -> None:
     loaded = load_scenario(path)
 
@@ -58,7 +59,7 @@ def test_a_scenario_is_named_as_its_file_and_says_what_is_assumed(path: Path) ->
     assert "Assumed:" in loaded.about
 
 
-@each_that_runs
+@each_scenario
 @pytest.mark.usefixtures("recordings")
 def test_a_scenario_runs(path: Path) -> None:
     few_steps = shortened(load_scenario(path), 6)
@@ -69,7 +70,7 @@ def test_a_scenario_runs(path: Path) -> None:
     assert all(split.sum() == few_steps.global_batch for split in track.splits)
 
 
-@each_that_runs
+@each_scenario
 @pytest.mark.usefixtures("recordings")
 def test_what_befalls_a_scenario_is_worked_out_to_its_end(path: Path) -> None:
     whole = load_scenario(path)
@@ -251,9 +252,24 @@ def test_without_the_recording_its_scenarios_are_left_out_and_say_why(
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_DATA", str(tmp_path))
     load_recording.cache_clear()
-    path = suite.SCENARIOS / "load-20110303.yaml"
+    asked = suite.parse(["--only", "load-20110303", "--seeds", "1", "--lags", "1"])
 
-    outcome = suite.perform(suite.Task(path, 1, 0, ("adaptive",)))
+    (task,) = suite.tasks_of(asked, ("adaptive",))
+    outcome = suite.perform(task)
 
     assert not outcome.rows
     assert "EVENSTRIDE_DATA" in outcome.left_out
+
+
+def test_a_scenario_that_is_not_there_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ScenarioError, match=r"nowhere\.yaml"):
+        suite.tasks_of(suite.parse(["--only", "nowhere"]), ("adaptive",))
+
+
+def test_every_scenario_runs_under_every_lag_and_seed_the_largest_first() -> None:
+    asked = suite.parse(["--only", "h1,equal-64", "--seeds", "2", "--lags", "1,8"])
+
+    tasks = suite.tasks_of(asked, ("adaptive",))
+
+    assert [task.path.stem for task in tasks] == ["equal-64"] * 4 + ["h1"] * 4
+    assert {(task.lag, task.seed) for task in tasks} == {(1, 0), (1, 1), (8, 0), (8, 1)}
