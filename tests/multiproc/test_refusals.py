@@ -34,11 +34,11 @@ SETTINGS: dict[str, tuple[list[dict[str, Any]], str, str]] = {
     ),
     "seeds that differ": ([SAME, {**SAME, "seed": 3}], "RanksDisagree", "seed"),
     "policies that differ": ([SAME, {**SAME, "policy": "uniform"}], "RanksDisagree", "policy"),
-    "an unknown policy": ([{**SAME, "policy": "magic"}] * 2, "UnknownPolicy", "adaptive, dynamic"),
+    "an unknown policy": ([{**SAME, "policy": "magic"}] * 2, "UnknownPolicy", "adaptive, dbs"),
     "an unknown policy on one rank": (
         [SAME, {**SAME, "policy": "magic"}],
         "UnknownPolicy",
-        "adaptive, dynamic",
+        "adaptive, dbs",
     ),
     "given shares for others": (
         [{**SAME, "policy": "static:1,3,4"}] * 2,

@@ -6,10 +6,11 @@ changes, the *speed* changes at any time and scales both. So the filter drifts a
 itself, which keeps the ratio, and a change of speed (`Changes` finds it) moves and frees just
 that direction: one observation after a slow-down is enough to know the whole new curve.
 
-Two memories keep a change of speed from being mistaken for shape, and back. A slow change is
+Three memories keep a change of speed from being mistaken for shape, and back. A slow change is
 noticed only after some steps, whose residuals have bent the curve by then; it is put back to
-where it was when the change began (`anchors`). And when a speed returns to what it was before
-the latest change, so does all that was known about it (`former`).
+where it was when the change began (`anchors`). When a speed returns to what it was before the
+latest change, so does all that was known about it (`former`). And a spike that a doubtful curve
+took in is forgotten when the next time contradicts it (`previous`).
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Estimate:
     Args:
         now: the curves.
         former: the curves before each worker's latest change of speed; zero if none.
+        previous: the curves before each worker's latest time was learned; zero if none.
         anchors: the curves before times began to drift up, and down.
         noise: ``(W,)``, relative variance of one step's time.
         latest: ``(W,)``, latest time as a part of its prediction; not a number if none.
@@ -63,6 +65,7 @@ class Estimate:
 
     now: Curves
     former: Curves
+    previous: Curves
     anchors: tuple[Curves, Curves]
     noise: FloatArray
     latest: FloatArray
@@ -76,6 +79,7 @@ class Estimate:
         return cls(
             now=none,
             former=none,
+            previous=none,
             anchors=(none, none),
             noise=np.full(workers, _NOISE_FIRST),
             latest=np.full(workers, np.nan),
@@ -236,6 +240,7 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
         estimate,
         now=estimate.now.put(w, ~judged.held, after),
         former=estimate.former.put(w, judged.jumped, curves),
+        previous=estimate.previous.put(w, ~judged.held, curves),
         anchors=_anchored(estimate, changes, w, after, curves),
         changes=changes,
     )
@@ -274,6 +279,11 @@ def _jumped(estimate: Estimate, batch: _Batch, curves: Curves, judged: Judgement
     former = estimate.former.of(w)
     returned = former.bent(share, _BACK_DOUBT * doubt).observed(share, time_s, free)
     after = returned.where(_explains(former, share, time_s, free), moved)
+    # The time before this one may have been a spike that a doubtful curve took in.
+    previous = estimate.previous.of(w)
+    misled = (judged.ratio < 1) & (judged.drifted == 0)
+    misled &= _explains(previous, share, time_s, free)
+    after = previous.observed(share, time_s, free).where(misled, after)
     drifting = estimate.changes.since[w] > 0
     for side, anchor, beyond in ((0, up, judged.ratio < 1), (1, down, judged.ratio > 1)):
         undrifted = drifting[:, side] & beyond & (judged.drifted == 0)
