@@ -253,3 +253,13 @@ def test_a_new_fleet_takes_over_what_is_known_of_those_who_stayed() -> None:
     assert guessed.known
     assert 0.2 < _at(guessed, 10, 10, 10)[1] < 0.4
     assert guessed.relative_std(np.full(3, 10))[1] > 0.4
+
+
+def test_a_hiccup_over_many_short_steps_is_no_change_of_speed() -> None:
+    calm = _learned(*[_seen(0, 50, 0.004, 0.004, 0.004, 0.004)] * 20)
+
+    hiccup = calm.learn(Measured.of((_seen(0, 50, *[0.012] * 8),)))
+    lasting = hiccup.learn(Measured.of((_seen(0, 50, *[0.012] * 20),)))
+
+    assert _at(hiccup, 50) == pytest.approx([0.004], rel=0.02)
+    assert _at(lasting, 50) == pytest.approx([0.012], rel=0.1)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+HICCUP_S = 0.2
+"""A slow stretch may be a hiccup of the machine unless it lasts longer than this, in seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Band:
     """The times that are expected of one worker at one share, and how many have left them.
 
-    A slow step may be a spike, so it takes two in a row; a fast one cannot be. After asking,
+    A slow step may be a spike, so it takes two in a row, and as many as outlast a hiccup of the
+    machine; a fast one cannot be. After asking,
     the band stays silent until it is set anew, which every exchange does.
 
     Args:
@@ -17,6 +21,7 @@ class Band:
         expected_s: expected busy time; 0 for no expectation.
         part: half-width of the band as a part of the expected time.
         strikes: slow steps in a row.
+        slow_s: how long they took together, in seconds.
         asked: whether it has asked since it was set.
     """
 
@@ -25,6 +30,7 @@ class Band:
     part: float = 0.0
     strikes: int = 0
     asked: bool = False
+    slow_s: float = 0.0
 
     def step(self, share: int, busy_s: float) -> Band:
         """Return the band after one more step; ``asked`` turns true when it leaves the band."""
@@ -33,5 +39,7 @@ class Band:
         if busy_s < self.expected_s * (1 - self.part):
             return replace(self, asked=True)
         if busy_s > self.expected_s * (1 + self.part):
-            return replace(self, strikes=self.strikes + 1, asked=self.strikes >= 1)
-        return replace(self, strikes=0) if self.strikes else self
+            slow_s = self.slow_s + busy_s
+            asked = self.strikes >= 1 and slow_s >= HICCUP_S
+            return replace(self, strikes=self.strikes + 1, asked=asked, slow_s=slow_s)
+        return replace(self, strikes=0, slow_s=0.0) if self.strikes else self

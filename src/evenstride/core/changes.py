@@ -6,6 +6,7 @@ Three tests, on a worker's times as parts of their prediction:
 * A time far *above* it is a spike (garbage collection, page cache) or a change. As many in a
   row as spikes alone could hardly explain are a change. How many that is follows from how often
   this worker spikes: two as a rule, one for a worker that never does, three for a nervous one.
+  And they must outlast a hiccup of the machine, which slows down many steps that are short.
 * Changes too small for either show in a two-sided CUSUM of the standardised residuals, which
   also tells when they began, so that the new speed is the mean since then.
 
@@ -21,6 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from evenstride.core.band import HICCUP_S
 from evenstride.core.fleet import FloatArray, IntArray
 
 # Further than this, in standard deviations and in parts, a time is no noise. Holding back a slow
@@ -47,6 +49,7 @@ class Residuals:
             down, ``(n, 2)``.
         std: standard deviation of ``part`` if nothing has changed.
         steps: steps that the time is the median of.
+        time_s: the time itself, in seconds.
     """
 
     workers: IntArray | slice
@@ -55,6 +58,7 @@ class Residuals:
     anchored: FloatArray
     std: FloatArray
     steps: IntArray
+    time_s: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,9 +107,10 @@ class Changes:
         by_noise = np.exp(-0.5 * ((part - 1.0) / std) ** 2)  # a bound of the normal tail
         odds = np.log(np.minimum(spike_rate + by_noise, 1.0)) * count
         run_odds = np.where(slow, self.run_odds[workers] + odds, 0.0)
-        confirmed, far = slow & (run_odds < np.log(_HAZARD)), fast | slow
+        lasting = run * seen.time_s >= HICCUP_S
+        confirmed, far = slow & lasting & (run_odds < np.log(_HAZARD)), fast | slow
         drift = _Drift.of(self, seen, far)
-        drifted = drift.alarm & ~far
+        drifted = drift.alarm & ~far & (drift.length * seen.time_s >= HICCUP_S)
 
         ratio = np.where(fast, part, np.where(confirmed, run_sum / np.maximum(run, 1.0), 1.0))
         ratio = np.where(drifted, drift.mean, ratio)

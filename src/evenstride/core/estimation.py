@@ -259,6 +259,7 @@ def _residuals(
         anchored=batch.time_s[:, None] / np.stack(anchored_s, axis=1),
         std=np.sqrt(curves.relative_std(share) ** 2 + variance),
         steps=batch.steps,
+        time_s=batch.time_s,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from evenstride.core.band import HICCUP_S
 from evenstride.core.control import Expect
 from evenstride.core.fleet import IntArray, Shares
 
@@ -18,6 +19,7 @@ class Bands:
         self._share = np.zeros(workers, dtype=np.int64)
         self._expected_s, self._part = np.zeros(workers), np.zeros(workers)
         self._strikes = np.zeros(workers, dtype=np.int64)
+        self._slow_s = np.zeros(workers)
         self._asked = np.zeros(workers, dtype=np.bool_)
         self.broke: list[Mask] = []
         """For each step since the bands were set, whose times began to leave theirs."""
@@ -26,7 +28,7 @@ class Bands:
         """Set the bands anew, for the shares that the leader has decided on."""
         self._share = np.array(shares, dtype=np.int64)
         self._expected_s, self._part = np.array(expect.expected_s), np.array(expect.band)
-        self._strikes[:], self._asked[:] = 0, False
+        self._strikes[:], self._slow_s[:], self._asked[:] = 0, 0.0, False
         self.broke.clear()
 
     def step(self, shares: IntArray, busy_s: npt.NDArray[np.float64]) -> Mask:
@@ -34,7 +36,8 @@ class Bands:
         judged = ~self._asked & (self._expected_s > 0) & (shares == self._share)
         fast = judged & (busy_s < self._expected_s * (1 - self._part))
         slow = judged & (busy_s > self._expected_s * (1 + self._part))
-        asks = fast | (slow & (self._strikes >= 1))
+        self._slow_s = np.where(slow, self._slow_s + busy_s, np.where(judged, 0.0, self._slow_s))
+        asks = fast | (slow & (self._strikes >= 1) & (self._slow_s >= HICCUP_S))
         self.broke.append((fast | slow) & (self._strikes == 0))
         self._strikes = np.where(slow, self._strikes + 1, np.where(judged, 0, self._strikes))
         self._asked |= asks
