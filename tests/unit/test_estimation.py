@@ -263,3 +263,17 @@ def test_a_hiccup_over_many_short_steps_is_no_change_of_speed() -> None:
 
     assert _at(hiccup, 50) == pytest.approx([0.004], rel=0.02)
     assert _at(lasting, 50) == pytest.approx([0.012], rel=0.1)
+
+
+def test_a_spike_that_a_doubtful_curve_expected_is_forgotten() -> None:
+    """It fits a prediction that is far off, so only the next time shows what it was."""
+    doubtful = _learned(_seen(0, 64, 0.447))
+    spike_s = _at(doubtful, 20)[0] * 1.02
+
+    after = doubtful
+    for time_s in (spike_s, 0.153):
+        after = after.learn(Measured.of((_seen(0, 20, time_s),)))
+
+    assert spike_s > 1.5 * 0.153
+    assert _at(after, 20) == pytest.approx([0.153], rel=0.1)
+    assert _at(after, 64) == pytest.approx([0.447], rel=0.1)

@@ -21,17 +21,18 @@ _SETTLED_DOUBT = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """Re-split when the predicted step is faster by more than the prediction is in doubt.
+    """Re-split when the expected step is shorter by more than next to nothing.
 
     The published rules act on throughput and so under-correct when part of a step does not
-    scale with the share. Here the curves themselves are fitted (`Estimate`), the exact integer
-    optimum for them is found (`equal_finish`), and it is adopted only if its gain beats
-    ``min_gain`` plus the uncertainty of the times it is computed from.
+    scale with the share. Here the curves themselves are fitted (`Estimate`), workers of one kind
+    share their evidence (`pooled`), and the exact integer optimum is found (`equal_finish`). It
+    is adopted if the *expected maximum* of the uncertain times is smaller under it, which keeps
+    a split that only noise makes look uneven (`expected_max`).
 
     Args:
         min_gain: smallest gain worth a change, as a part of the step time. A change costs next
-            to nothing, so it is small; what keeps noise from moving the split is the doubt. (At
-            2 % a wrong first step of 1.7 % was kept for good.)
+            to nothing, so it is small; what keeps noise from moving the split is the expected
+            maximum. (At 2 % a wrong first step of 1.7 % was kept for good.)
         opening_steps: steps at the start that may each wait for a decision.
     """
 
