@@ -161,3 +161,29 @@ def test_the_ledger_books_a_step_when_all_workers_have_told() -> None:
     assert later.steps == 3
     assert later.waited_s.tolist() == [4.0, 0.5]
     assert not later.pending
+
+
+@pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0, 0.0])
+def test_impossible_times_are_refused_counted_and_shown(time_s: float) -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
+    told = Measured.of((_seen(0, 50, 0.1), _seen(1, 50, time_s)))
+
+    control, (verdict, *_) = advance(control, Exchanged(3, 4, told))
+
+    assert control.refused == (0, 1)
+    assert "refused 1 report" in verdict.reason  # type: ignore[union-attr]
+    assert control.estimate is not None
+    assert control.estimate.steps.tolist() == [1, 0], "nothing was learned from it"
+
+
+def test_a_fleet_that_changes_keeps_what_is_known_of_those_who_stay() -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
+    told = Measured.of((_seen(0, 50, 0.05), _seen(1, 50, 0.2)))
+    control, _ = advance(control, Exchanged(3, 4, told))
+
+    newcomer = Worker("newcomer")
+    control, (opening, *_) = advance(control, FleetFormed(1, 4, 90, (*TWO, newcomer)))
+
+    assert isinstance(opening, SetShares)
+    assert opening.shares[0] > 2 * opening.shares[1], "the fast one is known to be fast"
+    assert opening.shares[0] > opening.shares[2] >= opening.shares[1], "the new one is no better"
