@@ -44,9 +44,10 @@ class Bond(Protocol):
 class Alone:
     """A single process: its own leader, tied to nobody."""
 
-    def __init__(self, local: Local, team: Team) -> None:
+    def __init__(self, local: Local, team: Team, at: At) -> None:
         assert team.leader is not None, "a single process leads itself"
         self._plane = SoloPlane(local, team.shares, team.leader)
+        self._at = at
         self.cpu_s = 0.0
 
     def ask(self) -> None:
@@ -60,9 +61,9 @@ class Alone:
         """No collective, so none has failed."""
 
     def close(self, *, at_exit: bool) -> None:
-        """Nobody to part from."""
+        """Nobody to part from; what was measured since the latest exchange is kept."""
         del at_exit
-        self._plane.close()
+        self._plane.close(self._at()[1])
 
 
 class Together:
@@ -129,5 +130,5 @@ class Together:
 def tie(local: Local, team: Team, at: At) -> Bond:
     """Return the bond of this rank."""
     if team.channel is None:
-        return Alone(local, team)
+        return Alone(local, team, at)
     return Together(local, team, team.channel, at)

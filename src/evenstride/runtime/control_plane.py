@@ -265,8 +265,10 @@ class SoloPlane:
 
     def tick(self, step: int) -> None:
         """Exchange with oneself when it is due, for the trace and the summary."""
-        if step < self._leader.exchange_at:
-            return
+        if step >= self._leader.exchange_at:
+            self._exchange(step)
+
+    def _exchange(self, step: int) -> None:
         held = self._local.gate.hold()
         if held is None:
             return
@@ -275,8 +277,10 @@ class SoloPlane:
         verdict = self._leader.exchange(step, [reply], held.checksum)
         self._shares = apply(verdict, 0, self._local, self._shares)
 
-    def close(self) -> None:
-        """Nothing to end."""
+    def close(self, step: int) -> None:
+        """Exchange once more, so that the trace and the summary hold the latest steps as well."""
+        self._local.gate.skip_opening()
+        self._exchange(step)
         self._local.gate.stop()
 
 
