@@ -65,3 +65,38 @@ def test_a_lone_worker_is_left_alone() -> None:
     estimate = _estimate(np.array([0.05]), 3, 0.05)
 
     assert (pooled(estimate, np.array([64])).now.rows == estimate.now.rows).all()
+
+
+def test_a_worker_whose_speed_has_just_changed_is_left_alone() -> None:
+    """Its shape is in doubt then, so elsewhere it would fit any kind."""
+    shares, rng = np.array([120, 40, 40]), np.random.default_rng(0)
+    fixed_s, per_sample_s = np.full(3, 0.02), np.array([1 / 3000, 1 / 1000, 1 / 1000])
+    estimate = Estimate.unknown(3)
+    for step in range(60):
+        time_s = (fixed_s + shares * per_sample_s) * np.exp(0.03 * rng.standard_normal(3))
+        time_s[0] *= 2.5 if step >= 57 else 1.0
+        told = np.full(3, step), np.ones(3, dtype=np.int64), time_s, np.zeros(3)
+        estimate = estimate.learn(Measured(np.arange(3), shares, *told))
+
+    # The split that follows is already decided, long before anybody has worked under it.
+    decided = np.array([50, 75, 75])
+    alone, together = estimate.model.at(decided), pooled(estimate, decided).model.at(decided)
+
+    assert together[0] == alone[0]
+    assert np.ptp(together[1:]) < np.ptp(alone[1:])
+
+
+def test_more_kinds_than_are_looked_for_keep_their_own_times() -> None:
+    truth = np.geomspace(0.02, 0.2, 400)
+    estimate = _estimate(truth, 60, 0.01)
+
+    together = _times(pooled(estimate, np.full(400, 64)), 400)
+
+    assert np.allclose(together, truth, rtol=0.015)
+
+
+def test_two_kinds_among_very_many_workers_are_told_apart_whatever_their_order() -> None:
+    for truth in (np.tile([0.05, 0.06], 2500), np.repeat([0.05, 0.06], 2500)):
+        together = _times(pooled(_estimate(truth, 5, 0.05), np.full(5000, 64)), 5000)
+
+        assert np.count_nonzero(np.abs(together / truth - 1) > 0.01) < 10

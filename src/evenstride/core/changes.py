@@ -149,6 +149,10 @@ class Judgement:
     told: FloatArray
     drifted: IntArray
 
+    def at(self, places: IntArray) -> Judgement:
+        """Return the judgement of the times at some places."""
+        return Judgement(*(getattr(self, name)[places] for name in self.__slots__))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Drift:

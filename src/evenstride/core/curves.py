@@ -16,6 +16,7 @@ from evenstride.core.fleet import FloatArray, IntArray
 Mask = npt.NDArray[np.bool_]
 Which = IntArray | slice
 """Ranks of some workers, or a slice for all of them."""
+Shares = FloatArray | IntArray | float
 
 # At least this part of a time must come from the samples: a curve that is flat by mistake would
 # draw the whole batch to one worker.
@@ -72,19 +73,29 @@ class Curves:
             return other
         return self if mask.all() else Curves(np.where(mask, self.rows, other.rows))
 
-    def time_s(self, shares: FloatArray | IntArray) -> FloatArray:
-        """Return the expected times at some shares, ``(n,)``."""
+    def time_s(self, shares: Shares) -> FloatArray:
+        """Return the expected times at some shares, ``(n,)``; one share is for all."""
         return np.asarray(np.maximum(self.rows[0] + self.rows[1] * shares, 1e-12))
 
-    def relative_std(self, shares: FloatArray | IntArray) -> FloatArray:
+    def relative_std(self, shares: Shares) -> FloatArray:
         """Return the standard deviation of those times, as a part of them."""
         _, _, ff, fs, ss = self.rows
         variance = ff + (2.0 * fs + ss * shares) * shares
         return np.asarray(np.sqrt(np.maximum(variance, 0.0)) / self.time_s(shares))
 
-    def observed(
-        self, shares: FloatArray | IntArray, time_s: FloatArray, variance: FloatArray
-    ) -> Curves:
+    @property
+    def least_relative_std(self) -> FloatArray:
+        """Return that deviation at the share where it is smallest, whatever that share is.
+
+        It is the least value of ``(x' P x) / (m' x)^2``, which is ``1 / (m' P^-1 m)``, for the
+        mean ``m`` and covariance ``P`` of the two coefficients.
+        """
+        fixed, slope, ff, fs, ss = self.rows
+        whole = ss * fixed**2 - 2.0 * fs * fixed * slope + ff * slope**2
+        part = np.maximum(ff * ss - fs**2, 0.0) / np.maximum(whole, 1e-300)
+        return np.asarray(np.sqrt(part))
+
+    def observed(self, shares: Shares, time_s: FloatArray, variance: FloatArray) -> Curves:
         """Return the curves after one more time of each: a Kalman filter's update.
 
         Args:
@@ -137,7 +148,7 @@ class Curves:
 
 
 def _physical(
-    fixed: FloatArray, slope: FloatArray, shares: FloatArray | IntArray
+    fixed: FloatArray, slope: FloatArray, shares: Shares
 ) -> tuple[FloatArray, FloatArray]:
     """Return both with a fixed time of at least 0 and a positive time per sample.
 

@@ -29,7 +29,7 @@ from evenstride.core.timemodel import TimeModel
 # Before anything is known about the shape, this part of the fastest worker's first time is fixed.
 # A slower worker's fixed time would be the same if only its arithmetic were slower, and longer
 # in proportion if all of it were; a power of the times lies between the two.
-_PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.35, 0.15, 0.75
+_PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.40, 0.18, 0.60
 # What looks like a change of speed may be a wrong idea of the shape, which must not last: a
 # speed that changes by a factor of e leaves so much doubt about the fixed part.
 _JUMP_SHAPE_STD = 0.10
@@ -193,14 +193,18 @@ class _Batch:
     def only(self, mask: Mask) -> _Batch:
         if mask.all():
             return self
-        ranks = np.arange(len(mask)) if isinstance(self.workers, slice) else self.workers
+        return self.at(np.flatnonzero(mask))
+
+    def at(self, places: IntArray) -> _Batch:
+        """Return the observations at some places."""
+        ranks = np.arange(len(self.share)) if isinstance(self.workers, slice) else self.workers
         return _Batch(
-            ranks[mask],
-            self.share[mask],
-            self.time_s[mask],
-            self.least_s[mask],
-            self.steps[mask],
-            self.spread[mask],
+            ranks[places],
+            self.share[places],
+            self.time_s[places],
+            self.least_s[places],
+            self.steps[places],
+            self.spread[places],
         )
 
     def variance(self, noise: FloatArray) -> FloatArray:
@@ -233,9 +237,11 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
     variance = batch.variance(estimate.noise[w])
     residuals = _residuals(estimate, batch, curves, variance)
     changes, judged = estimate.changes.judge(residuals)
-    jumped = _jumped(estimate, batch, curves, judged)
-    learned = curves.observed(batch.share, batch.time_s, variance)
-    after = jumped.where(judged.jumped, learned)
+    after = curves.observed(batch.share, batch.time_s, variance)
+    if judged.jumped.any():  # seldom, and of few workers
+        some = np.flatnonzero(judged.jumped)
+        jumped = _jumped(estimate, batch.at(some), curves.of(some), judged.at(some))
+        after.rows[:, some] = jumped.rows
     learnt = replace(
         estimate,
         now=estimate.now.put(w, ~judged.held, after),

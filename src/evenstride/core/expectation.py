@@ -8,7 +8,7 @@ from evenstride.core.fleet import FloatArray
 
 _POINTS = 33  # at which the distribution of the maximum is evaluated
 _WIDE = 5.0  # standard deviations beyond which a normal value is not looked for
-_MOST = 1024  # workers that are looked at one by one; of more, a part stands for all
+_MOST = 512  # workers that are looked at one by one; of more, a part stands for all
 
 
 def expected_max(mean: FloatArray, std: FloatArray) -> float:
@@ -23,7 +23,7 @@ def expected_max(mean: FloatArray, std: FloatArray) -> float:
         std: of the values, ``(W,)``, at least 0.
 
     Cost:
-        ``O(W log W)``; of more than 1,024 values that may be the largest, every so many-th
+        ``O(W log W)``; of more than 512 values that may be the largest, every so many-th
         stands for its neighbours in order of size.
 
     Source:

@@ -27,10 +27,9 @@ from evenstride.core.fleet import FloatArray, IntArray
 _DIFFER_STD = 2.0
 _WIDEST = 0.5  # no kind's times differ by more than this (in logarithms), however doubtful
 _MOST_KINDS = 24
-# A worker that is sure of its time at its own share only, because its speed has just changed or
-# its shape is not known yet, fits any kind elsewhere: it is left alone where it is this many
-# times as doubtful as at home, and so doubtful in parts of its time.
-_ABROAD, _ABROAD_STD = 1.5, 0.03
+# A worker whose speed has just changed fits any kind: one that is so many times as doubtful as the
+# surest of its kind is left out, unless its doubt is small in itself (parts of its time).
+_DOUBTFUL, _DOUBTFUL_STD = 3.0, 0.015
 _MOST = 1024  # workers that are looked at to find a cut; of more, some stand for all
 _GOLDEN = 0.6180339887498949
 
@@ -40,32 +39,27 @@ def pooled(estimate: Estimate, shares: IntArray) -> Estimate:
 
     Args:
         estimate: of ``W`` workers, all of them known.
-        shares: in force, int64 ``(W,)``; workers are compared near their own shares.
+        shares: decided, int64 ``(W,)``; workers are compared near their own shares.
 
     Cost:
         ``O(W)`` for each of at most 24 kinds, vectorised.
     """
-    theirs = Curves(estimate.now.rows.copy())
-    for kind in _kinds(estimate.now, shares):
-        members = kind[_at_home(theirs.of(kind), shares[kind])]
-        if len(members) > 1:
-            theirs.rows[:, members] = _drawn_together(theirs.of(members), shares[members]).rows
-    return replace(estimate, now=theirs)
+    kinds = _kinds(estimate.now, shares)
+    return replace(estimate, now=_drawn_together(estimate.now, shares, kinds))
 
 
-def _kinds(curves: Curves, shares: IntArray) -> list[IntArray]:
-    """Return the ranks of each kind's workers."""
-    kinds, parts = list[IntArray](), [np.arange(len(shares))]
+def _kinds(curves: Curves, shares: IntArray) -> IntArray:
+    """Return the kind of each worker, ``(W,)``, counted from 0."""
+    kinds, found, parts = np.zeros(len(shares), dtype=np.int64), 0, [np.arange(len(shares))]
     while parts:
         part = parts.pop()
-        if len(part) == 1 or len(kinds) + len(parts) >= _MOST_KINDS:
-            kinds.append(part)
-            continue
-        quicker = _quicker(curves.of(part), shares[part])
+        quicker = np.zeros(len(part), dtype=np.bool_)
+        if len(part) > 1 and found + len(parts) < _MOST_KINDS:
+            quicker = _quicker(curves.of(part), shares[part])
         if quicker.any() and not quicker.all():
             parts += [part[quicker], part[~quicker]]
         else:
-            kinds.append(part)
+            kinds[part], found = found, found + 1
     return kinds
 
 
@@ -75,42 +69,51 @@ def _quicker(curves: Curves, shares: IntArray) -> Mask:
     They are compared at the middle, the least and the largest of their shares, because curves of
     different shape may cross at any one of them.
     """
-    some = curves.of(_looked_at(len(shares)))
-    for at in (float(shares.mean()), float(shares.min()), float(shares.max())):
-        level, weight = _levels(some, max(at, 1.0))
-        if _excess(level, weight) > 0 or float(np.ptp(level)) > _WIDEST:
-            order = np.argsort(level)
-            last = order[_best_cut(level[order], weight[order]) - 1]
-            return np.asarray(np.log(curves.time_s(_everywhere(curves, at))) <= level[last])
-    return np.zeros(len(shares), dtype=np.bool_)
+    places = np.array([shares.mean(), shares.min(), shares.max()])
+    places = np.maximum(places, 1.0)[: 1 if places[1] == places[2] else 3]
+    level, weight = _levels(curves.of(_looked_at(len(shares))), places[:, np.newaxis])
+    mean = (weight * level).sum(axis=1) / weight.sum(axis=1)
+    scatter = (weight * (level - mean[:, np.newaxis]) ** 2).sum(axis=1)
+    differ = (_excess(scatter, level.shape[1]) > 0) | (np.ptp(level, axis=1) > _WIDEST)
+    if not differ.any():
+        return _surer(curves)
+    at = int(differ.argmax())
+    order = np.argsort(level[at])
+    last = order[_best_cut(level[at, order], weight[at, order]) - 1]
+    return np.asarray(np.log(curves.time_s(places[at])) <= level[at, last])
 
 
-def _looked_at(workers: int) -> IntArray:
+def _surer(curves: Curves) -> Mask:
+    """Return who is left if those are taken out who know too little to be compared, if any do."""
+    least = curves.least_relative_std
+    doubtful = least > np.maximum(_DOUBTFUL * least.min(), _DOUBTFUL_STD)
+    return np.asarray(doubtful.any() & ~doubtful)
+
+
+def _looked_at(workers: int) -> IntArray | slice:
     """Return whom to look at: everybody, or of very many some, spread evenly over the ranks."""
     if workers <= _MOST:
-        return np.arange(workers)
+        return slice(None)
     # Steps of the golden section fall in with no pattern in the order of the workers.
     places = np.arange(1, _MOST + 1) * _GOLDEN % 1.0
     return np.asarray((places * workers).astype(np.int64))
 
 
-def _everywhere(curves: Curves, share: float) -> FloatArray:
-    return np.full(curves.rows.shape[1], max(share, 1.0))
+def _levels(curves: Curves, share: FloatArray | float) -> tuple[FloatArray, FloatArray]:
+    """Return the logarithms of times at a share, and the weight of each: one over variance."""
+    std = np.maximum(curves.relative_std(share), 1e-6)
+    return np.log(curves.time_s(share)), 1.0 / std**2
 
 
-def _levels(curves: Curves, share: float) -> tuple[FloatArray, FloatArray]:
-    """Return the logarithms of times at one share, and the weight of each: one over variance."""
-    everywhere = _everywhere(curves, share)
-    std = np.maximum(curves.relative_std(everywhere), 1e-6)
-    return np.log(curves.time_s(everywhere)), 1.0 / std**2
+def _excess(scatter: FloatArray, members: FloatArray | int) -> FloatArray:
+    """Return how much larger a scatter is than what doubt explains; 0 if chance may explain it.
 
-
-def _excess(level: FloatArray, weight: FloatArray) -> float:
-    """Return by how much levels scatter more than doubt explains, as a sum of squares; 0 if not."""
-    mean = (weight * level).sum() / weight.sum()
-    free = len(level) - 1
-    scatter = float((weight * (level - mean) ** 2).sum())
-    return scatter - free if scatter > free + _DIFFER_STD * np.sqrt(2.0 * free) else 0.0
+    Args:
+        scatter: weighted sum of squares of members' levels about their mean.
+        members: how many they are.
+    """
+    free = np.maximum(members - 1.0, 0.0)
+    return np.where(scatter > free + _DIFFER_STD * np.sqrt(2.0 * free), scatter - free, 0.0)
 
 
 def _best_cut(level: FloatArray, weight: FloatArray) -> int:
@@ -121,25 +124,25 @@ def _best_cut(level: FloatArray, weight: FloatArray) -> int:
     return int(np.argmax(before * after * apart**2)) + 1
 
 
-def _at_home(curves: Curves, shares: IntArray) -> Mask:
-    """Return which workers of a kind are about as sure of their time at its share as at theirs."""
-    std = curves.relative_std(_everywhere(curves, float(shares.mean())))
-    home = curves.relative_std(shares)
-    return np.asarray(std <= np.maximum(_ABROAD * home, _ABROAD_STD))
-
-
-def _drawn_together(curves: Curves, shares: IntArray) -> Curves:
-    """Return curves of one kind after each has learned what all of them measured.
+def _drawn_together(curves: Curves, shares: IntArray, kinds: IntArray) -> Curves:
+    """Return the curves after each has learned what all of its kind measured.
 
     To a worker, its kind is like one more measurement of its time, of a variance such that its
     own and this one together give the kind's mean; larger by the variance between them.
     """
-    at = float(shares.mean())
+
+    def whole(values: FloatArray | IntArray | Mask) -> FloatArray:
+        """Sum over each worker's kind."""
+        return np.asarray(np.bincount(kinds, values)[kinds], dtype=np.float64)
+
+    members = whole(np.ones(len(shares)))
+    at = np.maximum(whole(shares) / members, 1.0)
     level, weight = _levels(curves, at)
-    mean = float((weight * level).sum() / weight.sum())
-    others = weight.sum() - weight
+    total = whole(weight)
+    mean = whole(weight * level) / total
+    others = np.maximum(total - weight, 1e-12)
+    spare = np.maximum(total - whole(weight**2) / total, 1e-12)
+    between = _excess(whole(weight * (level - mean) ** 2), members) / spare
     told = mean + (mean - level) * weight / others
-    between = _excess(level, weight) / (weight.sum() - (weight**2).sum() / weight.sum())
-    everywhere = _everywhere(curves, at)
-    time_s = curves.time_s(everywhere) * (1.0 + told - level)
-    return curves.observed(everywhere, time_s, 1.0 / others + between)
+    time_s = curves.time_s(at) * (1.0 + told - level)
+    return curves.observed(at, time_s, 1.0 / others + between).where(members > 1, curves)

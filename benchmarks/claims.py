@@ -1,0 +1,92 @@
+"""What the papers' mixes give in the simulator: the figures of docs/claims.md.
+
+    python benchmarks/claims.py [--seeds 5] [--json]
+
+For every scenario that stands for a mix of a paper: the most that balancing can give there
+(*bound*), and what the paper's own policy and `adaptive` reach, as time of the equal split over
+theirs with the same noise, mean over the seeds. The whole run counts, opening included. `restart`
+is not charged: the paper's system restarted the job at every change of the batches, ours does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenstride.core.policies import policy_from_spec
+from evenstride.sim.loading import load_scenario
+from evenstride.sim.run import Simulation
+from evenstride.sim.score import Stage
+
+SCENARIOS = Path(__file__).parent / "scenarios"
+CORES = ("static:cores", "dynamic-batching", "adaptive")
+FLOPS = ("static", "dynamic-batching", "adaptive")
+MIXES: dict[str, tuple[str, ...]] = {
+    "h1": CORES,
+    "h2": CORES,
+    "h6": CORES,
+    "h10": CORES,
+    "p100-xeon": FLOPS,
+    "t4-p4-1024": FLOPS,
+    "t4-p4-2048": FLOPS,
+    "lb-bsp-cpu-mix": ("lb-bsp-cpu", "adaptive"),
+    "dbs-disturbance": ("dbs", "adaptive"),
+    "omnilearn-schedule": ("omnilearn", "adaptive"),
+    "lbb-four-gpus": ("lb-bsp-gpu", "adaptive"),
+}
+FROM, TO = ("h1", ("h6", "h10"))
+
+
+def speedups(name: str, seeds: int) -> dict[str, float]:
+    """Return the bound of a scenario and the speed-up of each of its policies."""
+    scenario = load_scenario(SCENARIOS / f"{name}.yaml", {})
+    found: dict[str, list[float]] = {}
+    for seed in range(seeds):
+        stage = Stage.of(scenario, seed)
+        for policy in MIXES[name]:
+            row = stage.run(policy)[0]
+            found.setdefault("bound", []).append(row.bound)
+            found.setdefault(policy, []).append(row.speedup)
+    return {what: round(float(np.mean(values)), 3) for what, values in found.items()}
+
+
+def against_equal_cores(seeds: int) -> Iterator[dict[str, Any]]:
+    """Yield step times on uneven cores over those on as many even ones (H1, equal split)."""
+    even_s = mean_step_s(FROM, "uniform", seeds)
+    for name in TO:
+        for policy in ("uniform", "dynamic-batching", "adaptive"):
+            ratio = mean_step_s(name, policy, seeds) / even_s
+            yield {"scenario": name, "policy": policy, "over_h1": round(ratio, 2)}
+
+
+def mean_step_s(name: str, policy: str, seeds: int) -> float:
+    """Return the mean time of a step in seconds, with noise, over all seeds."""
+    scenario = load_scenario(SCENARIOS / f"{name}.yaml", {})
+    runs = [Simulation(scenario, policy_from_spec(policy), seed).run() for seed in range(seeds)]
+    return float(np.mean([run.real_s for run in runs]))
+
+
+def main() -> None:
+    """Simulate all mixes and print what they give."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    asked = parser.parse_args()
+    mixes = {name: speedups(name, asked.seeds) for name in MIXES}
+    uneven = list(against_equal_cores(asked.seeds))
+    if asked.json:
+        print(json.dumps({"speedups": mixes, "over_equal_cores": uneven}, indent=1))
+        return
+    for name, figures in mixes.items():
+        print(f"{name:20}" + "".join(f"  {what} {figure:.3f}" for what, figure in figures.items()))
+    for row in uneven:
+        print(f"{row['scenario']}, {row['policy']}: {row['over_h1']:.2f} of H1's equal split")
+
+
+if __name__ == "__main__":
+    main()
