@@ -17,6 +17,7 @@ Source:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +29,9 @@ from evenstride.core.fleet import FloatArray, IntArray
 # Further than this, in standard deviations and in parts, a time is no noise. Holding back a slow
 # one costs a step at most; taking a spike for a fact about the curve costs more.
 _FAST_STD, _SLOW_STD, _FAR_PART = 4.0, 3.0, 0.10
+# Slow times of one speed differ by no more than this, the largest from the least.
+_ALIKE_STD = 5.0
+_BEYOND_STD = 1.5  # beyond the furthest of as many standard normal values as there are workers
 # CUSUM: half the smallest shift worth finding and the alarm level, in standard deviations. A
 # false alarm then comes about once in 140,000 steps of normal noise (Siegmund's approximation).
 _SLACK, _ALARM = 0.5, 10.0
@@ -35,6 +39,15 @@ _SLACK, _ALARM = 0.5, 10.0
 _HAZARD, _SPIKES_FIRST, _STEPS_FIRST = 1e-3, 0.5, 100.0
 
 Mask = npt.NDArray[np.bool_]
+
+
+def _fast_std(workers: int) -> float:
+    """Return how far below its prediction a time is no noise, in standard deviations.
+
+    Among very many workers somebody is always far off by chance; and one that is taken for fast
+    by mistake holds up all the others.
+    """
+    return max(_FAST_STD, _BEYOND_STD + math.sqrt(2.0 * math.log(workers)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +81,8 @@ class Changes:
     Args:
         run: slow outliers in a row that are held back.
         run_odds: logarithm of the chance of such a run without a change.
-        run_sum: sum of their times as parts of their predictions.
+        run_low: least of their times as parts of their predictions.
+        run_high: largest of them.
         spikes: steps that turned out to be spikes.
         steps: steps judged.
         cusum: ``(W, 2)``, how far residuals have drifted up and down.
@@ -79,7 +93,8 @@ class Changes:
 
     run: FloatArray
     run_odds: FloatArray
-    run_sum: FloatArray
+    run_low: FloatArray
+    run_high: FloatArray
     spikes: FloatArray
     steps: FloatArray
     cusum: FloatArray
@@ -91,28 +106,35 @@ class Changes:
     def none(cls, workers: int) -> Changes:
         """Return the memory before anything was seen."""
         flat, pair = np.zeros(workers), np.zeros((workers, 2))
-        return cls(flat, flat, flat, flat, flat, pair, pair, pair, pair > 0)
+        return cls(flat, flat, flat, flat, flat, flat, pair, pair, pair, pair > 0)
 
     def judge(self, seen: Residuals) -> tuple[Changes, Judgement]:
         """Judge one new time of some workers."""
         workers, part, std, steps = seen.workers, seen.part, seen.std, seen.steps
-        fast = part - 1.0 < -np.maximum(_FAST_STD * std, _FAR_PART)
+        # A time cannot fall by more than all of itself, so the way down is measured in logarithms.
+        fast = -np.log(part) > np.maximum(_fast_std(len(self.run)) * std, _FAR_PART)
         highest = 1.0 + np.maximum(_SLOW_STD * std, _FAR_PART)
         slow = part > highest
         # A slow median tells of half the steps, a slow shortest time of all of them.
         count = np.where(seen.least > highest, steps, -(-steps // 2))
         run = np.where(slow, self.run[workers] + count, 0.0)
-        run_sum = np.where(slow, self.run_sum[workers] + part * count, 0.0)
+        first = self.run[workers] == 0
+        low = np.where(first, part, np.minimum(self.run_low[workers], part))
+        high = np.where(first, part, np.maximum(self.run_high[workers], part))
         spike_rate = (self.spikes[workers] + _SPIKES_FIRST) / (self.steps[workers] + _STEPS_FIRST)
         by_noise = np.exp(-0.5 * ((part - 1.0) / std) ** 2)  # a bound of the normal tail
         odds = np.log(np.minimum(spike_rate + by_noise, 1.0)) * count
         run_odds = np.where(slow, self.run_odds[workers] + odds, 0.0)
         lasting = run * seen.time_s >= HICCUP_S
-        confirmed, far = slow & lasting & (run_odds < np.log(_HAZARD)), fast | slow
+        # After a change, times are alike; unless one of them was a spike as well.
+        alike = np.log(high / low) <= _ALIKE_STD * std
+        change_odds = np.log(_HAZARD) + np.where(alike, 0.0, np.log(spike_rate))
+        confirmed, far = slow & lasting & (run_odds < change_odds), fast | slow
         drift = _Drift.of(self, seen, far)
         drifted = drift.alarm & ~far & (drift.length * seen.time_s >= HICCUP_S)
 
-        ratio = np.where(fast, part, np.where(confirmed, run_sum / np.maximum(run, 1.0), 1.0))
+        level = np.where(alike, np.sqrt(low * high), low)
+        ratio = np.where(fast, part, np.where(confirmed, level, 1.0))
         ratio = np.where(drifted, drift.mean, ratio)
         told = np.where(confirmed, run, np.where(drifted, drift.length, steps))
         jumped = fast | confirmed | drifted
@@ -125,7 +147,7 @@ class Changes:
         after.steps[workers] += steps
         after.run[workers] = np.where(confirmed, 0.0, run)
         after.run_odds[workers] = np.where(confirmed, 0.0, run_odds)
-        after.run_sum[workers] = np.where(confirmed, 0.0, run_sum)
+        after.run_low[workers], after.run_high[workers] = low, high
         drift.put(after, workers, keep=~jumped, skip=far)
         return after, judgement
 

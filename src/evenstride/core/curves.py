@@ -21,6 +21,8 @@ Shares = FloatArray | IntArray | float
 # At least this part of a time must come from the samples: a curve that is flat by mistake would
 # draw the whole batch to one worker.
 _FLATTEST = 0.02
+# Standard deviation, as a part of the time, of a fixed time of which nothing is known.
+_WIDEST_STD = 0.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,12 +138,17 @@ class Curves:
     def bent(self, shares: FloatArray | IntArray, std: FloatArray) -> Curves:
         """Return the curves with more doubt about their shape, the time at ``shares`` apart.
 
+        A fixed time lies between nothing and the whole; doubt that is as wide as that does not
+        grow.
+
         Args:
             shares: at which the times stay as sure as they are, ``(n,)``.
             std: by how much of its time there each fixed time may be off, ``(n,)``.
         """
         fixed, slope, ff, fs, ss = self.rows
-        by_s = self.time_s(shares) * std
+        time_s = self.time_s(shares)
+        room = np.maximum(_WIDEST_STD**2 - ff / time_s**2, 0.0)
+        by_s = time_s * np.sqrt(np.minimum(std**2, room))
         per_sample = by_s / np.maximum(shares, 1)
         doubt = (ff + by_s**2, fs - by_s * per_sample, ss + per_sample**2)
         return Curves(np.stack([fixed, slope, *doubt]))

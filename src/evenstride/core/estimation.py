@@ -30,9 +30,9 @@ from evenstride.core.timemodel import TimeModel
 # A slower worker's fixed time would be the same if only its arithmetic were slower, and longer
 # in proportion if all of it were; a power of the times lies between the two.
 _PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.40, 0.18, 0.60
-# What looks like a change of speed may be a wrong idea of the shape, which must not last: a
-# speed that changes by a factor of e leaves so much doubt about the fixed part.
-_JUMP_SHAPE_STD = 0.10
+# How much a speed changes as a rule. What looks like a change of speed may be a wrong idea of the
+# shape, which must not last: a factor of e leaves so much doubt about the fixed part.
+_JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
 # A speed this close to the one before the latest change, in standard deviations, is that one.
 _BACK_STD = 2.0
 # Of the doubt that a change leaves about the shape, so much comes with the return: two wrong
@@ -44,8 +44,10 @@ _GUESS_STD = 0.5
 _DRIFT, _MODEL_STD = 0.0005, 0.004
 # Relative variance of one step's time: at first, and its bounds; and the fewest and most steps
 # that it is a mean of (of fewer, it would itself be so noisy that every test of it misfires).
-_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.05**2, 0.005**2, 0.5**2
+_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.09**2, 0.005**2, 0.5**2
 _NOISE_STEPS = 10.0, 150.0
+# What a time counts at most that is taken for no noise, in variances.
+_NOISE_FAR = 6.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,7 +252,8 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
         anchors=_anchored(estimate, changes, w, after, curves),
         changes=changes,
     )
-    return _noted(learnt, batch, residuals.part, judged)
+    doubt = curves.relative_std(batch.share)
+    return _noted(learnt, batch, residuals.part, judged, doubt**2 > _NOISE_FAR * estimate.noise[w])
 
 
 def _residuals(
@@ -281,8 +284,10 @@ def _jumped(estimate: Estimate, batch: _Batch, curves: Curves, judged: Judgement
     base = up.where(judged.drifted == 1, down.where(judged.drifted == -1, curves))
     free = estimate.noise[w] / judged.told + _MODEL_STD**2
     doubt = _JUMP_SHAPE_STD * np.minimum(np.abs(np.log(judged.ratio)), 1.0)
-    moved = base.times(judged.ratio, free).bent(share, doubt)
-    time_s = moved.time_s(share)
+    time_s = base.time_s(share) * judged.ratio
+    # Far from where a curve was measured, its shape may be to blame rather than the speed.
+    moved = base.times(1.0, np.full(len(share), _JUMP_STD**2)).observed(share, time_s, free)
+    moved = moved.bent(share, doubt)
     former = estimate.former.of(w)
     returned = former.bent(share, _BACK_DOUBT * doubt).observed(share, time_s, free)
     after = returned.where(_explains(former, share, time_s, free), moved)
@@ -319,10 +324,14 @@ def _anchored(
     return up, down
 
 
-def _noted(estimate: Estimate, batch: _Batch, part: FloatArray, judged: Judgement) -> Estimate:
+def _noted(
+    estimate: Estimate, batch: _Batch, part: FloatArray, judged: Judgement, unclear: Mask
+) -> Estimate:
     """Count the steps and blend in what these times tell about the noise.
 
-    Two times in a row differ by noise alone, however far both are from their prediction.
+    Two times in a row differ by noise alone, however far both are from their prediction, unless
+    the prediction was ``unclear``. One that is no noise as far as is known counts too, but only so
+    much: many of them are noise after all.
     """
     w, calm = batch.workers, ~judged.held & ~judged.jumped
     noise, latest, steps = estimate.noise.copy(), estimate.latest.copy(), estimate.steps.copy()
@@ -330,8 +339,9 @@ def _noted(estimate: Estimate, batch: _Batch, part: FloatArray, judged: Judgemen
     seen = np.where(np.isnan(batch.spread), between, batch.spread)
     memory = np.clip(steps[w], *_NOISE_STEPS)
     weight = batch.steps / (batch.steps + memory)
-    blended = (1 - weight) * noise[w] + weight * np.clip(seen, 0.0, _NOISE_MOST)
-    told = calm & ~np.isnan(seen)
+    seen = np.clip(seen, 0.0, np.where(calm, _NOISE_MOST, _NOISE_FAR * noise[w]))
+    blended = (1 - weight) * noise[w] + weight * seen
+    told = ~np.isnan(seen) & ~unclear
     noise[w] = np.where(told, np.maximum(blended, _NOISE_LEAST), noise[w])
     latest[w] = np.where(judged.jumped, np.nan, np.where(judged.held, latest[w], part))
     steps[w] += np.where(judged.held, 0, batch.steps)

@@ -15,11 +15,12 @@ Source:
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
-from evenstride.core.curves import Curves, Mask
+from evenstride.core.curves import Curves, Mask, Shares
 from evenstride.core.estimation import Estimate
 from evenstride.core.fleet import FloatArray, IntArray
 
@@ -29,7 +30,7 @@ _WIDEST = 0.5  # no kind's times differ by more than this (in logarithms), howev
 _MOST_KINDS = 24
 # A worker whose speed has just changed fits any kind: one that is so many times as doubtful as the
 # surest of its kind is left out, unless its doubt is small in itself (parts of its time).
-_DOUBTFUL, _DOUBTFUL_STD = 3.0, 0.015
+_DOUBTFUL, _DOUBTFUL_STD, _UNCLEAR = 3.0, 0.015, 1e3
 _MOST = 1024  # workers that are looked at to find a cut; of more, some stand for all
 _GOLDEN = 0.6180339887498949
 
@@ -44,13 +45,14 @@ def pooled(estimate: Estimate, shares: IntArray) -> Estimate:
     Cost:
         ``O(W)`` for each of at most 24 kinds, vectorised.
     """
-    kinds = _kinds(estimate.now, shares)
-    return replace(estimate, now=_drawn_together(estimate.now, shares, kinds))
+    kinds, stray = _kinds(estimate.now, shares)
+    return replace(estimate, now=_drawn_together(estimate.now, shares, kinds, stray))
 
 
-def _kinds(curves: Curves, shares: IntArray) -> IntArray:
-    """Return the kind of each worker, ``(W,)``, counted from 0."""
-    kinds, found, parts = np.zeros(len(shares), dtype=np.int64), 0, [np.arange(len(shares))]
+def _kinds(curves: Curves, shares: IntArray) -> tuple[IntArray, FloatArray]:
+    """Return the kind of each worker, ``(W,)``, and how little it belongs to it (`_stray`)."""
+    kinds, stray = np.zeros(len(shares), dtype=np.int64), np.zeros(len(shares))
+    found, parts = 0, [np.arange(len(shares))]
     while parts:
         part = parts.pop()
         quicker = np.zeros(len(part), dtype=np.bool_)
@@ -60,7 +62,8 @@ def _kinds(curves: Curves, shares: IntArray) -> IntArray:
             parts += [part[quicker], part[~quicker]]
         else:
             kinds[part], found = found, found + 1
-    return kinds
+            stray[part] = _stray(curves.of(part), shares[part])
+    return kinds, stray
 
 
 def _quicker(curves: Curves, shares: IntArray) -> Mask:
@@ -76,18 +79,26 @@ def _quicker(curves: Curves, shares: IntArray) -> Mask:
     scatter = (weight * (level - mean[:, np.newaxis]) ** 2).sum(axis=1)
     differ = (_excess(scatter, level.shape[1]) > 0) | (np.ptp(level, axis=1) > _WIDEST)
     if not differ.any():
-        return _surer(curves)
+        return np.zeros(len(shares), dtype=np.bool_)
     at = int(differ.argmax())
     order = np.argsort(level[at])
     last = order[_best_cut(level[at, order], weight[at, order]) - 1]
     return np.asarray(np.log(curves.time_s(places[at])) <= level[at, last])
 
 
-def _surer(curves: Curves) -> Mask:
-    """Return who is left if those are taken out who know too little to be compared, if any do."""
+def _stray(curves: Curves, shares: IntArray) -> FloatArray:
+    """Return how much further each is from the middle one than chance allows, 0 if it does.
+
+    In standard deviations, at its own share; one worker among a thousand may be far off without
+    adding much to the scatter of all. Those who are known too little to tell get a large number.
+    """
     least = curves.least_relative_std
-    doubtful = least > np.maximum(_DOUBTFUL * least.min(), _DOUBTFUL_STD)
-    return np.asarray(doubtful.any() & ~doubtful)
+    unclear = least > np.maximum(_DOUBTFUL * least.min(), _DOUBTFUL_STD)
+    fixed_s, per_sample_s = np.median(curves.rows[:2], axis=1)
+    level, weight = _levels(curves, shares)
+    off = level - np.log(np.maximum(fixed_s + per_sample_s * shares, 1e-12))
+    chance = math.sqrt(2.0 * math.log(len(level)))
+    return np.where(unclear, _UNCLEAR, np.maximum(np.sqrt(weight) * np.abs(off) - chance, 0.0))
 
 
 def _looked_at(workers: int) -> IntArray | slice:
@@ -99,7 +110,7 @@ def _looked_at(workers: int) -> IntArray | slice:
     return np.asarray((places * workers).astype(np.int64))
 
 
-def _levels(curves: Curves, share: FloatArray | float) -> tuple[FloatArray, FloatArray]:
+def _levels(curves: Curves, share: Shares) -> tuple[FloatArray, FloatArray]:
     """Return the logarithms of times at a share, and the weight of each: one over variance."""
     std = np.maximum(curves.relative_std(share), 1e-6)
     return np.log(curves.time_s(share)), 1.0 / std**2
@@ -124,25 +135,29 @@ def _best_cut(level: FloatArray, weight: FloatArray) -> int:
     return int(np.argmax(before * after * apart**2)) + 1
 
 
-def _drawn_together(curves: Curves, shares: IntArray, kinds: IntArray) -> Curves:
+def _drawn_together(curves: Curves, shares: IntArray, kinds: IntArray, stray: FloatArray) -> Curves:
     """Return the curves after each has learned what all of its kind measured.
 
     To a worker, its kind is like one more measurement of its time, of a variance such that its
-    own and this one together give the kind's mean; larger by the variance between them.
+    own and this one together give the kind's mean; larger by the variance between them, and the
+    more so the less it belongs to them. (In or out would make a split flip at the border.)
     """
 
-    def whole(values: FloatArray | IntArray | Mask) -> FloatArray:
+    def whole(values: FloatArray | IntArray) -> FloatArray:
         """Sum over each worker's kind."""
         return np.asarray(np.bincount(kinds, values)[kinds], dtype=np.float64)
 
     members = whole(np.ones(len(shares)))
     at = np.maximum(whole(shares) / members, 1.0)
     level, weight = _levels(curves, at)
-    total = whole(weight)
-    mean = whole(weight * level) / total
-    others = np.maximum(total - weight, 1e-12)
-    spare = np.maximum(total - whole(weight**2) / total, 1e-12)
-    between = _excess(whole(weight * (level - mean) ** 2), members) / spare
-    told = mean + (mean - level) * weight / others
-    time_s = curves.time_s(at) * (1.0 + told - level)
-    return curves.observed(at, time_s, 1.0 / others + between).where(members > 1, curves)
+    own = weight / (1.0 + stray**2)
+    total = whole(own)
+    mean = whole(own * level) / total
+    others = np.maximum(total - own, 1e-12)
+    told = mean + (mean - level) * own / others
+    spare = np.maximum(total - whole(own**2) / total, 1e-12)
+    between = _excess(whole(own * (level - mean) ** 2), members) / spare
+    apart = np.maximum(np.abs(mean - level), 1.0 / np.sqrt(weight))
+    variance = 1.0 / others + between + (stray * apart) ** 2
+    drawn = curves.observed(at, curves.time_s(at) * (1.0 + told - level), variance)
+    return drawn.where(members > 1, curves)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +15,15 @@ from evenstride.core.policies.static import split_by
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.pooling import pooled
+from evenstride.core.timemodel import TimeModel
 
-# Known so well that measuring need not be frequent.
-_SETTLED_DOUBT = 0.02
+# Known so well that measuring need not be frequent; and so well that no margin is needed.
+_SETTLED_DOUBT, _NO_DOUBT = 0.02, 0.002
+_STUCK = 0.01
+# Of so many workers it is not worth while to give a doubtful one less.
+_FEW = 8
+# A margin makes no curve flatter than this part of what it is.
+_FLATTEST = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +63,8 @@ class Adaptive:
             return None, Keep(f"no step of worker {unknown} has been measured yet", settled=False)
         now = np.array(situation.shares, dtype=np.int64)
         estimate = pooled(estimate, now)
-        best = equal_finish(estimate.model, fleet.lower, fleet.upper, fleet.global_batch)
-        now_s, best_s = expected_step_s(estimate, now), expected_step_s(estimate, best)
+        best, best_s = best_split(estimate, fleet, now)
+        now_s = expected_step_s(estimate, now)
         step_s = now_s + situation.communication_s
         gain = (now_s - best_s) / step_s
         doubt = best_s / estimate.model.makespan_s(best) - 1.0
@@ -70,6 +77,49 @@ class Adaptive:
             f"{(step_s - now_s + best_s) * 1e3:.1f} ms expected ({gain:.1%} less)"
         )
         return None, Move(as_shares(best), reason, settled=False)
+
+
+def best_split(estimate: Estimate, fleet: Fleet, now: IntArray) -> tuple[IntArray, float]:
+    """Return the split with the shortest expected step of those looked at, and that step.
+
+    That of equal mean finish times gives a worker of whom little is known as much as the others,
+    and all wait for it if it is slower than believed. Among many workers somebody is, so there
+    it is given less. If that is no better than the split in force, which may be due to a worker
+    of whom nothing more is ever learned at its present share, everybody is given a margin.
+    """
+    late = _late_std(len(now))
+    found = _finishing(estimate, fleet, estimate.model)
+    doubtful = found[1] > (1.0 + _NO_DOUBT) * estimate.model.makespan_s(found[0])
+    now_s = expected_step_s(estimate, now)
+    for std in (late - _late_std(_FEW), late):
+        if doubtful and std > 0 and (std < late or found[1] > (1.0 + _STUCK) * now_s):
+            model = _latest(estimate, now, found[0], std)
+            found = min(found, _finishing(estimate, fleet, model), key=lambda split: split[1])
+    return found
+
+
+def _finishing(estimate: Estimate, fleet: Fleet, model: TimeModel) -> tuple[IntArray, float]:
+    """Return the split in which all finish together under a model, and its expected step."""
+    split = equal_finish(model, fleet.lower, fleet.upper, fleet.global_batch)
+    return split, expected_step_s(estimate, split)
+
+
+def _late_std(workers: int) -> float:
+    """Return the expected maximum of some standard normal values (Gumbel's limit); 0 of one."""
+    if workers < 2:
+        return 0.0
+    far = math.sqrt(2.0 * math.log(workers))
+    return far - (math.log(math.log(workers)) + math.log(4.0 * math.pi)) / (2.0 * far)
+
+
+def _latest(estimate: Estimate, now: IntArray, best: IntArray, std: float) -> TimeModel:
+    """Return curves through times that are late by some standard deviations at two splits."""
+    model, apart = estimate.model, best - now
+    now_s = model.at(now) * (1.0 + std * estimate.relative_std(now))
+    best_s = model.at(best) * (1.0 + std * estimate.relative_std(best))
+    slope = np.divide(best_s - now_s, apart, out=model.per_sample_s.copy(), where=apart != 0)
+    slope = np.clip(slope, _FLATTEST * model.per_sample_s, best_s / np.maximum(best, 1))
+    return TimeModel.affine(np.maximum(best_s - slope * best, 0.0), slope)
 
 
 def expected_step_s(estimate: Estimate, shares: IntArray) -> float:
