@@ -168,3 +168,18 @@ def test_apportion_rounds_the_published_case_as_published() -> None:
     ideal = np.array([13.7, 16.5, 19.6, 14.2])
 
     assert apportion(ideal, 64, np.ones(4, int), np.full(4, 64)).tolist() == [14, 16, 20, 14]
+
+
+def test_a_deadline_before_the_floor_leaves_no_share() -> None:
+    model = TimeModel(
+        np.array([0.0, 0.0]), np.array([0.125, 0.004]), np.array([0.0, 1.0]), np.array([1.0, 1.0])
+    )
+
+    assert model.capacity(0.5).tolist() == [4, 0]
+    assert equal_finish(model, np.zeros(2, np.int64), np.full(2, 90), 33).tolist() == [8, 25]
+
+
+def test_weights_next_to_nothing_are_no_overflow() -> None:
+    split = apportion(np.array([0.0, 5e-324]), 3, np.zeros(2, np.int64), np.full(2, 9))
+
+    assert split.tolist() == [0, 3]

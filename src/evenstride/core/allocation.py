@@ -72,7 +72,11 @@ def _largest_below_optimum(
     The shares are at most ``_FILL_AT_MOST`` short of ``total``, unless more units than that
     end at exactly the optimal finish time; the room then holds just those units.
     """
-    high_s = float(times.at(np.minimum(upper, total)).max())
+    # The equal split, where the bounds allow it, is a much nearer end than all for everybody.
+    enough = np.clip(-(-total // len(lower)), lower, upper)
+    if int(enough.sum()) < total:
+        enough = np.minimum(upper, total)
+    high_s = float(times.at(enough).max())
     low_s, shares = 0.0, lower
     over = np.clip(times.capacity(high_s), lower, upper)
     few, many, halve = int(shares.sum()), int(over.sum()), False
@@ -176,8 +180,8 @@ def _proportional_within(
     weights: FloatArray, total: float, lower: IntArray, upper: IntArray
 ) -> FloatArray:
     """Return real-valued shares ``clip(s * weights, lower, upper)`` that sum to ``total``."""
-    if not weights.sum() > 0:
-        weights = np.ones_like(weights)
+    weights = weights / weights.max() if weights.max() > 0 else np.ones_like(weights)
+    weights = np.where(weights < 1e-200, 0.0, weights)  # so that no product overflows
     low, high = 0.0, max(1.0, total) / float(weights[weights > 0].min())
     for _ in range(100):
         middle = 0.5 * (low + high)

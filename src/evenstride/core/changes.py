@@ -61,6 +61,7 @@ class Residuals:
         anchored: the time as a part of what was predicted before times began to drift up, and
             down, ``(n, 2)``.
         std: standard deviation of ``part`` if nothing has changed.
+        doubt: what of it is doubt about the prediction.
         steps: steps that the time is the median of.
         time_s: the time itself, in seconds.
     """
@@ -70,6 +71,7 @@ class Residuals:
     least: FloatArray
     anchored: FloatArray
     std: FloatArray
+    doubt: FloatArray
     steps: IntArray
     time_s: FloatArray
 
@@ -83,6 +85,7 @@ class Changes:
         run_odds: logarithm of the chance of such a run without a change.
         run_low: least of their times as parts of their predictions.
         run_high: largest of them.
+        mistaken: logarithm of the chance that the latest change was none, or has passed since.
         spikes: steps that turned out to be spikes.
         steps: steps judged.
         cusum: ``(W, 2)``, how far residuals have drifted up and down.
@@ -95,6 +98,7 @@ class Changes:
     run_odds: FloatArray
     run_low: FloatArray
     run_high: FloatArray
+    mistaken: FloatArray
     spikes: FloatArray
     steps: FloatArray
     cusum: FloatArray
@@ -106,13 +110,17 @@ class Changes:
     def none(cls, workers: int) -> Changes:
         """Return the memory before anything was seen."""
         flat, pair = np.zeros(workers), np.zeros((workers, 2))
-        return cls(flat, flat, flat, flat, flat, flat, pair, pair, pair, pair > 0)
+        mistaken = np.full(workers, np.log(_HAZARD))
+        return cls(flat, flat, flat, flat, mistaken, flat, flat, pair, pair, pair, pair > 0)
 
     def judge(self, seen: Residuals) -> tuple[Changes, Judgement]:
         """Judge one new time of some workers."""
         workers, part, std, steps = seen.workers, seen.part, seen.std, seen.steps
-        # A time cannot fall by more than all of itself, so the way down is measured in logarithms.
+        # A time cannot fall by more than all of itself, so noise is measured in logarithms on the
+        # way down; the doubt about a curve, which is a sum, is not.
         fast = -np.log(part) > np.maximum(_fast_std(len(self.run)) * std, _FAR_PART)
+        # Nor is it a change if that doubt is likelier than one, or than a false alarm before.
+        fast &= (1.0 - part) ** 2 > -2.0 * self.mistaken[workers] * seen.doubt**2
         highest = 1.0 + np.maximum(_SLOW_STD * std, _FAR_PART)
         slow = part > highest
         # A slow median tells of half the steps, a slow shortest time of all of them.
@@ -136,6 +144,7 @@ class Changes:
         level = np.where(alike, np.sqrt(low * high), low)
         ratio = np.where(fast, part, np.where(confirmed, level, 1.0))
         ratio = np.where(drifted, drift.mean, ratio)
+        lasted = self.mistaken[workers] + np.log(spike_rate) * steps
         told = np.where(confirmed, run, np.where(drifted, drift.length, steps))
         jumped = fast | confirmed | drifted
         side = np.where(drifted, 1 - 2 * drift.side, 0)
@@ -148,6 +157,9 @@ class Changes:
         after.run[workers] = np.where(confirmed, 0.0, run)
         after.run_odds[workers] = np.where(confirmed, 0.0, run_odds)
         after.run_low[workers], after.run_high[workers] = low, high
+        mistaken = np.where(confirmed, run_odds - np.log(_HAZARD), np.where(slow, 0.0, lasted))
+        mistaken = np.where(slow & ~confirmed, self.mistaken[workers], mistaken)
+        after.mistaken[workers] = np.maximum(mistaken, np.log(_HAZARD))
         drift.put(after, workers, keep=~jumped, skip=far)
         return after, judgement
 

@@ -29,7 +29,7 @@ from evenstride.core.timemodel import TimeModel
 # Before anything is known about the shape, this part of the fastest worker's first time is fixed.
 # A slower worker's fixed time would be the same if only its arithmetic were slower, and longer
 # in proportion if all of it were; a power of the times lies between the two.
-_PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.40, 0.18, 0.60
+_PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.37, 0.20, 0.60
 # How much a speed changes as a rule. What looks like a change of speed may be a wrong idea of the
 # shape, which must not last: a factor of e leaves so much doubt about the fixed part.
 _JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
@@ -252,21 +252,23 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
         anchors=_anchored(estimate, changes, w, after, curves),
         changes=changes,
     )
-    doubt = curves.relative_std(batch.share)
-    return _noted(learnt, batch, residuals.part, judged, doubt**2 > _NOISE_FAR * estimate.noise[w])
+    unclear = residuals.doubt**2 > _NOISE_FAR * estimate.noise[w]
+    return _noted(learnt, batch, residuals.part, judged, unclear)
 
 
 def _residuals(
     estimate: Estimate, batch: _Batch, curves: Curves, variance: FloatArray
 ) -> Residuals:
     share, w = batch.share, batch.workers
+    doubt = curves.relative_std(share)
     anchored_s = [anchor.of(w).time_s(share) for anchor in estimate.anchors]
     return Residuals(
         workers=w,
         part=batch.time_s / curves.time_s(share),
         least=batch.least_s / curves.time_s(share),
         anchored=batch.time_s[:, None] / np.stack(anchored_s, axis=1),
-        std=np.sqrt(curves.relative_std(share) ** 2 + variance),
+        std=np.sqrt(doubt**2 + variance),
+        doubt=doubt,
         steps=batch.steps,
         time_s=batch.time_s,
     )

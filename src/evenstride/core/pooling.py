@@ -31,7 +31,7 @@ _MOST_KINDS = 24
 # A worker whose speed has just changed fits any kind: one that is so many times as doubtful as the
 # surest of its kind is left out, unless its doubt is small in itself (parts of its time).
 _DOUBTFUL, _DOUBTFUL_STD, _UNCLEAR = 3.0, 0.015, 1e3
-_MOST = 1024  # workers that are looked at to find a cut; of more, some stand for all
+_MOST = 512  # workers that are looked at to find a cut; of more, some stand for all
 _GOLDEN = 0.6180339887498949
 
 
@@ -57,33 +57,36 @@ def _kinds(curves: Curves, shares: IntArray) -> tuple[IntArray, FloatArray]:
         part = parts.pop()
         quicker = np.zeros(len(part), dtype=np.bool_)
         if len(part) > 1 and found + len(parts) < _MOST_KINDS:
-            quicker = _quicker(curves.of(part), shares[part])
+            quicker = _quicker(curves, shares, part)
         if quicker.any() and not quicker.all():
             parts += [part[quicker], part[~quicker]]
         else:
             kinds[part], found = found, found + 1
-            stray[part] = _stray(curves.of(part), shares[part])
+            if len(part) > 1:
+                stray[part] = _stray(curves.of(part), shares[part])
     return kinds, stray
 
 
-def _quicker(curves: Curves, shares: IntArray) -> Mask:
-    """Return which of some workers are before the cut; nobody if they are of one kind.
+def _quicker(curves: Curves, shares: IntArray, part: IntArray) -> Mask:
+    """Return which of a part's workers are before the cut; nobody if they are of one kind.
 
     They are compared at the middle, the least and the largest of their shares, because curves of
     different shape may cross at any one of them.
     """
-    places = np.array([shares.mean(), shares.min(), shares.max()])
+    theirs = shares[part]
+    places = np.array([theirs.mean(), theirs.min(), theirs.max()])
     places = np.maximum(places, 1.0)[: 1 if places[1] == places[2] else 3]
-    level, weight = _levels(curves.of(_looked_at(len(shares))), places[:, np.newaxis])
+    level, weight = _levels(curves.of(part[_looked_at(len(part))]), places[:, np.newaxis])
     mean = (weight * level).sum(axis=1) / weight.sum(axis=1)
     scatter = (weight * (level - mean[:, np.newaxis]) ** 2).sum(axis=1)
     differ = (_excess(scatter, level.shape[1]) > 0) | (np.ptp(level, axis=1) > _WIDEST)
     if not differ.any():
-        return np.zeros(len(shares), dtype=np.bool_)
+        return np.zeros(len(part), dtype=np.bool_)
     at = int(differ.argmax())
     order = np.argsort(level[at])
     last = order[_best_cut(level[at, order], weight[at, order]) - 1]
-    return np.asarray(np.log(curves.time_s(places[at])) <= level[at, last])
+    time_s = curves.rows[0, part] + curves.rows[1, part] * places[at]
+    return np.asarray(np.log(np.maximum(time_s, 1e-12)) <= level[at, last])
 
 
 def _stray(curves: Curves, shares: IntArray) -> FloatArray:
@@ -94,7 +97,9 @@ def _stray(curves: Curves, shares: IntArray) -> FloatArray:
     """
     least = curves.least_relative_std
     unclear = least > np.maximum(_DOUBTFUL * least.min(), _DOUBTFUL_STD)
-    fixed_s, per_sample_s = np.median(curves.rows[:2], axis=1)
+    some = np.sort(curves.of(_looked_at(len(shares))).rows[:2], axis=1)
+    middle = some.shape[1] // 2
+    fixed_s, per_sample_s = 0.5 * (some[:, middle] + some[:, -1 - middle])
     level, weight = _levels(curves, shares)
     off = level - np.log(np.maximum(fixed_s + per_sample_s * shares, 1e-12))
     chance = math.sqrt(2.0 * math.log(len(level)))

@@ -70,7 +70,7 @@ class TimeModel:
         share = np.clip(guess, 0, 2**53).astype(np.int64)
         share += self.at(share + 1) <= deadline_s
         share -= (share > 0) & (self.at(share) > deadline_s)
-        return share
+        return np.where(self.floor_s / self.speed > deadline_s, 0, share)
 
     def makespan_s(self, shares: IntArray | Shares) -> float:
         """Return the time in seconds of the worker that finishes last."""

@@ -39,7 +39,7 @@ class TrueTimes:
         share = np.clip(np.floor(bent), 0, 2**53).astype(np.int64)
         share += self.at(share + 1) <= deadline_s
         share -= (share > 0) & (self.at(share) > deadline_s)
-        return share
+        return np.where(self.floor_s / self.speed > deadline_s, 0, share)
 
     def at_speed(self, speed: FloatArray) -> TrueTimes:
         """Return the curves at another speed."""

@@ -22,6 +22,9 @@ _SETTLED_DOUBT, _NO_DOUBT = 0.02, 0.002
 _STUCK = 0.01
 # Of so many workers it is not worth while to give a doubtful one less.
 _FEW = 8
+# A share that should be larger by this factor tells too little about its worker's speed: what is
+# believed of it, by mistake maybe, would never be corrected.
+_STARVED = 3
 # A margin makes no curve flatter than this part of what it is.
 _FLATTEST = 0.2
 
@@ -63,11 +66,16 @@ class Adaptive:
             return None, Keep(f"no step of worker {unknown} has been measured yet", settled=False)
         now = np.array(situation.shares, dtype=np.int64)
         estimate = pooled(estimate, now)
-        best, best_s = best_split(estimate, fleet, now)
         now_s = expected_step_s(estimate, now)
+        best, best_s = best_split(estimate, fleet, now, now_s)
         step_s = now_s + situation.communication_s
         gain = (now_s - best_s) / step_s
         doubt = best_s / estimate.model.makespan_s(best) - 1.0
+        starved = np.flatnonzero(best > _STARVED * np.maximum(now, 1))
+        if len(starved) and -self.min_gain <= gain <= self.min_gain:
+            some = fleet.workers[int(starved[0])].name
+            reason = f"worker {some} gets more, because its speed cannot be told from so little"
+            return None, Move(as_shares(best), reason, settled=False)
         if gain <= self.min_gain:
             reason = f"best split would be {gain:.1%} faster, under {self.min_gain:.1%}"
             return None, Keep(reason, settled=doubt < _SETTLED_DOUBT)
@@ -79,7 +87,9 @@ class Adaptive:
         return None, Move(as_shares(best), reason, settled=False)
 
 
-def best_split(estimate: Estimate, fleet: Fleet, now: IntArray) -> tuple[IntArray, float]:
+def best_split(
+    estimate: Estimate, fleet: Fleet, now: IntArray, now_s: float
+) -> tuple[IntArray, float]:
     """Return the split with the shortest expected step of those looked at, and that step.
 
     That of equal mean finish times gives a worker of whom little is known as much as the others,
@@ -90,7 +100,6 @@ def best_split(estimate: Estimate, fleet: Fleet, now: IntArray) -> tuple[IntArra
     late = _late_std(len(now))
     found = _finishing(estimate, fleet, estimate.model)
     doubtful = found[1] > (1.0 + _NO_DOUBT) * estimate.model.makespan_s(found[0])
-    now_s = expected_step_s(estimate, now)
     for std in (late - _late_std(_FEW), late):
         if doubtful and std > 0 and (std < late or found[1] > (1.0 + _STUCK) * now_s):
             model = _latest(estimate, now, found[0], std)
