@@ -277,3 +277,33 @@ def test_a_spike_that_a_doubtful_curve_expected_is_forgotten() -> None:
     assert spike_s > 1.5 * 0.153
     assert _at(after, 20) == pytest.approx([0.153], rel=0.1)
     assert _at(after, 64) == pytest.approx([0.447], rel=0.1)
+
+
+def test_two_spikes_of_different_length_are_no_change_of_speed() -> None:
+    """After a change, times are alike."""
+    rng = np.random.default_rng(3)
+    estimate = _learned(*(_noisy(rng, 64, 0.1, 0.04) for _ in range(60)))
+
+    alike = estimate.learn(Measured.of((_seen(0, 64, 0.26), _seen(0, 64, 0.25))))
+    unlike = estimate.learn(Measured.of((_seen(0, 64, 0.4), _seen(0, 64, 0.125))))
+
+    assert _at(alike, 64)[0] > 0.2
+    assert _at(unlike, 64) == pytest.approx(_at(estimate, 64), rel=0.02)
+
+
+def test_noise_that_looks_like_spikes_and_changes_is_learned_all_the_same() -> None:
+    rng = np.random.default_rng(5)
+    estimate = _learned(*(_noisy(rng, 64, 0.1, 0.3) for _ in range(150)))
+
+    assert 0.2 < np.sqrt(estimate.noise[0]) < 0.4
+
+
+def test_among_very_many_workers_it_takes_more_to_be_taken_for_faster() -> None:
+    rng = np.random.default_rng(7)
+    seen = [_noisy(rng, 64, 0.1, 0.05) for _ in range(60)]
+    few, many = (_learned(*seen, workers=count) for count in (2, 100_000))
+    fast_s = _at(few, 64)[0] * float(np.exp(-5.0 * np.sqrt(few.noise[0] + 0.007**2)))
+
+    after = [e.learn(Measured.of((_seen(0, 64, fast_s),))) for e in (few, many)]
+
+    assert _at(after[0], 64)[0] < 1.1 * fast_s < _at(after[1], 64)[0]

@@ -158,6 +158,37 @@ def test_adaptive_follows_a_slow_down() -> None:
     assert plant.control.shares[0] == pytest.approx(90, abs=3)
 
 
+@pytest.mark.parametrize("slower", [1.5, 2, 3, 4, 6])
+def test_a_slow_down_of_proportional_times_is_not_taken_back_for_a_wrong_shape(
+    slower: float,
+) -> None:
+    """With less to do the worker is faster than thought, and may seem to have recovered."""
+    plant = Plant("adaptive", 120, [0.0, 0.0], [0.001, 0.001])
+    for _ in range(6):
+        plant.exchange(4)
+
+    plant.per_sample_s = np.array([0.001, 0.001 * slower])
+    slowest_s = [plant.step_s() for _ in range(6) if plant.exchange(4)]
+
+    best_s = 0.120 * slower / (1 + slower)
+    assert max(slowest_s) < 1.3 * best_s
+    assert slowest_s[-1] < 1.03 * best_s
+
+
+def test_a_worker_that_was_taken_for_slow_by_mistake_gets_work_again() -> None:
+    """Its first step was a spike, and with one sample its speed would never show."""
+    plant = Plant("adaptive", 64 * 64, [0.02] * 64, [0.001] * 64)
+    plant.per_sample_s[7] = 0.0036
+    plant.exchange()
+    plant.per_sample_s[7] = 0.001
+    assert plant.control.shares[7] < 20
+
+    for _ in range(25):
+        plant.exchange()
+
+    assert plant.control.shares[7] == pytest.approx(64, abs=3)
+
+
 def test_adaptive_names_the_worker_and_the_gain() -> None:
     plant = Plant("adaptive", 100, [0.0, 0.0], [0.001, 0.004])
 

@@ -62,6 +62,7 @@ class Residuals:
             down, ``(n, 2)``.
         std: standard deviation of ``part`` if nothing has changed.
         doubt: what of it is doubt about the prediction.
+        foreseen: whether the time agrees with what was believed before the latest one.
         steps: steps that the time is the median of.
         time_s: the time itself, in seconds.
     """
@@ -72,6 +73,7 @@ class Residuals:
     anchored: FloatArray
     std: FloatArray
     doubt: FloatArray
+    foreseen: Mask
     steps: IntArray
     time_s: FloatArray
 
@@ -120,7 +122,8 @@ class Changes:
         # way down; the doubt about a curve, which is a sum, is not.
         fast = -np.log(part) > np.maximum(_fast_std(len(self.run)) * std, _FAR_PART)
         # Nor is it a change if that doubt is likelier than one, or than a false alarm before.
-        fast &= (1.0 - part) ** 2 > -2.0 * self.mistaken[workers] * seen.doubt**2
+        unlikely = (1.0 - part) ** 2 > -2.0 * self.mistaken[workers] * seen.doubt**2
+        fast &= unlikely | seen.foreseen
         highest = 1.0 + np.maximum(_SLOW_STD * std, _FAR_PART)
         slow = part > highest
         # A slow median tells of half the steps, a slow shortest time of all of them.

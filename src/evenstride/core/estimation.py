@@ -29,7 +29,7 @@ from evenstride.core.timemodel import TimeModel
 # Before anything is known about the shape, this part of the fastest worker's first time is fixed.
 # A slower worker's fixed time would be the same if only its arithmetic were slower, and longer
 # in proportion if all of it were; a power of the times lies between the two.
-_PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.40, 0.15, 0.60
+_PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.37, 0.17, 0.60
 # How much a speed changes as a rule. What looks like a change of speed may be a wrong idea of the
 # shape, which must not last: a factor of e leaves so much doubt about the fixed part.
 _JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
@@ -44,8 +44,8 @@ _GUESS_STD = 0.5
 _DRIFT, _MODEL_STD = 0.0005, 0.004
 # Relative variance of one step's time: at first, and its bounds; and the fewest and most steps
 # that it is a mean of (of fewer, it would itself be so noisy that every test of it misfires).
-_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.095**2, 0.005**2, 0.5**2
-_NOISE_STEPS = 10.0, 150.0
+_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.09**2, 0.005**2, 0.5**2
+_NOISE_STEPS = 4.0, 150.0
 # What a time counts at most that is taken for no noise, in variances.
 _NOISE_FAR = 6.0
 
@@ -261,6 +261,9 @@ def _residuals(
 ) -> Residuals:
     share, w = batch.share, batch.workers
     doubt = curves.relative_std(share)
+    # The curve before the latest time is an older one only if that time was no change itself.
+    foreseen = _explains(estimate.previous.of(w), share, batch.time_s, variance)
+    foreseen &= ~np.isnan(estimate.latest[w])
     anchored_s = [anchor.of(w).time_s(share) for anchor in estimate.anchors]
     return Residuals(
         workers=w,
@@ -269,6 +272,7 @@ def _residuals(
         anchored=batch.time_s[:, None] / np.stack(anchored_s, axis=1),
         std=np.sqrt(doubt**2 + variance),
         doubt=doubt,
+        foreseen=foreseen,
         steps=batch.steps,
         time_s=batch.time_s,
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.errors import ConfigError
+from evenstride.lab.blocks import observations
 from evenstride.runtime.calibrating import Stage, batch_sizes, parse_stages
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import Trainer, numbered
@@ -93,3 +95,20 @@ def test_a_wish_that_is_not_understood_is_refused_before_training(
 
     with pytest.raises(ConfigError, match="EVENSTRIDE_CALIBRATE is 'half'"):
         stride.loader(numbered(21))
+
+
+def test_the_last_steps_of_a_calibration_are_in_its_trace(
+    make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Exchanges are far apart by then, and without a last one a whole size would be missing."""
+    monkeypatch.setenv("EVENSTRIDE_CALIBRATE", "0.5:0,0.25:0,0.75:0")
+    stride = make_stride(global_batch=8, trace=tmp_path / "trace.jsonl")
+    loader, trainer = stride.loader(numbered(64)), Trainer(stride)
+
+    trainer.epoch(loader)
+    stride.close()
+
+    steps = {seen.share: 0 for seen in observations(tmp_path / "trace.jsonl")}
+    for seen in observations(tmp_path / "trace.jsonl"):
+        steps[seen.share] += len(seen.busy_s)
+    assert steps == {4: 4, 2: 4, 6: 4}
