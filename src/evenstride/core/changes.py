@@ -117,54 +117,34 @@ class Changes:
 
     def judge(self, seen: Residuals) -> tuple[Changes, Judgement]:
         """Judge one new time of some workers."""
-        workers, part, std, steps = seen.workers, seen.part, seen.std, seen.steps
-        # A time cannot fall by more than all of itself, so noise is measured in logarithms on the
-        # way down; the doubt about a curve, which is a sum, is not.
-        fast = -np.log(part) > np.maximum(_fast_std(len(self.run)) * std, _FAR_PART)
-        # Nor is it a change if that doubt is likelier than one, or than a false alarm before.
-        unlikely = (1.0 - part) ** 2 > -2.0 * self.mistaken[workers] * seen.doubt**2
-        fast &= unlikely | seen.foreseen
-        highest = 1.0 + np.maximum(_SLOW_STD * std, _FAR_PART)
-        slow = part > highest
-        # A slow median tells of half the steps, a slow shortest time of all of them.
-        count = np.where(seen.least > highest, steps, -(-steps // 2))
-        run = np.where(slow, self.run[workers] + count, 0.0)
-        first = self.run[workers] == 0
-        low = np.where(first, part, np.minimum(self.run_low[workers], part))
-        high = np.where(first, part, np.maximum(self.run_high[workers], part))
-        spike_rate = (self.spikes[workers] + _SPIKES_FIRST) / (self.steps[workers] + _STEPS_FIRST)
-        by_noise = np.exp(-0.5 * ((part - 1.0) / std) ** 2)  # a bound of the normal tail
-        odds = np.log(np.minimum(spike_rate + by_noise, 1.0)) * count
-        run_odds = np.where(slow, self.run_odds[workers] + odds, 0.0)
-        lasting = run * seen.time_s >= HICCUP_S
-        # After a change, times are alike; unless one of them was a spike as well.
-        alike = np.log(high / low) <= _ALIKE_STD * std
-        change_odds = np.log(_HAZARD) + np.where(alike, 0.0, np.log(spike_rate))
-        confirmed, far = slow & lasting & (run_odds < change_odds), fast | slow
+        workers, steps = seen.workers, seen.steps
+        fast, run = self._faster(seen), _Run.of(self, seen)
+        confirmed, far = run.confirmed, fast | run.slow
         drift = _Drift.of(self, seen, far)
         drifted = drift.alarm & ~far & (drift.length * seen.time_s >= HICCUP_S)
 
-        level = np.where(alike, np.sqrt(low * high), low)
-        ratio = np.where(fast, part, np.where(confirmed, level, 1.0))
+        ratio = np.where(fast, seen.part, np.where(confirmed, run.level, 1.0))
         ratio = np.where(drifted, drift.mean, ratio)
-        lasted = self.mistaken[workers] + np.log(spike_rate) * steps
-        told = np.where(confirmed, run, np.where(drifted, drift.length, steps))
+        told = np.where(confirmed, run.length, np.where(drifted, drift.length, steps))
         jumped = fast | confirmed | drifted
         side = np.where(drifted, 1 - 2 * drift.side, 0)
-        judgement = Judgement(jumped, slow & ~confirmed, ratio, told, side)
+        judgement = Judgement(jumped, run.slow & ~confirmed, ratio, told, side)
 
         after = replace(self, **{name: getattr(self, name).copy() for name in self.__slots__})
-        # A run that ended without being confirmed was spikes.
-        after.spikes[workers] += np.where(slow, 0.0, self.run[workers])
         after.steps[workers] += steps
-        after.run[workers] = np.where(confirmed, 0.0, run)
-        after.run_odds[workers] = np.where(confirmed, 0.0, run_odds)
-        after.run_low[workers], after.run_high[workers] = low, high
-        mistaken = np.where(confirmed, run_odds - np.log(_HAZARD), np.where(slow, 0.0, lasted))
-        mistaken = np.where(slow & ~confirmed, self.mistaken[workers], mistaken)
-        after.mistaken[workers] = np.maximum(mistaken, np.log(_HAZARD))
+        run.put(after, workers, steps)
         drift.put(after, workers, keep=~jumped, skip=far)
         return after, judgement
+
+    def _faster(self, seen: Residuals) -> Mask:
+        """Return which times are too short to be noise."""
+        # A time cannot fall by more than all of itself, so noise is measured in logarithms on the
+        # way down; the doubt about a curve, which is a sum, is not.
+        furthest = np.maximum(_fast_std(len(self.run)) * seen.std, _FAR_PART)
+        # Nor is it a change if that doubt is likelier than one, or than a false alarm before.
+        odds = -2.0 * self.mistaken[seen.workers]
+        unlikely = (1.0 - seen.part) ** 2 > odds * seen.doubt**2
+        return np.asarray((-np.log(seen.part) > furthest) & (unlikely | seen.foreseen))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,6 +169,54 @@ class Judgement:
     def at(self, places: IntArray) -> Judgement:
         """Return the judgement of the times at some places."""
         return Judgement(*(getattr(self, name)[places] for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """The runs of slow times after a residual."""
+
+    slow: Mask
+    length: FloatArray
+    odds: FloatArray
+    low: FloatArray
+    high: FloatArray
+    spike_rate: FloatArray
+    confirmed: Mask
+    level: FloatArray
+
+    @classmethod
+    def of(cls, before: Changes, seen: Residuals) -> _Run:
+        workers, part, std = seen.workers, seen.part, seen.std
+        highest = 1.0 + np.maximum(_SLOW_STD * std, _FAR_PART)
+        slow = part > highest
+        # A slow median tells of half the steps, a slow shortest time of all of them.
+        count = np.where(seen.least > highest, seen.steps, -(-seen.steps // 2))
+        first = before.run[workers] == 0
+        length = np.where(slow, before.run[workers] + count, 0.0)
+        low = np.where(first, part, np.minimum(before.run_low[workers], part))
+        high = np.where(first, part, np.maximum(before.run_high[workers], part))
+        rate = (before.spikes[workers] + _SPIKES_FIRST) / (before.steps[workers] + _STEPS_FIRST)
+        by_noise = np.exp(-0.5 * ((part - 1.0) / std) ** 2)  # a bound of the normal tail
+        by_chance = np.log(np.minimum(rate + by_noise, 1.0)) * count
+        odds = np.where(slow, before.run_odds[workers] + by_chance, 0.0)
+        # After a change, times are alike; unless one of them was a spike as well.
+        alike = np.log(high / low) <= _ALIKE_STD * std
+        change = np.log(_HAZARD) + np.where(alike, 0.0, np.log(rate))
+        confirmed = slow & (length * seen.time_s >= HICCUP_S) & (odds < change)
+        level = np.where(alike, np.sqrt(low * high), low)
+        return cls(slow, length, odds, low, high, rate, confirmed, level)
+
+    def put(self, after: Changes, workers: IntArray | slice, steps: IntArray) -> None:
+        """Write the runs; those that were confirmed begin anew."""
+        # A run that ended without being confirmed was spikes.
+        after.spikes[workers] += np.where(self.slow, 0.0, after.run[workers])
+        after.run[workers] = np.where(self.confirmed, 0.0, self.length)
+        after.run_odds[workers] = np.where(self.confirmed, 0.0, self.odds)
+        after.run_low[workers], after.run_high[workers] = self.low, self.high
+        # What lasts was no mistake.
+        lasted = after.mistaken[workers] + np.where(self.slow, 0.0, np.log(self.spike_rate) * steps)
+        mistaken = np.where(self.confirmed, self.odds - np.log(_HAZARD), lasted)
+        after.mistaken[workers] = np.maximum(mistaken, np.log(_HAZARD))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -182,19 +182,23 @@ def _kept_until_changed(speeds: FloatArray) -> _Jumps:
     return _Jumps(at, speeds[at])
 
 
+_DATA = "../shared/data"
+
+
 @lru_cache
 def load_recording(day: str) -> FloatArray:
     """Return the CPU use of machines in percent, ``(machines, 288)``, every five minutes of a day.
 
     Source:
         PlanetLab machines, from the CoMon project (Park & Pai 2006), as published with CloudSim
-        (Beloglazov & Buyya 2012). Read from the folder that EVENSTRIDE_DATA names.
+        (Beloglazov & Buyya 2012). Read from the folder that EVENSTRIDE_DATA names, without it
+        from ``../shared/data``.
 
     Raises:
         ScenarioError: it is not there.
     """
-    root = os.environ.get("EVENSTRIDE_DATA")
-    path = Path(root or "data") / "traces" / "planetlab-cpu.npz"
+    root = os.environ.get("EVENSTRIDE_DATA") or _DATA
+    path = Path(root) / "traces" / "planetlab-cpu.npz"
     try:
         with np.load(path) as file:
             return np.asarray(file[f"cpu_{day}"], dtype=np.float64)
