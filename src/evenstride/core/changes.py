@@ -87,6 +87,7 @@ class Changes:
         run_odds: logarithm of the chance of such a run without a change.
         run_low: least of their times as parts of their predictions.
         run_high: largest of them.
+        lasting: slow changes that were followed by times at the new speed.
         mistaken: logarithm of the chance that the latest change was none, or has passed since.
         spikes: steps that turned out to be spikes.
         steps: steps judged.
@@ -100,6 +101,7 @@ class Changes:
     run_odds: FloatArray
     run_low: FloatArray
     run_high: FloatArray
+    lasting: FloatArray
     mistaken: FloatArray
     spikes: FloatArray
     steps: FloatArray
@@ -113,7 +115,7 @@ class Changes:
         """Return the memory before anything was seen."""
         flat, pair = np.zeros(workers), np.zeros((workers, 2))
         mistaken = np.full(workers, np.log(_HAZARD))
-        return cls(flat, flat, flat, flat, mistaken, flat, flat, pair, pair, pair, pair > 0)
+        return cls(flat, flat, flat, flat, flat, mistaken, flat, flat, pair, pair, pair, pair > 0)
 
     def judge(self, seen: Residuals) -> tuple[Changes, Judgement]:
         """Judge one new time of some workers."""
@@ -132,7 +134,7 @@ class Changes:
 
         after = replace(self, **{name: getattr(self, name).copy() for name in self.__slots__})
         after.steps[workers] += steps
-        run.put(after, workers, steps)
+        run.put(after, workers, steps, ~far)
         drift.put(after, workers, keep=~jumped, skip=far)
         return after, judgement
 
@@ -201,12 +203,15 @@ class _Run:
         odds = np.where(slow, before.run_odds[workers] + by_chance, 0.0)
         # After a change, times are alike; unless one of them was a spike as well.
         alike = np.log(high / low) <= _ALIKE_STD * std
-        change = np.log(_HAZARD) + np.where(alike, 0.0, np.log(rate))
+        # Where speeds change often, in this worker or in all, less is needed to believe it.
+        often = before.lasting[workers] + before.lasting.mean() - 0.5
+        hazard = np.maximum(_HAZARD, often / (before.steps[workers] + _STEPS_FIRST))
+        change = np.log(hazard) + np.where(alike, 0.0, np.log(rate))
         confirmed = slow & (length * seen.time_s >= HICCUP_S) & (odds < change)
         level = np.where(alike, np.sqrt(low * high), low)
         return cls(slow, length, odds, low, high, rate, confirmed, level)
 
-    def put(self, after: Changes, workers: IntArray | slice, steps: IntArray) -> None:
+    def put(self, after: Changes, workers: IntArray | slice, steps: IntArray, usual: Mask) -> None:
         """Write the runs; those that were confirmed begin anew."""
         # A run that ended without being confirmed was spikes.
         after.spikes[workers] += np.where(self.slow, 0.0, after.run[workers])
@@ -214,9 +219,13 @@ class _Run:
         after.run_odds[workers] = np.where(self.confirmed, 0.0, self.odds)
         after.run_low[workers], after.run_high[workers] = self.low, self.high
         # What lasts was no mistake.
-        lasted = after.mistaken[workers] + np.where(self.slow, 0.0, np.log(self.spike_rate) * steps)
-        mistaken = np.where(self.confirmed, self.odds - np.log(_HAZARD), lasted)
-        after.mistaken[workers] = np.maximum(mistaken, np.log(_HAZARD))
+        least, before = np.log(_HAZARD), after.mistaken[workers]
+        lasted = before + np.where(self.slow, 0.0, np.log(self.spike_rate) * steps)
+        after.lasting[workers] += (before > least) & (lasted <= least) & usual
+        unclear = np.maximum(self.odds - least, least + 0.1)
+        mistaken = np.where(self.slow, before, np.where(usual, lasted, least))
+        mistaken = np.where(self.confirmed, unclear, mistaken)
+        after.mistaken[workers] = np.maximum(mistaken, least)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
