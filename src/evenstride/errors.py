@@ -36,21 +36,28 @@ class ConfigError(EvenstrideError, ValueError):
 class InfeasibleShares(ConfigError):
     """No split of the global batch fits inside the workers' bounds."""
 
-    def __init__(self, total: int, at_least: int, at_most: int | None, workers: int) -> None:
+    def __init__(
+        self, total: int, at_least: int, at_most: int | None, workers: int, quantum: int = 1
+    ) -> None:
         self.total, self.at_least, self.at_most, self.workers = total, at_least, at_most, workers
+        self.quantum = quantum
         fix = (
             f"raise the global batch to at least {at_least}, use fewer workers, or lower min_share"
             if total < at_least
             else f"lower the global batch to at most {at_most}, raise max_share, or add a worker"
         )
         possible = f"at least {at_least}" if at_most is None else f"{at_least} to {at_most}"
+        if quantum > 1:
+            possible += f" in multiples of {quantum} (but for one worker's rest)"
+            fix += ", or choose a smaller multiple"
         super().__init__(
             f"cannot share a global batch of {total} samples: the {workers} workers together "
             f"accept {possible}; {fix}"
         )
 
     def __reduce__(self) -> tuple[type[InfeasibleShares], tuple[int | None, ...]]:
-        return InfeasibleShares, (self.total, self.at_least, self.at_most, self.workers)
+        asked = (self.total, self.at_least, self.at_most, self.workers, self.quantum)
+        return InfeasibleShares, asked
 
 
 class UnknownPolicy(ConfigError):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation import apportion, equal_finish
+from evenstride.core.allocation import _fill_earliest, apportion, equal_finish, in_quanta
 from evenstride.core.fleet import IntArray
 from evenstride.core.timemodel import TimeModel
 from evenstride.errors import InfeasibleShares
@@ -97,6 +97,37 @@ def test_quanta_leave_at_most_one_worker_uneven(
     assert sum(n % quantum != 0 for n in split) <= 1
 
 
+@given(
+    rows=st.lists(
+        st.tuples(per_sample, st.integers(0, 20), st.integers(0, 90)), min_size=1, max_size=5
+    ),
+    quantum=st.integers(2, 9),
+    data=st.data(),
+)
+def test_quanta_keep_the_bounds_or_are_refused(
+    rows: list[tuple[float, int, int]], quantum: int, data: st.DataObject
+) -> None:
+    slope, lower, room = map(np.array, zip(*rows, strict=True))
+    upper, model = lower + room, TimeModel.affine(np.zeros(len(slope)), slope)
+    total = data.draw(st.integers(int(lower.sum()), int(upper.sum())))
+    units, rest = divmod(total, quantum)
+    least, whole, there_is_one = -(-lower // quantum), upper // quantum, False
+    for taker in range(len(slope)):  # whoever takes the rest has room for it above a multiple
+        most = np.where(np.arange(len(slope)) == taker, (upper - rest) // quantum, whole)
+        there_is_one |= bool((least <= most).all() and least.sum() <= units <= most.sum())
+
+    if not there_is_one:
+        with pytest.raises(InfeasibleShares, match=f"multiples of {quantum}"):
+            equal_finish(model, lower, upper, total, quantum=quantum)
+        return
+    split = equal_finish(model, lower, upper, total, quantum=quantum)
+    any_split = apportion(slope, total, lower, upper)
+    for some in (split, in_quanta(any_split, lower, upper, quantum)):
+        assert some.sum() == total
+        assert (lower <= some).all() and (some <= upper).all()
+        assert sum(n % quantum != 0 for n in some) <= 1
+
+
 def test_a_worker_whose_fixed_time_is_hopeless_may_be_left_out() -> None:
     class IdleForFree:
         """Times of workers that cost nothing without samples."""
@@ -112,6 +143,33 @@ def test_a_worker_whose_fixed_time_is_hopeless_may_be_left_out() -> None:
     split = equal_finish(IdleForFree(), np.zeros(2, int), np.full(2, 100), 100)
 
     assert split.tolist() == [100, 0]
+
+
+@given(rows=workers, scale=st.integers(1, 60), data=st.data())
+def test_a_split_to_begin_near_changes_nothing(rows: Rows, scale: int, data: st.DataObject) -> None:
+    model, lower, upper = _fleet(rows)
+    upper = upper * scale
+    total = data.draw(st.integers(int(lower.sum()), int(upper.sum())))
+    weights = data.draw(st.lists(per_sample, min_size=len(lower), max_size=len(lower)))
+    near = apportion(np.array(weights), total, lower, upper)
+
+    split = equal_finish(model, lower, upper, total, near=near)
+
+    assert split.tolist() == equal_finish(model, lower, upper, total).tolist()
+
+
+@given(rows=workers, copies=st.integers(1, 40), missing=st.integers(0, 40))
+def test_units_go_one_by_one_to_whoever_would_finish_first(
+    rows: Rows, copies: int, missing: int
+) -> None:
+    model, lower, upper = _fleet(rows * copies)
+    missing = min(missing, int((upper - lower).sum()))
+    at = lower.copy()
+    for _ in range(missing):
+        further_s = np.where(at < upper, model.at(at + 1), np.inf)
+        at[np.lexsort((at, further_s))[0]] += 1
+
+    assert _fill_earliest(model, lower, upper, missing).tolist() == at.tolist()
 
 
 def test_ten_thousand_workers_are_split_exactly() -> None:
@@ -183,3 +241,38 @@ def test_weights_next_to_nothing_are_no_overflow() -> None:
     split = apportion(np.array([0.0, 5e-324]), 3, np.zeros(2, np.int64), np.full(2, 9))
 
     assert split.tolist() == [0, 3]
+
+
+def test_many_units_that_tie_level_the_shares() -> None:
+    # All of the first 500 samples of each end at the floor, so any split of 300 is optimal.
+    model = TimeModel(np.zeros(2), np.full(2, 0.002), np.ones(2), np.ones(2))
+
+    split = equal_finish(model, np.array([1, 100]), np.full(2, 500), 300)
+
+    assert split.tolist() == [150, 150]
+
+
+def test_rounding_of_long_times_leaves_nobody_without_room() -> None:
+    # One ulp of the fixed time is the time of some 15 samples.
+    model = TimeModel.affine([1e5, 1e5], [1e-12, 1e-12])
+
+    split = equal_finish(model, np.ones(2, int), np.full(2, 10**6), 10**6)
+
+    assert split.sum() == 10**6
+    assert (split <= 10**6).all()
+
+
+def test_weights_far_apart_are_still_apportioned() -> None:
+    split = apportion(np.array([1.0, 0.5, 1e-40]), 100, np.zeros(3, int), np.full(3, 100))
+
+    assert split.tolist() == [67, 33, 0]
+
+
+def test_affine_times_have_the_closed_form() -> None:
+    # All finish at T = (B + sum a/c) / sum 1/c if shares need not be whole.
+    fixed, slope = np.array([0.02, 0.05, 0.01]), np.array([0.001, 0.002, 0.004])
+    finish_s = (512 + (fixed / slope).sum()) / (1 / slope).sum()
+
+    split = equal_finish(TimeModel.affine(fixed, slope), np.ones(3, int), np.full(3, 512), 512)
+
+    assert np.abs(split - (finish_s - fixed) / slope).max() < 1

@@ -175,6 +175,9 @@ def test_impossible_times_are_refused_counted_and_shown(time_s: float) -> None:
     assert control.estimate is not None
     assert control.estimate.steps.tolist() == [1, 0], "nothing was learned from it"
 
+    fleet = FleetFormed(1, 4, 100, (Worker("newcomer"), TWO[1]))
+    assert advance(control, fleet)[0].refused == (0, 1), "a worker that stays keeps its count"
+
 
 def test_a_fleet_that_changes_keeps_what_is_known_of_those_who_stay() -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))

@@ -15,7 +15,7 @@ from evenstride.core.control import (
     SetShares,
     advance,
 )
-from evenstride.core.fleet import Shares, Worker
+from evenstride.core.fleet import FloatArray, Shares, Worker
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies.adaptive import Adaptive
 from evenstride.core.policies.dynamic_batching import DynamicBatching
@@ -25,10 +25,11 @@ FIXED_S, PER_SAMPLE_S, BATCH = 0.010, 0.00125, 32
 STEPS = 1500
 
 
-def slowdown(policy: Policy[Any], workers: int, noise: float, seed: int) -> float:
+def slowdown(policy: Policy[Any], workers: int, noise: float | FloatArray, seed: int) -> float:
     """Return the time of equal, noisy workers under a policy, over that of the equal split.
 
-    Noise lengthens steps by a half-normal part, and one in 200 doubles.
+    Noise lengthens steps by a half-normal part, and one in 200 doubles. It is one for all, or
+    each worker's own.
     """
     dice = np.random.default_rng(seed)
     noises = 1.0 + np.abs(dice.normal(0, noise, (STEPS, workers)))
@@ -65,6 +66,15 @@ def test_equal_workers_stay_as_fast_as_under_the_equal_split(workers: int, noise
     slowdowns = [slowdown(Adaptive(), workers, noise, seed) for seed in range(4)]
 
     assert max(slowdowns) <= 1.005
+
+
+def test_a_noise_margin_shortens_steps_where_noise_is_unequal() -> None:
+    noise = np.array([0.0, 0.0, 0.0, 0.3])
+
+    plain = [slowdown(Adaptive(), 4, noise, seed) for seed in range(4)]
+    early = [slowdown(Adaptive(noise_margin=1.0), 4, noise, seed) for seed in range(4)]
+
+    assert np.mean(early) < 0.99 * np.mean(plain)
 
 
 def test_a_rule_that_follows_noise_would_be_noticed() -> None:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+
 import numpy as np
 
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.timemodel import StepTimes
 from evenstride.errors import InfeasibleShares
 
-# Units left to hand out one by one after the bisection. Each costs one vectorised look at all
-# workers, about as much as one more halving, so a few dozen balance the two.
-_FILL_AT_MOST = 32
+# Units left to hand out one by one after the bisection: so many, or one for so many workers. A
+# unit costs little, a halving a look at all workers; and among many workers the rounding of
+# their shares alone makes the sum jump by more than a few dozen.
+_FILL_AT_MOST, _FILL_WORKERS = 32, 32
 
 
 def equal_finish(
-    times: StepTimes, lower: IntArray, upper: IntArray, total: int, *, quantum: int = 1
+    times: StepTimes,
+    lower: IntArray,
+    upper: IntArray,
+    total: int,
+    *,
+    quantum: int = 1,
+    near: IntArray | None = None,
 ) -> IntArray:
     """Return the integer split of ``total`` with the least makespan.
 
@@ -29,6 +38,8 @@ def equal_finish(
         total: samples to hand out.
         quantum: shares are multiples of this, except for one worker that takes the rest of
             ``total``. Bounds are rounded inwards to multiples.
+        near: a split of ``total`` within the bounds that may be close to the best one; it
+            saves time and changes nothing else.
 
     Returns:
         ``W`` counts in samples, int64, that sum to ``total``. Equal inputs give equal outputs:
@@ -38,7 +49,8 @@ def equal_finish(
         InfeasibleShares: ``total`` lies outside the sum of the (rounded) bounds.
 
     Cost:
-        ``O(W (log(T / ulp T) + 32))`` vectorised; 10,000 workers take a few milliseconds.
+        ``O(W (log(T / ulp T) + n))`` vectorised, ``n`` the most units that one worker gets of
+        the last few, seldom more than two.
 
     Source:
         The objective is LB-BSP's (Chen et al., SoCC 2020, doi:10.1145/3419111.3421299). Any
@@ -57,34 +69,47 @@ def equal_finish(
         raise InfeasibleShares(
             total=total, at_least=int(lower.sum()), at_most=int(upper.sum()), workers=len(lower)
         )
-    shares, room = _largest_below_optimum(times, lower, upper, total)
+    if near is None:
+        near = _about_equal(lower, upper, total)
+    few_enough = max(_FILL_AT_MOST, len(lower) // _FILL_WORKERS)
+    shares, room = _largest_below_optimum(times, lower, upper, total, near, few_enough)
     missing = total - int(shares.sum())
-    if missing > _FILL_AT_MOST:  # so many units end at one and the same instant: spread them
-        return shares + apportion(np.ones(len(room)), missing, np.zeros_like(room), room)
+    if missing > few_enough:  # so many units end at one and the same instant: level the shares
+        return apportion(np.ones(len(room)), total, shares, shares + room)
     return _fill_earliest(times, shares, upper, missing)
 
 
+def _about_equal(lower: IntArray, upper: IntArray, total: int) -> IntArray:
+    """Return shares that are enough for ``total``: the equal split, where bounds allow it."""
+    enough = np.clip(-(-total // len(lower)), lower, upper)
+    return enough if int(enough.sum()) >= total else np.maximum(np.minimum(upper, total), lower)
+
+
 def _largest_below_optimum(
-    times: StepTimes, lower: IntArray, upper: IntArray, total: int
+    times: StepTimes,
+    lower: IntArray,
+    upper: IntArray,
+    total: int,
+    near: IntArray,
+    few_enough: int,
 ) -> tuple[IntArray, IntArray]:
     """Return shares that every optimal split contains, and the room above them.
 
-    The shares are at most ``_FILL_AT_MOST`` short of ``total``, unless more units than that
-    end at exactly the optimal finish time; the room then holds just those units.
+    The shares are at most ``few_enough`` short of ``total``, unless more units than that end at
+    exactly the optimal finish time, which is at most that of ``near``; the room then holds just
+    those.
     """
-    # The equal split, where the bounds allow it, is a much nearer end than all for everybody.
-    enough = np.clip(-(-total // len(lower)), lower, upper)
-    if int(enough.sum()) < total:
-        enough = np.minimum(upper, total)
-    high_s = float(times.at(enough).max())
-    low_s, shares = 0.0, lower
-    over = np.clip(times.capacity(high_s), lower, upper)
+    low_s, high_s, shares = 0.0, float(times.at(near).max()), lower
+    over = np.maximum(np.clip(times.capacity(high_s), lower, upper), near)
     few, many, halve = int(shares.sum()), int(over.sum()), False
-    while total - few > _FILL_AT_MOST:
-        # By turns where the line between the ends says, and in the middle: the first is quick
-        # on curves that are nearly straight, the second sure on any.
-        part = 0.5 if halve else min(max((total - few) / max(many - few, 1), 0.001), 0.999)
-        halve, middle_s = not halve, low_s + part * (high_s - low_s)
+    while total - few > few_enough:
+        # Where the line between the ends says, as long as that brings them together: quick on
+        # curves that are nearly straight. Else in the middle, which is sure on any.
+        wanted, width = total - few - few_enough // 2, many - few
+        part = 0.5 if halve else min(max(wanted / max(width, 1), 0.001), 0.999)
+        middle_s = low_s + part * (high_s - low_s)
+        if not low_s < middle_s < high_s:
+            middle_s = 0.5 * (low_s + high_s)
         if not low_s < middle_s < high_s:
             break
         candidate = np.clip(times.capacity(middle_s), lower, upper)
@@ -93,15 +118,37 @@ def _largest_below_optimum(
             low_s, shares, few = middle_s, candidate, count
         else:
             high_s, over, many = middle_s, candidate, count
+        halve = not halve and many - few > width // 2
     return shares.copy(), over - shares
 
 
 def _fill_earliest(times: StepTimes, shares: IntArray, upper: IntArray, missing: int) -> IntArray:
-    """Hand out ``missing`` units one by one, in place; ties go to the smaller share, then rank."""
+    """Hand out ``missing`` units one by one, in place; ties go to the smaller share, then rank.
+
+    Of ``n`` units, each goes to one of the ``n`` workers that would be the first to finish one
+    more; the others are not looked at.
+    """
+    if not missing:
+        return shares
+    before = shares.copy()
+
+    def with_more_s(units: int) -> FloatArray:
+        more = before + units
+        return np.where(more <= upper, times.at(more), np.inf)
+
+    further_s = [with_more_s(1)]
+    last = min(missing, len(shares)) - 1
+    first = np.flatnonzero(further_s[0] <= np.partition(further_s[0], last)[last])
+    first = first[np.lexsort((shares[first], further_s[0][first]))][:missing]
+    queue = [(float(further_s[0][rank]), int(shares[rank]), int(rank)) for rank in first]
+    heapify(queue)
     for _ in range(missing):
-        following_s = np.where(shares < upper, times.at(shares + 1), np.inf)
-        tied = np.flatnonzero(following_s == following_s.min())
-        shares[tied[np.argmin(shares[tied])]] += 1
+        _, share, rank = heappop(queue)
+        shares[rank] = share + 1
+        units = share + 1 - int(before[rank])
+        if units == len(further_s):
+            further_s.append(with_more_s(units + 1))
+        heappush(queue, (float(further_s[units][rank]), share + 1, rank))
     return shares
 
 
@@ -122,17 +169,65 @@ def _in_quanta(
     times: StepTimes, lower: IntArray, upper: IntArray, total: int, quantum: int
 ) -> IntArray:
     units, rest = divmod(total, quantum)
-    unit_lower, unit_upper = -(-lower // quantum), upper // quantum
+    unit_lower, unit_upper = unit_bounds(lower, upper, total, quantum)
     shares = quantum * equal_finish(_InQuanta(times, quantum), unit_lower, unit_upper, units)
+    return _with_rest(shares, rest, upper, times.at(shares + rest))
+
+
+def unit_bounds(
+    lower: IntArray, upper: IntArray, total: int, quantum: int
+) -> tuple[IntArray, IntArray]:
+    """Return the bounds in units of ``quantum`` samples, rounded inwards.
+
+    One worker's upper bound leaves room for what of ``total`` is no multiple.
+
+    Raises:
+        InfeasibleShares: no split into multiples, but for one worker's rest, keeps the bounds.
+    """
+    units, rest = divmod(total, quantum)
+    unit_lower, unit_upper = -(-lower // quantum), upper // quantum
     if rest:
-        with_rest_s = np.where(shares + rest <= upper, times.at(shares + rest), np.inf)
-        taker = int(np.argmin(with_rest_s))
-        if not np.isfinite(with_rest_s[taker]):
-            at_most = int(shares.sum())
-            raise InfeasibleShares(
-                total=total, at_least=int(lower.sum()), at_most=at_most, workers=len(lower)
-            )
-        shares[taker] += rest
+        below = (upper - rest) // quantum
+        # The most room is where a unit less costs least; who has it anyway loses none.
+        taker = int(np.argmax(np.where(below == unit_upper, below + units + 1, below) - unit_lower))
+        unit_upper[taker] = below[taker]
+    least, most = int(unit_lower.sum()), int(unit_upper.sum())
+    if (unit_lower > unit_upper).any() or not least <= units <= most:
+        raise InfeasibleShares(
+            total=total,
+            at_least=quantum * least + rest,
+            at_most=quantum * most + rest,
+            workers=len(lower),
+            quantum=quantum,
+        )
+    return unit_lower, unit_upper
+
+
+def in_quanta(shares: IntArray, lower: IntArray, upper: IntArray, quantum: int) -> IntArray:
+    """Return the split in multiples of ``quantum`` that is next to another one, of the same sum.
+
+    One worker takes what is no multiple. Splits that are such already stay as they are.
+
+    Raises:
+        InfeasibleShares: see `unit_bounds`.
+
+    >>> import numpy as np
+    >>> in_quanta(np.array([13, 27, 8]), np.ones(3, np.int64), np.full(3, 48), 8).tolist()
+    [16, 24, 8]
+    """
+    total = int(shares.sum())
+    units, rest = divmod(total, quantum)
+    unit_lower, unit_upper = unit_bounds(lower, upper, total, quantum)
+    if np.count_nonzero(shares % quantum) < 2:
+        return shares
+    after = quantum * apportion(shares.astype(np.float64), units, unit_lower, unit_upper)
+    return _with_rest(after, rest, upper, (after - shares).astype(np.float64))
+
+
+def _with_rest(shares: IntArray, rest: int, upper: IntArray, cost: FloatArray) -> IntArray:
+    """Give what is no multiple to the worker with room for it that costs least, in place."""
+    if rest:
+        shares[int(np.argmin(np.where(shares + rest <= upper, cost, np.inf)))] += rest
     return shares
 
 
@@ -183,8 +278,7 @@ def _proportional_within(
     weights = weights / weights.max() if weights.max() > 0 else np.ones_like(weights)
     weights = np.where(weights < 1e-200, 0.0, weights)  # so that no product overflows
     low, high = 0.0, max(1.0, total) / float(weights[weights > 0].min())
-    for _ in range(100):
-        middle = 0.5 * (low + high)
+    while low < (middle := 0.5 * (low + high)) < high:
         if np.clip(middle * weights, lower, upper).sum() < total:
             low = middle
         else:

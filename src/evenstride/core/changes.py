@@ -222,6 +222,8 @@ class _Run:
         least, before = np.log(_HAZARD), after.mistaken[workers]
         lasted = before + np.where(self.slow, 0.0, np.log(self.spike_rate) * steps)
         after.lasting[workers] += (before > least) & (lasted <= least) & usual
+        # And a first sign that was believed, and fast again at once, was a spike.
+        after.spikes[workers] += (before > 0) & ~self.slow & ~usual
         unclear = np.maximum(self.odds - least, least + 0.1)
         mistaken = np.where(self.slow, before, np.where(usual, lasted, least))
         mistaken = np.where(self.confirmed, unclear, mistaken)
@@ -273,7 +275,11 @@ class _Drift:
 
     def put(self, after: Changes, workers: IntArray | slice, *, keep: Mask, skip: Mask) -> None:
         """Write the sums where a time was judged (not ``skip``); empty ones unless ``keep``."""
-        for name in ("cusum", "since", "sums", "begun"):
+        ranks = np.arange(len(after.run)) if isinstance(workers, slice) else workers
+        passed_over, emptied = np.flatnonzero(skip & keep), ranks[~keep]
+        for name in ("cusum", "since", "sums", "begun"):  # few are passed over or emptied
             column = getattr(after, name)
-            new = np.where(keep[:, None], getattr(self, name), 0)
-            column[workers] = np.where((skip & keep)[:, None], column[workers], new)
+            before = column[ranks[passed_over]]
+            column[workers] = getattr(self, name)
+            column[emptied] = 0
+            column[ranks[passed_over]] = before

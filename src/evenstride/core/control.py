@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from evenstride.core.allocation import in_quanta
 from evenstride.core.cadence import Cadence
 from evenstride.core.estimation import Estimate
-from evenstride.core.fleet import Fleet, IntArray, Shares, Worker
+from evenstride.core.fleet import Fleet, IntArray, Shares, Worker, as_array, as_shares
 from evenstride.core.observation import Measured, communication_s
 from evenstride.core.policy import Move, Policy, Situation
 
@@ -113,10 +114,12 @@ class Control:
     """Everything the leader knows; replaced as a whole by every event.
 
     ``refused`` counts, for each worker, the observations that could not be believed: those with
-    a time that is not a positive, finite number. Nothing is learned from them.
+    a time that is not a positive, finite number. Nothing is learned from them. All shares are
+    multiples of ``quantum``, whatever the policy asks for (`in_quanta`).
     """
 
     policy: Policy[Any]
+    quantum: int = 1
     policy_state: Any = None
     fleet: Fleet | None = None
     shares: Shares = ()
@@ -145,13 +148,15 @@ def advance(control: Control, event: Event) -> tuple[Control, tuple[Instruction,
 
 
 def _form(control: Control, event: FleetFormed) -> tuple[Control, tuple[Instruction, ...]]:
-    fleet = Fleet(event.workers, event.global_batch)
+    fleet = Fleet(event.workers, event.global_batch, control.quantum)
     policy_state, opening = control.policy.init(fleet)
+    opening = replace(opening, shares=_allowed(opening.shares, fleet))
     estimate = _remembered(control, fleet)
     if estimate.steps.any():
         known = Situation(fleet, opening.shares, event.step, Measured.of(()), estimate.guessed())
         policy_state, decision = control.policy.decide(policy_state, known)
-        opening = decision if isinstance(decision, Move) else opening
+        if isinstance(decision, Move):
+            opening = replace(decision, shares=_allowed(decision.shares, fleet))
     opening_left = control.policy.opening_steps if len(fleet) > 1 else 0
     after = replace(
         control,
@@ -161,7 +166,7 @@ def _form(control: Control, event: FleetFormed) -> tuple[Control, tuple[Instruct
         estimate=estimate,
         generation=event.generation,
         opening_left=opening_left,
-        refused=(0,) * len(fleet),
+        refused=_still_refused(control, fleet),
     )
     # The first step of a pass is never modelled, so the first exchange worth having is the
     # one after the second step.
@@ -189,11 +194,13 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
     shared_s = _smoothed_communication(control, measured)
     situation = Situation(control.fleet, control.shares, event.step, measured, estimate, shared_s)
     policy_state, decision = control.policy.decide(control.policy_state, situation)
-    moved = isinstance(decision, Move) and decision.shares != control.shares
-    shares = decision.shares if isinstance(decision, Move) else control.shares
+    shares = control.shares
+    if isinstance(decision, Move):
+        shares = _allowed(decision.shares, control.fleet)
+    moved = shares != control.shares
     opening_left = 0 if decision.settled else max(0, control.opening_left - 1)
-    expect = _expect(estimate, shares)
-    step_s = max(expect.expected_s) + shared_s if any(expect.expected_s) else 0.0
+    expect, longest_s = _expect(estimate, shares)
+    step_s = longest_s + shared_s if longest_s else 0.0
     cadence = control.cadence.following(changed=moved or not decision.settled, step_s=step_s)
     after = replace(
         control,
@@ -215,6 +222,22 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
     return after, (verdict, expect, following)
 
 
+def _allowed(shares: Shares, fleet: Fleet) -> Shares:
+    """Return the split in multiples of the quantum; whoever is left out stays so."""
+    if fleet.quantum == 1:
+        return shares
+    at = as_array(shares)
+    lower, upper = np.minimum(fleet.lower, at), np.where(at > 0, fleet.upper, 0)
+    return as_shares(in_quanta(at, lower, np.maximum(upper, at), fleet.quantum))
+
+
+def _still_refused(control: Control, fleet: Fleet) -> tuple[int, ...]:
+    """Return the counts of those who stay."""
+    before = control.fleet.workers if control.fleet is not None else ()
+    counts = {worker.name: n for worker, n in zip(before, control.refused, strict=True)}
+    return tuple(counts.get(worker.name, 0) for worker in fleet.workers)
+
+
 def _refused(control: Control, workers: IntArray) -> tuple[int, ...]:
     if not len(workers):
         return control.refused
@@ -230,12 +253,14 @@ def _smoothed_communication(control: Control, measured: Measured) -> float:
     return seen_s if before_s == 0 else before_s + _SMOOTHING * (seen_s - before_s)
 
 
-def _expect(estimate: Estimate, shares: Shares) -> Expect:
-    at = np.array(shares, dtype=np.int64)
+def _expect(estimate: Estimate, shares: Shares) -> tuple[Expect, float]:
+    """Return what to expect of every worker, and the longest of the times; 0 if unknown."""
+    at = as_array(shares)
     if not estimate.known_at(at):
-        return Expect((0.0,) * len(shares), (0.0,) * len(shares))
-    expected_s = np.where(at > 0, estimate.model.at(at), 0.0)
+        return Expect((0.0,) * len(shares), (0.0,) * len(shares)), 0.0
+    expected_s = np.round(np.where(at > 0, estimate.model.at(at), 0.0), 7)
     band = np.maximum(
         _BAND_PART, _BAND_STD * np.sqrt(estimate.noise + estimate.relative_std(at) ** 2)
     )
-    return Expect(tuple(np.round(expected_s, 7).tolist()), tuple(np.round(band, 4).tolist()))
+    expect = Expect(tuple(expected_s.tolist()), tuple(np.round(band, 4).tolist()))
+    return expect, float(expected_s.max())

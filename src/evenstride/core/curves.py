@@ -81,9 +81,12 @@ class Curves:
 
     def relative_std(self, shares: Shares) -> FloatArray:
         """Return the standard deviation of those times, as a part of them."""
+        return np.asarray(np.sqrt(self.variance_s(shares)) / self.time_s(shares))
+
+    def variance_s(self, shares: Shares) -> FloatArray:
+        """Return the variance of those times, in seconds squared."""
         _, _, ff, fs, ss = self.rows
-        variance = ff + (2.0 * fs + ss * shares) * shares
-        return np.asarray(np.sqrt(np.maximum(variance, 0.0)) / self.time_s(shares))
+        return np.asarray(np.maximum(ff + (2.0 * fs + ss * shares) * shares, 0.0))
 
     @property
     def least_relative_std(self) -> FloatArray:
@@ -111,7 +114,9 @@ class Curves:
         whole = with_fixed + with_slope * shares + variance * predicted_s**2
         gain_fixed, gain_slope = with_fixed / whole, with_slope / whole
         off_s = time_s - predicted_s
-        fixed, slope = _physical(fixed + gain_fixed * off_s, slope + gain_slope * off_s, shares)
+        fixed, slope = _physical(
+            fixed + gain_fixed * off_s, slope + gain_slope * off_s, shares, slope
+        )
         left = (
             ff - gain_fixed * with_fixed,
             fs - gain_fixed * with_slope,
@@ -155,7 +160,7 @@ class Curves:
 
 
 def _physical(
-    fixed: FloatArray, slope: FloatArray, shares: Shares
+    fixed: FloatArray, slope: FloatArray, shares: Shares, before: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return both with a fixed time of at least 0 and a positive time per sample.
 
@@ -163,5 +168,5 @@ def _physical(
     """
     predicted = np.maximum(fixed + slope * shares, 1e-9)
     steepest = predicted / np.maximum(shares, 1e-9)
-    slope = np.clip(slope, _FLATTEST * steepest, steepest)
+    slope = np.clip(slope, np.minimum(_FLATTEST * steepest, before), steepest)
     return predicted - slope * shares, slope

@@ -26,7 +26,7 @@ from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.observation import Measured
 from evenstride.core.timemodel import TimeModel
 
-# Before anything is known about the shape, this part of the fastest worker's first time is fixed.
+# Before anything is known about the shape, this part of the fastest worker's time is fixed.
 # A slower worker's fixed time would be the same if only its arithmetic were slower, and longer
 # in proportion if all of it were; a power of the times lies between the two.
 _PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.37, 0.17, 0.60
@@ -220,7 +220,8 @@ def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
     if not len(batch.share):
         return estimate
     y, w, everyone = batch.time_s, batch.workers, np.ones(len(batch.share), dtype=np.bool_)
-    fixed = np.minimum(_PRIOR_FIXED * y**_PRIOR_POWER * y.min() ** (1 - _PRIOR_POWER), 0.9 * y)
+    least_s = _fastest_s(estimate, batch)
+    fixed = np.minimum(_PRIOR_FIXED * y**_PRIOR_POWER * least_s ** (1 - _PRIOR_POWER), 0.9 * y)
     curves = Curves.certain(fixed, (y - fixed) / batch.share)
     curves = curves.times(1.0, batch.variance(estimate.noise[w]))
     curves = curves.bent(batch.share, np.full(len(y), _PRIOR_FIXED_STD))
@@ -229,6 +230,15 @@ def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
     up, down = (anchor.put(w, everyone, curves) for anchor in estimate.anchors)
     now = estimate.now.put(w, everyone, curves)
     return replace(estimate, now=now, anchors=(up, down), steps=steps)
+
+
+def _fastest_s(estimate: Estimate, batch: _Batch) -> float:
+    """Return the shortest time of newcomers and of those known before, near the same share."""
+    known = estimate.steps > 0
+    if not known.any():
+        return float(batch.time_s.min())
+    theirs_s = estimate.now.of(np.flatnonzero(known)).time_s(float(batch.share.mean()))
+    return min(float(batch.time_s.min()), float(theirs_s.min()))
 
 
 def _update(estimate: Estimate, batch: _Batch) -> Estimate:

@@ -45,7 +45,8 @@ def expected_max(mean: FloatArray, std: FloatArray) -> float:
         near = near[np.linspace(0, len(near) - 1, _MOST).astype(np.int64)]
     points = np.linspace(low, high, _POINTS)
     z = (points[:, np.newaxis] - mean[near]) / std[near]
-    below = -np.logaddexp(0.0, -(0.07056 * z**3 + 1.5976 * z)).sum(axis=1) * weight
+    fit = np.maximum((0.07056 * z * z + 1.5976) * z, -700.0)
+    below = -np.log1p(np.exp(-fit)).sum(axis=1) * weight
     distribution = np.exp(below)
     inner = distribution.sum() - 0.5 * (distribution[0] + distribution[-1])
     return high - float(inner) * (high - low) / (_POINTS - 1)

@@ -51,6 +51,7 @@ class Fleet:
     """``W`` workers that share one global batch of ``B`` samples.
 
     ``lower`` and ``upper`` are the inclusive bounds of the shares, int64 of shape ``(W,)``.
+    Shares are multiples of ``quantum``, except for one worker that takes the rest of ``B``.
 
     Raises:
         InfeasibleShares: ``B`` lies outside the sum of the bounds.
@@ -58,6 +59,7 @@ class Fleet:
 
     workers: tuple[Worker, ...]
     global_batch: int
+    quantum: int = 1
     lower: IntArray = field(init=False, repr=False, compare=False)
     upper: IntArray = field(init=False, repr=False, compare=False)
 
@@ -80,6 +82,11 @@ class Fleet:
 
     def __len__(self) -> int:
         return len(self.workers)
+
+
+def as_array(shares: Shares) -> IntArray:
+    """Return shares as an int64 array, ``(W,)``."""
+    return np.fromiter(shares, dtype=np.int64, count=len(shares))
 
 
 def as_shares(array: IntArray) -> Shares:

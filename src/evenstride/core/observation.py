@@ -157,6 +157,19 @@ class Measured:
         """Median busy time of each observation, ``(n,)``."""
         return self._medians(self.busy_s)
 
+    def least_waits(self) -> tuple[FloatArray, IntArray]:
+        """Return the shortest wait in each step that was told of, and how many told of it."""
+        within = np.arange(len(self.wait_s)) - np.repeat(
+            np.cumsum(self.steps) - self.steps, self.steps
+        )
+        step = np.repeat(self.first_step, self.steps) + within
+        if len(step) and (step == step[0]).all():
+            return np.array([self.wait_s.min()]), np.array([len(step)])
+        order = np.argsort(step, kind="stable")
+        begins = np.flatnonzero(np.diff(step[order], prepend=-1))
+        least_s = np.minimum.reduceat(self.wait_s[order], begins)
+        return least_s, np.diff(np.append(begins, len(step)))
+
     def step_by_step(self) -> Iterator[tuple[IntArray, FloatArray]]:
         """Yield every worker's next step, in order: ranks and busy times of one step of each."""
         starts = np.cumsum(self.steps) - self.steps
@@ -237,15 +250,17 @@ def _equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
 def communication_s(measured: Measured, shares: Shares) -> float | None:
     """Return the part of a step in seconds that is left when nobody waits for a slower worker.
 
-    The slowest worker of a step waits for nothing but the communication, so it is the least of
-    the workers' usual waits. ``None`` unless all workers with a share have reported.
+    The slowest worker of a step waits for nothing but the communication, so it is the least wait
+    in the step; of several steps, the median counts. (The least of the workers' usual waits would
+    be too long: among equal workers nobody is usually the slowest.) ``None`` unless all workers
+    with a share have reported.
     """
     seen = measured.only(measured.modelled)
     counts = np.bincount(seen.worker, weights=seen.steps, minlength=len(shares))
-    if not counts.any() or (np.asarray(shares)[counts == 0] > 0).any():
+    if not counts.any() or any(shares[rank] > 0 for rank in np.flatnonzero(counts == 0)):
         return None
-    usual_s = medians(seen.wait_s, np.repeat(seen.worker, seen.steps), len(shares))
-    return float(usual_s[counts > 0].min())
+    least_s, reports = seen.least_waits()
+    return float(np.median(least_s[reports == reports.max()]))
 
 
 def medians(values: FloatArray, owner: IntArray, owners: int) -> FloatArray:

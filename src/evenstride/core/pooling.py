@@ -32,7 +32,8 @@ _MOST_KINDS = 24
 # surest of its kind is left out, unless its doubt is small in itself (parts of its time).
 _DOUBTFUL, _DOUBTFUL_STD, _UNCLEAR = 3.0, 0.015, 1e3
 _MOST = 512  # workers that are looked at to find a cut; of more, some stand for all
-_GOLDEN = 0.6180339887498949
+# Steps of the golden section fall in with no pattern in the order of the workers.
+_PLACES = np.arange(1, _MOST + 1) * 0.6180339887498949 % 1.0
 
 
 def pooled(estimate: Estimate, shares: IntArray) -> Estimate:
@@ -76,7 +77,8 @@ def _quicker(curves: Curves, shares: IntArray, part: IntArray) -> Mask:
     theirs = shares[part]
     places = np.array([theirs.mean(), theirs.min(), theirs.max()])
     places = np.maximum(places, 1.0)[: 1 if places[1] == places[2] else 3]
-    level, weight = _levels(curves.of(part[_looked_at(len(part))]), places[:, np.newaxis])
+    some = curves.of(part[_looked_at(len(part))])
+    level, weight = _levels(some, places[:, np.newaxis])
     mean = (weight * level).sum(axis=1) / weight.sum(axis=1)
     scatter = (weight * (level - mean[:, np.newaxis]) ** 2).sum(axis=1)
     differ = (_excess(scatter, level.shape[1]) > 0) | (np.ptp(level, axis=1) > _WIDEST)
@@ -85,8 +87,8 @@ def _quicker(curves: Curves, shares: IntArray, part: IntArray) -> Mask:
     at = int(differ.argmax())
     order = np.argsort(level[at])
     last = order[_best_cut(level[at, order], weight[at, order]) - 1]
-    time_s = curves.rows[0, part] + curves.rows[1, part] * places[at]
-    return np.asarray(np.log(np.maximum(time_s, 1e-12)) <= level[at, last])
+    last_s = some.rows[0, last] + some.rows[1, last] * places[at]
+    return np.asarray(curves.rows[0, part] + curves.rows[1, part] * places[at] <= last_s)
 
 
 def _stray(curves: Curves, shares: IntArray) -> FloatArray:
@@ -97,28 +99,33 @@ def _stray(curves: Curves, shares: IntArray) -> FloatArray:
     """
     least = curves.least_relative_std
     unclear = least > np.maximum(_DOUBTFUL * least.min(), _DOUBTFUL_STD)
-    some = np.sort(curves.of(_looked_at(len(shares))).rows[:2], axis=1)
-    middle = some.shape[1] // 2
-    fixed_s, per_sample_s = 0.5 * (some[:, middle] + some[:, -1 - middle])
+    fixed_s, per_sample_s = _medians(curves.rows[:2, _looked_at(len(shares))])
     level, weight = _levels(curves, shares)
     off = level - np.log(np.maximum(fixed_s + per_sample_s * shares, 1e-12))
     chance = math.sqrt(2.0 * math.log(len(level)))
     return np.where(unclear, _UNCLEAR, np.maximum(np.sqrt(weight) * np.abs(off) - chance, 0.0))
 
 
+def _medians(rows: FloatArray) -> FloatArray:
+    """Return the median of each row; quicker than numpy's on rows as short as these."""
+    last = rows.shape[1] - 1
+    two = (last // 2, last - last // 2)
+    ordered = np.partition(rows, two, axis=1)
+    return np.asarray(0.5 * (ordered[:, two[0]] + ordered[:, two[1]]))
+
+
 def _looked_at(workers: int) -> IntArray | slice:
     """Return whom to look at: everybody, or of very many some, spread evenly over the ranks."""
     if workers <= _MOST:
         return slice(None)
-    # Steps of the golden section fall in with no pattern in the order of the workers.
-    places = np.arange(1, _MOST + 1) * _GOLDEN % 1.0
-    return np.asarray((places * workers).astype(np.int64))
+    return np.asarray((_PLACES * workers).astype(np.int64))
 
 
 def _levels(curves: Curves, share: Shares) -> tuple[FloatArray, FloatArray]:
     """Return the logarithms of times at a share, and the weight of each: one over variance."""
-    std = np.maximum(curves.relative_std(share), 1e-6)
-    return np.log(curves.time_s(share)), 1.0 / std**2
+    time_s = curves.time_s(share)
+    square_s = time_s * time_s
+    return np.log(time_s), square_s / np.maximum(curves.variance_s(share), 1e-12 * square_s)
 
 
 def _excess(scatter: FloatArray, members: FloatArray | int) -> FloatArray:
@@ -164,5 +171,5 @@ def _drawn_together(curves: Curves, shares: IntArray, kinds: IntArray, stray: Fl
     between = _excess(whole(own * (level - mean) ** 2), members) / spare
     apart = np.maximum(np.abs(mean - level), 1.0 / np.sqrt(weight))
     variance = 1.0 / others + between + (stray * apart) ** 2
-    drawn = curves.observed(at, curves.time_s(at) * (1.0 + told - level), variance)
+    drawn = curves.observed(at, curves.time_s(at) * np.exp(told - level), variance)
     return drawn.where(members > 1, curves)

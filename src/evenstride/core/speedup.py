@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenstride.core.allocation import apportion, equal_finish
-from evenstride.core.fleet import Fleet, FloatArray, Shares, Worker, as_shares
+from evenstride.core.fleet import Fleet, FloatArray, Shares, Worker, as_array, as_shares
 from evenstride.core.timemodel import TimeModel
 from evenstride.errors import ConfigError
 
@@ -65,7 +65,7 @@ def prospect(model: TimeModel, fleet: Fleet, communication_s: float = 0.0) -> Pr
     return Prospect(
         equal,
         as_shares(best),
-        model.makespan_s(np.array(equal, dtype=np.int64)) + communication_s,
+        model.makespan_s(as_array(equal)) + communication_s,
         model.makespan_s(best) + communication_s,
         linear_bound(1.0 / model.per_sample_s * model.speed),
     )
@@ -94,14 +94,14 @@ class Yardstick:
     def of(cls, model: TimeModel, fleet: Fleet, equal: Shares) -> Yardstick:
         """Return the yardstick of a fleet under some curves, given its `equal_split`."""
         best = equal_finish(model, fleet.lower, fleet.upper, fleet.global_batch)
-        equal_s = model.makespan_s(np.array(equal, dtype=np.int64))
+        equal_s = model.makespan_s(as_array(equal))
         return cls(model, fleet.global_batch, equal_s, model.makespan_s(best))
 
     def parts(self, shares: Shares) -> tuple[float, float] | None:
         """Return the equal and the best split's time as parts of the one under ``shares``."""
         if sum(shares) != self.global_batch:
             return None
-        now_s = self.model.makespan_s(np.array(shares, dtype=np.int64))
+        now_s = self.model.makespan_s(as_array(shares))
         return self.equal_s / now_s, min(self.best_s / now_s, 1.0)
 
 

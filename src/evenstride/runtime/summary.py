@@ -23,6 +23,7 @@ class WorkerSummary:
         slowest_steps: steps in which it was the slowest.
         data_s: of the busy time, spent waiting for data.
         outside_s: outside training (evaluation, saving) beyond the usual.
+        refused: reports of impossible times, from which nothing was learned.
     """
 
     name: str
@@ -33,6 +34,7 @@ class WorkerSummary:
     slowest_steps: int
     data_s: float
     outside_s: float
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,12 @@ class Summary:
         if self.step_s is not None:
             lines.append(self._speed())
         lines += self._waits()
+        lines += [
+            f"worker {worker.name} reported impossible times {worker.refused} time(s); nothing was "
+            "learned from them"
+            for worker in self.workers
+            if worker.refused
+        ]
         if self.samples_dropped:
             lines.append(f"drop_last leaves {self.samples_dropped} samples out of every epoch")
         lines.append(f"evenstride itself took {self.overhead_s * 1e3:.3f} ms per step")
@@ -159,6 +167,7 @@ def worker_summaries(control: Control, ledger: Ledger) -> tuple[WorkerSummary, .
             slowest_steps=int(ledger.slowest_steps[rank]),
             data_s=float(ledger.data_s[rank]),
             outside_s=float(ledger.outside_s[rank]),
+            refused=control.refused[rank],
         )
         for rank, worker in enumerate(control.fleet.workers)
     )

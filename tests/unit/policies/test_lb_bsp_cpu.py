@@ -122,6 +122,17 @@ def test_the_newest_loads_are_remembered_for_the_next_step() -> None:
     assert desk.state.predictor.loads[0, :2].tolist() == [[0.25, -0.25], [0.0, 0.0]]
 
 
+def test_no_step_is_learned_with_loads_that_were_read_after_it() -> None:
+    desk = Desk(LbBspCpu(), Fleet(workers(1), 6))
+    desk.ask((6,), (0.1,), loads=(0.25, 0.5))
+
+    four = Observation(0, 6, 1, (0.1,) * 4, (0.0,) * 4, cpu_load=0.75, memory_load=0.5)
+    desk.decide((6,), [four], 5)
+
+    assert desk.state.predictor.loads[0, :, 0].tolist() == [0.25 - 0.5] * 4
+    assert desk.state.loads[0].tolist() == [0.75]
+
+
 def test_load_that_slows_a_worker_down_is_answered_before_the_slow_step() -> None:
     # Worker 0 has half its speed whenever its machine is busy, which is known a step before.
     desk = Desk(LbBspCpu(), Fleet(workers(2), 120))

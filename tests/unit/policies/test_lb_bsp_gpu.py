@@ -82,8 +82,21 @@ def test_nothing_moves_when_no_one_with_room_is_faster() -> None:
     members = (Worker("a", max_share=30), Worker("b"))
     plant = Plant("lb-bsp-gpu", 60, [0.0] * 2, [0.0001, 0.001], members=members)
 
-    assert plant.run(9) == (30, 30)
+    assert plant.run(10) == (30, 30)
     assert plant.kept == "no worker with room is faster than the slowest"
+
+
+def test_a_window_in_which_nothing_could_move_is_over_all_the_same() -> None:
+    members = (Worker("a"), Worker("b"), Worker("c", min_share=30))
+    desk = Desk(LbBspGpu(window=2), Fleet(members, 90))
+    for _ in range(100):
+        decision = desk.ask((30, 30, 30), (0.1, 0.1, 0.4))
+    assert isinstance(decision, Keep)
+
+    desk.ask((30, 30, 30), (0.1, 0.5, 0.4))
+    decision = desk.ask((30, 30, 30), (0.1, 0.5, 0.4))
+
+    assert isinstance(decision, Move), "worker b is the slowest of this window"
 
 
 def test_a_split_outside_the_bounds_is_brought_inside_first() -> None:

@@ -14,11 +14,21 @@ from tests.unit.policies.plant import Desk, Plant, workers
 
 
 def test_it_decides_at_the_end_of_an_epoch_on_its_mean_times() -> None:
-    plant = Plant("omnilearn", 120, [0.0, 0.0], [0.001, 0.003])
+    plant = Plant("omnilearn:b_max=96", 120, [0.0, 0.0], [0.001, 0.003])
 
     assert plant.run(99) == (60, 60)
     # Candidates 120 and 40; 24 too many above 96, and then 16 too many in all.
     assert plant.exchange() == (88, 32)
+
+
+@pytest.mark.parametrize("equal", [32, 320])
+def test_its_upper_bound_is_three_equal_shares(equal: int) -> None:
+    policy, shares = OmniLearn(), np.full(4, equal)
+
+    target = policy._target(shares, np.array([0.1, 1.0, 1.0, 1.0]), Fleet(workers(4), 4 * equal))
+
+    # Candidates are 7.75 equal shares, which the bound cuts off at 3, and 0.775 for the others.
+    assert target / equal == pytest.approx([2.66875, 0.44375, 0.44375, 0.44375])
 
 
 def test_a_worker_inside_the_dead_band_keeps_its_share_apart_from_what_is_spread() -> None:
@@ -96,7 +106,8 @@ def test_bounds_of_the_workers_hold() -> None:
 
 @pytest.mark.parametrize("lag", [1, 3, 8])
 def test_steps_at_the_earlier_shares_do_not_count(lag: int) -> None:
-    plant = Plant("omnilearn:epoch_steps=10", 120, [0.0, 0.0], [0.001, 0.003], lag=lag)
+    spec = "omnilearn:epoch_steps=10,b_max=96"
+    plant = Plant(spec, 120, [0.0, 0.0], [0.001, 0.003], lag=lag)
 
     plant.run(60)
 

@@ -96,6 +96,19 @@ def test_only_the_worst_three_are_blamed_and_only_for_what_matters() -> None:
     assert "made the others wait" not in few, "2.3 s of 119.5 s are under 2 %"
 
 
+def test_refused_reports_are_shown() -> None:
+    text = str(replace(RUN, workers=(replace(SLOW, refused=3), FAST)))
+
+    assert "worker one/0 reported impossible times 3 time(s); nothing was learned" in text
+    assert "impossible" not in str(RUN)
+
+
+def test_refused_reports_are_counted_from_the_leaders_control() -> None:
+    summary = summarise(_leader("static:4,8", (0.3, float("nan")), (0.21, 0.01)), **FACTS)
+
+    assert [worker.refused for worker in summary.workers] == [0, 1]
+
+
 def test_many_workers_are_not_all_listed() -> None:
     text = str(replace(RUN, workers=(FAST,) * 40))
 

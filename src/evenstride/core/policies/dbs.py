@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenstride.core.allocation import apportion
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, Shares, as_shares
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, Shares, as_array, as_shares
 from evenstride.core.policies.dynamic_batching import SHORTEST_S, in_force
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
@@ -95,7 +95,7 @@ class Epoch:
         """Return why it is too early to decide, or ``None`` when it is time."""
         if self.number is None or situation.step // epoch_steps <= self.number:
             return f"an epoch of {epoch_steps} steps is not over"
-        unseen = (np.array(situation.shares) > 0) & (self.means.steps == 0)
+        unseen = (as_array(situation.shares) > 0) & (self.means.steps == 0)
         if unseen.any():
             name = situation.fleet.workers[int(np.argmax(unseen))].name
             return f"no step of worker {name} has been measured in this epoch"
@@ -132,7 +132,7 @@ class Dbs:
         if too_early is not None:
             return state, Keep(too_early)
         following = Epoch.begin(len(situation.fleet), situation.step // self.epoch_steps)
-        shares = np.array(situation.shares, dtype=np.int64)
+        shares = as_array(situation.shares)
         mean_s = np.maximum(state.means.mean_s, SHORTEST_S)
         after = _split(shares / mean_s, situation.fleet)
         if after == situation.shares:

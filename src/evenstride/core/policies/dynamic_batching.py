@@ -36,8 +36,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evenstride.core.allocation import apportion
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_shares
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
 from evenstride.core.observation import Measured
+from evenstride.core.policies.settings import check_range
 from evenstride.core.policies.static import split_by
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
@@ -91,6 +92,13 @@ class DynamicBatching:
     proof: int = 5
 
     def __post_init__(self) -> None:
+        check_range("dynamic-batching", "dead_band", self.dead_band, 0)
+        check_range("dynamic-batching", "drop", self.drop, 0, 1)
+        if not 0 < self.smoothing <= 1:
+            raise ConfigError(
+                f"policy dynamic-batching: smoothing is {self.smoothing}; it must be above 0 and "
+                "at most 1"
+            )
         if min(self.window, self.proof) < 1:
             raise ConfigError(
                 f"policy dynamic-batching: window is {self.window} and proof {self.proof}; both "
@@ -113,7 +121,7 @@ class DynamicBatching:
 
     def decide(self, state: Smoothed, situation: Situation) -> tuple[Smoothed, Decision]:
         """Smooth the new times; past the window and outside the dead-band, change all."""
-        fleet, shares = situation.fleet, np.array(situation.shares, dtype=np.int64)
+        fleet, shares = situation.fleet, as_array(situation.shares)
         working = shares > 0
         state = self._learn_most(state, self._smooth(state, situation), shares)
         fewest = int(state.steps[working].min())
@@ -157,7 +165,7 @@ def _throughput(shares: IntArray, mean_s: FloatArray) -> FloatArray:
 
 def in_force(situation: Situation) -> Measured:
     """Return what was soundly measured at the very shares in force."""
-    seen, shares = situation.observations, np.array(situation.shares, dtype=np.int64)
+    seen, shares = situation.observations, as_array(situation.shares)
     current = (seen.share > 0) & (seen.share == shares[seen.worker])
     return seen.only(seen.modelled & seen.sound & current)
 

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.allocation import apportion
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_shares
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
 from evenstride.core.observation import Measured
 from evenstride.core.policies.dynamic_batching import SHORTEST_S
 from evenstride.core.policies.uniform import Uniform
@@ -84,15 +84,15 @@ class LbBspCpu:
     def decide(self, state: Predicted, situation: Situation) -> tuple[Predicted, Decision]:
         """Tell the predictor of every new step, then split by what it predicts."""
         predictor, fleet = predictor_named(self.predictor), situation.fleet
-        remembered, loads = state.predictor, state.loads
+        remembered, loads = state.predictor, state.loads.copy()
         for worker, speed, newer in _step_by_step(situation.observations):
-            remembered = predictor.learn(remembered, worker, speed, loads[:, worker])
-            loads = loads.copy()
+            # An observation's loads were read at its end: none of its steps was predicted by them.
+            remembered = predictor.learn(remembered, worker, speed, state.loads[:, worker])
             loads[:, worker] = newer
         state = Predicted(remembered, loads)
         speed = predictor.predict(remembered, loads)
         unknown = np.isnan(speed)
-        missing = unknown & (np.array(situation.shares) > 0)
+        missing = unknown & (as_array(situation.shares) > 0)
         if missing.any():
             name = fleet.workers[int(np.argmax(missing))].name
             return state, Keep(f"no step of worker {name} has been measured yet")

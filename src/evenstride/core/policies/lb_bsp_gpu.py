@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evenstride.core.allocation import apportion, equal_finish
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_shares
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
 from evenstride.core.policies.dbs import Means
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
@@ -133,7 +133,7 @@ class LbBspGpu:
         return self._lead(state, situation)
 
     def _lead(self, state: Stepping, situation: Situation) -> tuple[Stepping, Decision]:
-        fleet, shares = situation.fleet, np.array(situation.shares, dtype=np.int64)
+        fleet, shares = situation.fleet, as_array(situation.shares)
         fewest = int(state.means.steps[shares > 0].min())
         if fewest < state.window:
             return state, Keep(f"{fewest} of {state.window} steps of the window measured")
@@ -143,12 +143,13 @@ class LbBspGpu:
             fresh = replace(state, means=Means.none(len(fleet)))
             return fresh, Move(as_shares(inside), "every worker within its bounds")
         leader, straggler = _leader_and_straggler(state.means.mean_s, shares, fleet)
+        following = replace(state, means=Means.none(len(fleet)))  # a window tells of itself alone
         if leader == straggler:
-            return state, Keep("no worker with room is faster than the slowest")
+            return following, Keep("no worker with room is faster than the slowest")
         names = fleet.workers[straggler].name, fleet.workers[leader].name
         room = shares[straggler] - fleet.lower[straggler], fleet.upper[leader] - shares[leader]
         if min(room) == 0:
-            return state, Keep(f"worker {names[0]} is the slowest and at its lower bound")
+            return following, Keep(f"worker {names[0]} is the slowest and at its lower bound")
         if straggler == state.taker or leader == state.giver:
             wider = min(2 * state.window, max(self.most_window, state.window))
             state = replace(state, step=max(1, state.step // 2), window=wider)
@@ -158,7 +159,7 @@ class LbBspGpu:
         return state, Move(as_shares(shares), f"{step} samples from {names[0]} to {names[1]}")
 
     def _profile(self, state: Profile, situation: Situation) -> tuple[Profile, Decision]:
-        fleet, shares = situation.fleet, np.array(situation.shares, dtype=np.int64)
+        fleet, shares = situation.fleet, as_array(situation.shares)
         count, fewest = len(fleet), int(state.means.steps[shares > 0].min())
         if len(state.shares) == len(_PROFILE):
             return state, Keep("the split that the profile asks for is fixed")

@@ -5,15 +5,18 @@ Source:
     (github.com/sahiltyagi4/OmniLearn). At the end of an epoch, with ``t_k`` the mean compute
     time of worker ``k`` in it and ``X_k = b_k / t_k``, the candidate is
     ``c_k = b_k - X_k (t_k - mean t)``; a worker keeps ``b_k`` if ``|c_k - b_k| / c_k`` is under
-    the dead-band of 0.2. The result is clamped to ``b_min = 16`` and ``b_max = 96``; what the
-    clamps cut off or add is spread over all workers equally, and so is, after that, what the
-    sum differs from ``B``. Either may lead out of the clamps again.
+    the dead-band of 0.2. The result is clamped to ``b_min = 16`` and ``b_max = 96``, where workers
+    begin with 32; what the clamps cut off or add is spread over all workers equally, and so is,
+    after that, what the sum differs from ``B``. Either may lead out of the clamps again.
 
 How we differ:
     * The authors round each worker up, so the sum is ``B`` or somewhat more, and they scale the
       gradients by the sum there is. Here it is rounded to ``B`` by largest remainder.
     * The bounds of the workers hold in the end; ``b_min`` and ``b_max`` are as soft as they are in
-      the code, so no global batch is infeasible because of them.
+      the code, so no global batch is infeasible because of them. Unless ``b_max`` is set, it
+      is three times an equal share, as the authors' is of their 32: with 96, workers with a batch
+      of more each would stay equal for ever.
+    * ``t_k`` is the whole time at work (data, compute, and what is between steps).
     * A policy does not know how long an epoch of the data is; ``epoch_steps`` stands for it.
     * Steps at an earlier share, the first of a pass and tails do not count.
     * Only the shares are set: no scaling of the learning rate, no asynchronous mode.
@@ -26,9 +29,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenstride.core.allocation import apportion
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_shares
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
 from evenstride.core.policies.dbs import Epoch, check_epoch
 from evenstride.core.policies.dynamic_batching import proportional_step
+from evenstride.core.policies.settings import check_range
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.errors import ConfigError
@@ -42,17 +46,18 @@ class OmniLearn:
         epoch_steps: steps that count as an epoch.
         dead_band: smallest change, as a part of the new share, that a worker makes.
         b_min: share below which a candidate is raised.
-        b_max: share above which a candidate is lowered.
+        b_max: share above which a candidate is lowered; 0 for three times an equal share.
     """
 
     epoch_steps: int = 100
     dead_band: float = 0.2
     b_min: int = 16
-    b_max: int = 96
+    b_max: int = 0
 
     def __post_init__(self) -> None:
         check_epoch("omnilearn", self.epoch_steps)
-        if not 0 <= self.b_min <= self.b_max:
+        check_range("omnilearn", "dead_band", self.dead_band, 0)
+        if self.b_min < 0 or self.b_max < 0 or 0 < self.b_max < self.b_min:
             raise ConfigError(
                 f"policy omnilearn: b_min is {self.b_min} and b_max {self.b_max}; they must be "
                 "at least 0, and b_max at least b_min"
@@ -75,7 +80,7 @@ class OmniLearn:
         if too_early is not None:
             return state, Keep(too_early)
         following = Epoch.begin(len(fleet), situation.step // self.epoch_steps)
-        shares = np.array(situation.shares, dtype=np.int64)
+        shares = as_array(situation.shares)
         target = self._target(shares, state.means.mean_s, fleet)
         after = as_shares(apportion(target, fleet.global_batch, fleet.lower, fleet.upper))
         if after == situation.shares:
@@ -87,13 +92,14 @@ class OmniLearn:
         batches = shares[working].astype(np.float64)
         candidate = proportional_step(batches, mean_s[working])
         small = np.abs(candidate - batches) < self.dead_band * candidate
+        highest = self.b_max or max(self.b_min, 3.0 * fleet.global_batch / len(batches))
         target[working] = spread_equally(
-            np.where(small, batches, candidate), self.b_min, self.b_max, fleet.global_batch
+            np.where(small, batches, candidate), self.b_min, highest, fleet.global_batch
         )
         return np.maximum(target, 0.0)
 
 
-def spread_equally(candidate: FloatArray, b_min: int, b_max: int, total: int) -> FloatArray:
+def spread_equally(candidate: FloatArray, b_min: int, b_max: float, total: int) -> FloatArray:
     """Return candidates clamped, with what their sum then lacks or exceeds spread equally.
 
     To spread first what the clamps cut off and then the error of the sum comes to the same.
