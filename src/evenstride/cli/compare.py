@@ -126,6 +126,8 @@ def _compare(asked: Asked, plot: Path | None, as_json: bool) -> None:
         print_rows(rows)
     else:
         _tell(rows, suite)
+    if drawing is not None:
+        drawing.save()
 
 
 def _left_out(suite: Suite) -> list[str]:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Self
 import typer
 
 from evenstride.errors import ConfigError
-from evenstride.report.figures import MOST_PANELS, Panel, check_plotting, draw
+from evenstride.report.figures import MOST_PANELS, Panel, check_plotting, check_writable, draw
 
 if TYPE_CHECKING:
     from evenstride.sim.suite import Ran, Suite
+
+_LONGEST = 200  # bytes of a name; most file systems take 255 with what is added
 
 
 class Drawing:
@@ -33,7 +35,7 @@ class Drawing:
         """Return a drawing of everything in one file.
 
         Raises:
-            ConfigError: it cannot be drawn.
+            ConfigError: it cannot be drawn, or not be written.
         """
         check_plotting(path)
         runs = suite.runs // len(suite.seeds)
@@ -42,6 +44,7 @@ class Drawing:
                 f"{runs} runs are too many for one plot (at most {MOST_PANELS}); give fewer "
                 "scenarios, policies or lags, or use evenstride compare --plot FOLDER"
             )
+        check_writable(path)
         return cls(suite, dict.fromkeys(_settings(suite), path))
 
     @classmethod
@@ -49,20 +52,20 @@ class Drawing:
         """Return a drawing of each setting in a file of its own.
 
         Raises:
-            ConfigError: it cannot be drawn.
+            ConfigError: it cannot be drawn, or not be written.
         """
         check_plotting()
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"{folder} is no folder; give one to write the plots into")
         settings = _settings(suite)
         lags = {name: [lag for other, lag in settings if other == name] for name, _ in settings}
-        return cls(
-            suite,
-            {
-                (name, lag): folder / file_name(name, lag if len(lags[name]) > 1 else None)
-                for name, lag in settings
-            },
-        )
+        files = {
+            (name, lag): folder / file_name(name, lag if len(lags[name]) > 1 else None)
+            for name, lag in settings
+        }
+        for path in files.values():
+            check_writable(path)
+        return cls(suite, files)
 
     def take(self, ran: Ran) -> None:
         """Keep what is drawn of a run."""
@@ -87,10 +90,11 @@ def _settings(suite: Suite) -> list[tuple[str, int]]:
 
 
 def file_name(name: str, lag: int | None = None) -> str:
-    """Return the name of the file that something is drawn into.
+    """Return the name of the file that something is drawn into, cut to what file systems take.
 
     >>> file_name("2 x T4 / P4", 3)
     '2-x-T4-P4-lag-3.png'
     """
     plain = re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "scenario"
+    plain = plain.encode()[:_LONGEST].decode(errors="ignore")
     return f"{plain}.png" if lag is None else f"{plain}-lag-{lag}.png"

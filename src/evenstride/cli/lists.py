@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from evenstride.errors import ConfigError
 
+MOST_SEEDS = 10_000
+"""So that a seed which is taken for a number of seeds does not fill the memory."""
+
 
 def split_policies(texts: str | Iterable[str], option: str = "--policy") -> tuple[str, ...]:
     """Return the policies in comma-separated lists; the commas of ``static:1,2`` stay.
@@ -55,15 +58,19 @@ def split_seeds(text: str) -> tuple[int, ...]:
     """Return as many seeds as a number says, or those that a list names.
 
     Raises:
-        ConfigError: it is not understood, or names a seed twice.
+        ConfigError: it is not understood, is too many, or names a seed twice.
 
     >>> split_seeds("3"), split_seeds("4,7"), split_seeds("7,")
     ((0, 1, 2), (4, 7), (7,))
     """
     what = "a number of seeds, such as 20, or a list of them, such as 0,1,2 (7, for a single one)"
     numbers = _whole(text, f"seeds {text!r} are not understood; give {what}")
+    count = len(numbers) if "," in text else numbers[0]
+    if count > MOST_SEEDS:
+        one = "" if "," in text else f", or '{text.strip()},' for that single seed"
+        raise ConfigError(f"{count} seeds are too many; give at most {MOST_SEEDS} of them{one}")
     if "," not in text:
-        numbers = tuple(range(numbers[0]))
+        numbers = tuple(range(count))
     if not numbers:
         raise ConfigError(f"{text} seeds are none; give {what}")
     return _each_once(numbers, f"seeds {text}")

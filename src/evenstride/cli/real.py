@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
     from evenstride.lab.compare import LabPlan
@@ -53,6 +55,7 @@ class RealRequest:
         from evenstride.lab.compare import LabPlan
         from evenstride.lab.speeds import parse_change, parse_speeds
 
+        _refuse_scenario(self.command)
         speeds = parse_speeds(self.speeds)
         names = split_policies(self.policies) if self.policies else every_policy()
         for name in names:
@@ -69,6 +72,14 @@ class RealRequest:
             changes=tuple(parse_change(text, len(speeds)) for text in self.changes),
             folder=folder.resolve(),
             calibrate=True,
+        )
+
+
+def _refuse_scenario(command: Sequence[str] | None) -> None:
+    if command and Path(command[0]).suffix.lower() in (".yaml", ".yml"):
+        raise ConfigError(
+            f"--real runs a script, and {command[0]} is none; leave --real out to simulate it, or "
+            "give a script, or nothing for the package's own"
         )
 
 
@@ -91,23 +102,28 @@ def compare_real(asked: RealRequest, as_json: bool) -> None:
 
     plan = asked.plan()
     if asked.plot:
-        from evenstride.report.figures import check_plotting
+        from evenstride.report.figures import check_plotting, check_writable
 
         check_plotting()
+        check_writable(_plot(plan, asked.plot))
     outcome, traces = perform(plan)
+    if plan.changes:  # the bounds are those of the speeds at the start, which did not last
+        outcome = replace(outcome, bound=None, linear_bound=None)
     means = {policy: mean_step_s(traces[policy]) for policy in plan.policies}
-    if asked.plot:
-        _draw(traces, plan, asked.plot)
-    conclude(
-        outcome,
-        lambda outcome: f"{tell(outcome)}\n\n{_sentence(means)}",
-        as_json,
-        lambda outcome: {
-            "rows": _rows(outcome),
-            "mean_step_s": means,
-            "comparison": outcome.to_dict(),
-        },
-    )
+    try:
+        conclude(
+            outcome,
+            lambda outcome: f"{tell(outcome)}\n\n{_sentence(means)}",
+            as_json,
+            lambda outcome: {
+                "rows": _rows(outcome),
+                "mean_step_s": means,
+                "comparison": outcome.to_dict(),
+            },
+        )
+    finally:  # after the figures, which a plot that fails must not cost
+        if asked.plot:
+            _draw(traces, plan, _plot(plan, asked.plot))
 
 
 def _rows(outcome: Comparison) -> list[dict[str, Any]]:
@@ -143,14 +159,16 @@ def _sentence(means: dict[str, float]) -> str:
     )
 
 
-def _draw(traces: dict[str, list[Path]], plan: LabPlan, folder: Path) -> None:
+def _plot(plan: LabPlan, folder: Path) -> Path:
+    return folder / f"real-{'-'.join(f'{speed:g}' for speed in plan.speeds)}.png"
+
+
+def _draw(traces: dict[str, list[Path]], plan: LabPlan, path: Path) -> None:
     from evenstride.report.figures import draw
 
     panels = [
         _panel(policy, traces[policy][0], len(plan.speeds), plan.steps) for policy in plan.policies
     ]
-    speeds = "-".join(f"{speed:g}" for speed in plan.speeds)
-    path = folder / f"real-{speeds}.png"
     draw(panels, f"real workers at speeds {', '.join(f'{s:g}' for s in plan.speeds)}", path)
     typer.echo(f"plot {path}", err=True)
 

@@ -89,7 +89,9 @@ def _simulate(asked: Asked, plot: Path | None, as_json: bool) -> None:
     rows = run_suite(suite, drawing)
     if as_json:
         print_rows(rows)
-        return
-    groups = groups_of(rows, suite)
-    print_table(simulation_table(groups))
-    typer.echo(f"\n{simulation_sentence(groups)}")
+    else:
+        groups = groups_of(rows, suite)
+        print_table(simulation_table(groups))
+        typer.echo(f"\n{simulation_sentence(groups)}")
+    if drawing is not None:
+        drawing.save()

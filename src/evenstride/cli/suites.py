@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 POLICY_METAVAR = "P[,Q...]"
 SEEDS_HELP = "How many seeds, or a list of them such as 0,1,2."
 LAG_HELP = "Steps from a measurement to its decision; each of a list is simulated."
-COLD_LAG_HELP = "The same in the opening phase."
+COLD_LAG_HELP = "The same for a fleet's first exchange, and while its policy opens."
 STEPS_HELP = "Steps to simulate; later events do not happen."
 EVERY_HELP = "Steps between exchanges, or leader for the cadence that the leader sets."
 JSON_HELP = "Print one JSON object with a list of rows."
@@ -37,7 +37,7 @@ class Asked:
         policies: specifications, some of them in lists; all there are if not given.
         seeds: a number of them, or a list.
         lag: one or a list.
-        cold_lag: of the opening phase.
+        cold_lag: of a fleet's first exchange, and of its policy's opening.
         steps: to simulate.
         every: steps between exchanges, or ``leader``.
     """
@@ -84,7 +84,7 @@ def run_suite(suite: Suite, drawing: Drawing | None = None) -> list[Row]:
 
     Args:
         suite: what to simulate.
-        drawing: shown each run, and saved at the end.
+        drawing: shown each run; saving it is left to the caller, who first prints the rows.
     """
     from evenstride.cli.progress import Advance
     from evenstride.sim.suite import in_order, simulate
@@ -96,16 +96,22 @@ def run_suite(suite: Suite, drawing: Drawing | None = None) -> list[Row]:
             if drawing is not None:
                 drawing.take(ran)
             advance.step(f"{ran.row.scenario}, {ran.row.policy}, lag {ran.row.lag}")
-    if drawing is not None:
-        drawing.save()
     return in_order(suite, rows)
 
 
 def groups_of(rows: Sequence[Row], suite: Suite) -> list[Group]:
     """Return the rows by scenario, lag and policy."""
     from evenstride.report.simulated import grouped
+    from evenstride.sim.score import judged
+    from evenstride.sim.timeline import Timeline
 
-    return grouped(rows, [scenario.name for scenario, _ in suite.cases if not scenario.events])
+    unjudged = [
+        (scenario.name, scenario.exchange.lag, seed)
+        for scenario, _ in suite.cases
+        for seed in suite.seeds
+        if not judged(scenario, Timeline(scenario, seed))
+    ]
+    return grouped(rows, frozenset(unjudged))
 
 
 def print_rows(rows: Sequence[Row], **more: Any) -> None:

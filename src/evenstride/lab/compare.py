@@ -39,8 +39,9 @@ class LabPlan:
         repeats: runs of each policy.
         changes: of speed during each run.
         folder: for traces and logs.
-        calibrate: whether to measure the workers' true curves before and after, and to run the
-            best fixed split beside the policies.
+        calibrate: whether to measure the workers' true curves before and after.
+        fixed_splits: whether to run the calibrated optimum, and where ``adaptive`` ended, as fixed
+            splits beside the policies; needs ``calibrate``.
     """
 
     command: tuple[str, ...]
@@ -51,6 +52,7 @@ class LabPlan:
     changes: tuple[Change, ...]
     folder: Path
     calibrate: bool
+    fixed_splits: bool = True
 
 
 @dataclass(slots=True)
@@ -159,7 +161,7 @@ def _compare(session: _Session) -> Comparison:
     for repeat in range(plan.repeats):
         for policy in plan.policies:
             batch = session.train(policy, repeat).global_batch
-        if plan.calibrate and not plan.changes:
+        if plan.calibrate and plan.fixed_splits and not plan.changes:
             fixed = fixed or _fixed_splits(session, before, batch)
             for policy in fixed:
                 session.train(policy, repeat)

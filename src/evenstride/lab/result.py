@@ -70,8 +70,9 @@ class Comparison:
         runs: one per policy.
         oracle: the fastest fixed split, if one was run.
         speedup: time of the equal split over that of the balanced one, both as run.
-        bound: equal over best split under the calibrated curves and communication.
-        linear_bound: mean over slowest speed.
+        bound: equal over best split under the calibrated curves and communication; ``None``
+            without a calibration, or where speeds that changed leave it no meaning.
+        linear_bound: mean over slowest speed; ``None`` in the same cases.
         trace: of the balanced run.
         caveats: sentences on what makes the figures less than they could be.
     """

@@ -71,6 +71,23 @@ def check_plotting(path: Path | None = None) -> None:
         )
 
 
+def check_writable(path: Path) -> None:
+    """Raise unless a file can be written there; its folder is made.
+
+    Raises:
+        ConfigError: it cannot, for which reason.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        with path.open("ab"):
+            pass
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"cannot write {path} ({error.strerror})") from None
+
+
 def draw(panels: Sequence[Panel], title: str, path: Path) -> None:
     """Write a figure with a row for each panel: its step times, and its shares.
 
@@ -83,7 +100,7 @@ def draw(panels: Sequence[Panel], title: str, path: Path) -> None:
     # The same runs give the same file, byte for byte.
     with rc_context({"svg.hashsalt": "evenstride"}):
         figure = Figure(figsize=(_WIDTH, _HEIGHT * len(panels) + 0.8), layout="constrained")
-        figure.suptitle(title)
+        figure.suptitle(_literal(title))
         rows = figure.subplots(len(panels), 2, sharex=True, sharey="col", squeeze=False)
         for (times, shares), panel in zip(rows, panels, strict=True):
             _draw_times(times, panel)
@@ -102,6 +119,11 @@ def draw(panels: Sequence[Panel], title: str, path: Path) -> None:
             raise ConfigError(f"cannot write {path} ({error.strerror})") from None
 
 
+def _literal(text: str) -> str:
+    """Return a text that matplotlib shows as it is: a pair of dollars would begin a formula."""
+    return text.replace("$", r"\$")
+
+
 def _draw_times(axes: Axes, panel: Panel) -> None:
     from matplotlib.ticker import LogLocator
 
@@ -109,13 +131,13 @@ def _draw_times(axes: Axes, panel: Panel) -> None:
         axes.plot(panel.noisy_s * 1e3, color="0.8", linewidth=0.6, label="with noise")
     styles = (("C0", "-"), ("C2", "--"), ("C3", ":"))
     for (name, steps_s), (color, dashes) in zip(panel.steps_s.items(), styles, strict=False):
-        axes.plot(steps_s * 1e3, color=color, linestyle=dashes, linewidth=1.2, label=name)
+        axes.plot(steps_s * 1e3, color=color, linestyle=dashes, linewidth=1.2, label=_literal(name))
     values = np.concatenate(list(panel.steps_s.values()))
     if np.nanmax(values) > _SPREAD * np.nanmin(values):
         axes.set_yscale("log", subs=())
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_title(panel.title, loc="left", fontsize="medium")
+    axes.set_title(_literal(panel.title), loc="left", fontsize="medium")
     axes.set_ylabel("step in ms")
 
 
@@ -123,7 +145,7 @@ def _draw_shares(axes: Axes, panel: Panel) -> None:
     for number, band in enumerate(panel.shares):
         color = f"C{number % 10}"
         steps = np.arange(len(band.mean))
-        axes.plot(steps, band.mean, linewidth=1.1, color=color, label=band.name)
+        axes.plot(steps, band.mean, linewidth=1.1, color=color, label=_literal(band.name))
         if (band.most > band.least).any():
             axes.fill_between(steps, band.least, band.most, color=color, alpha=0.2, linewidth=0)
     axes.set_ylabel("samples")

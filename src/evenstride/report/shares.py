@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -35,21 +37,31 @@ def bands(track: Track, scenario: Scenario) -> list[Band]:
 
     Of more kinds than that, the first dozen.
     """
-    counts = [group.count for group in scenario.workers]
-    names = [group.name for group in scenario.workers]
-    if scenario.size <= MOST_LINES:
-        names = [
-            name if count == 1 else f"{name}/{number}"
-            for name, count in zip(names, counts, strict=True)
-            for number in range(count)
-        ]
-        counts = [1] * scenario.size
+    alone = scenario.size <= MOST_LINES
+    counts = [1] * scenario.size if alone else [group.count for group in scenario.workers]
+    names = _names([group.name for group in scenario.workers for _ in range(group.count)], counts)
     ends = np.cumsum(counts)[:MOST_LINES]
     starts = ends - counts[:MOST_LINES]
     return [
         _band(name, [split[start:end] for split in track.splits], track.shares)
         for name, start, end in zip(names, starts, ends, strict=False)
     ]
+
+
+def _names(names: list[str], counts: list[int]) -> list[str]:
+    """Return the names of some lines, given that of every worker and how many are in each line.
+
+    Workers of one name are numbered as in their cluster, where several lines share the name.
+    """
+    told, known, first = [], dict[str, int](), 0
+    lines = Counter(names[begin] for begin in accumulate(counts[:-1], initial=0))
+    for count in counts:
+        name = names[first]
+        begin = known.get(name, 0)
+        first, known[name] = first + count, begin + count
+        numbers = f"{begin}" if count == 1 else f"{begin}-{begin + count - 1}"
+        told.append(name if lines[name] == 1 else f"{name}/{numbers}")
+    return told
 
 
 def _band(name: str, splits: list[IntArray], at: IntArray) -> Band:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import isinf
 
@@ -20,11 +20,12 @@ class Group:
 
     Args:
         rows: in order of seed; at least one.
-        changes: whether anything changes after the start, so that a policy may find it.
+        unjudged: seeds under which nothing changes after which it would count how soon a policy
+            finds the split again; see `sim.score.judged`.
     """
 
     rows: tuple[Row, ...]
-    changes: bool = True
+    unjudged: frozenset[int] = frozenset()
 
     @property
     def policy(self) -> str:
@@ -45,17 +46,20 @@ class Group:
         return float(self.all(field).mean())
 
 
-def grouped(rows: Sequence[Row], steady: Sequence[str] = ()) -> list[Group]:
+def grouped(rows: Sequence[Row], unjudged: Collection[tuple[str, int, int]] = ()) -> list[Group]:
     """Return rows by scenario, lag and policy, in the order in which they first come.
 
     Args:
         rows: of any number of runs.
-        steady: names of the scenarios in which nothing changes.
+        unjudged: scenario, lag and seed of those in which no change counts.
     """
     found: dict[tuple[str, int, str], list[Row]] = {}
     for row in rows:
         found.setdefault((row.scenario, row.lag, row.policy), []).append(row)
-    return [Group(tuple(some), some[0].scenario not in steady) for some in found.values()]
+    return [
+        Group(tuple(some), frozenset(r.seed for r in some if (*key[:2], r.seed) in unjudged))
+        for key, some in found.items()
+    ]
 
 
 def simulation_table(groups: Sequence[Group]) -> Table:
@@ -63,14 +67,14 @@ def simulation_table(groups: Sequence[Group]) -> Table:
     headings = (
         *("scenario", "policy", "lag", "efficiency", "noise-free", "informed", "settled"),
         *("95 % from cold\nmedian / 90 %", "95 % after change\nmedian / 90 %"),
-        *("needless\nchanges", "decision"),
+        *("needless\nchanges", "decision", "speed-up", "bound", "linear\nbound"),
     )
     return Table(headings, tuple(map(_line, groups)), keys=2)
 
 
 def _line(group: Group) -> tuple[str, ...]:
     scenario, lag = group.setting
-    after = _steps(group, "steps_to_95_after_change") if group.changes else NOTHING
+    judged = [row.steps_to_95_after_change for row in group.rows if row.seed not in group.unjudged]
     return (
         scenario,
         group.policy,
@@ -79,10 +83,11 @@ def _line(group: Group) -> tuple[str, ...]:
         part(group.mean()),
         part(group.mean("informed")),
         part(group.mean("efficiency_settled")),
-        _steps(group, "steps_to_95_cold"),
-        after,
+        _steps([row.steps_to_95_cold for row in group.rows]),
+        _steps(judged) if judged else NOTHING,
         f"{group.mean('needless_changes'):.1f}",
         f"{group.mean('decide_s') * 1e3:.2f} ms",
+        *(f"{group.mean(figure):.2f}" for figure in ("speedup", "bound", "linear_bound")),
     )
 
 
@@ -91,8 +96,7 @@ def part(value: float) -> str:
     return NOTHING if np.isnan(value) else f"{value:.3f}"
 
 
-def _steps(group: Group, field: str) -> str:
-    values = [getattr(row, field) for row in group.rows]
+def _steps(values: Sequence[int | None]) -> str:
     return " / ".join(_count(quantile(values, at)) for at in (0.5, 0.9))
 
 

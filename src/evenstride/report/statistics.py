@@ -37,7 +37,8 @@ def mean_interval(values: FloatArray) -> tuple[float, float] | None:
 def quantile(values: Sequence[float | None], part: float) -> float:
     """Return the value that at least a part of the values do not exceed.
 
-    ``None`` stands for never, which is later than anything, so the result may be infinite.
+    ``None`` stands for never, which is later than anything, so the result may be infinite. What
+    has no value at all must not be among the values.
 
     >>> quantile([4, 1, None, 2], 0.5), quantile([4, 1, None, 2], 0.9)
     (2, inf)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from evenstride.core.band import HICCUP_S
 from evenstride.core.control import Expect
-from evenstride.core.fleet import IntArray, Shares
+from evenstride.core.fleet import IntArray, Shares, as_array
 
 Mask = npt.NDArray[np.bool_]
 
@@ -26,7 +26,7 @@ class Bands:
 
     def expect(self, expect: Expect, shares: Shares) -> None:
         """Set the bands anew, for the shares that the leader has decided on."""
-        self._share = np.array(shares, dtype=np.int64)
+        self._share = as_array(shares)
         self._expected_s, self._part = np.array(expect.expected_s), np.array(expect.band)
         self._strikes[:], self._slow_s[:], self._asked[:] = 0, 0.0, False
         self.broke.clear()

@@ -19,7 +19,6 @@ MOST = 10
 """Complaints that are told at once."""
 
 _KINDS = {"integer": "a whole number", "number": "a number"}
-_LONGEST = 60  # characters of a wrong value that are shown
 
 
 def complaints(error: ValidationError, parsed: Parsed) -> Iterator[str]:
@@ -46,7 +45,7 @@ def _complaint(problem: ErrorDetails) -> tuple[Place, str]:
             return spot.place, f"there is no such field (allowed: {_allowed(spot.parent)})"
         case "union_tag_invalid" | "union_tag_not_found":
             kinds = ", ".join(spot.node["discriminator"]["mapping"])
-            given = repr(context["tag"]) if "tag" in context else "it is missing"
+            given = parts.shown(context["tag"]) if "tag" in context else "it is missing"
             return (*spot.place, "kind"), f"{given} (allowed: {kinds})"
     return spot.place, f"{_shown(value)} (allowed: {_allowed(spot.node)})"
 
@@ -127,7 +126,4 @@ def _range(node: dict[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "it is empty"
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return "it is empty" if value is None else parts.shown(value)

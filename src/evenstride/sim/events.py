@@ -6,9 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from evenstride.sim.parts import MOST_STEPS, Fraction, Length, Part, Speed, Step, refuse
+from evenstride.sim.parts import MOST_STEPS, Length, Part, Speed, Step, refuse, shown
 
 Who = Annotated[int, Field(ge=0)] | list[Annotated[int, Field(ge=0)]] | Literal["all"]
+
+
+_OVERLAP = "of events that overlap, the multiples are multiplied"
 
 
 class _Event(Part):
@@ -21,9 +24,9 @@ class _Event(Part):
         numbers = value if isinstance(value, list) else [value]
         known = numbers and all(type(number) is int and number >= 0 for number in numbers)
         if value != "all" and not known:
-            refuse(f"{value!r} (allowed: the number of a worker, from 0 on; a list; or all)")
+            refuse(f"{shown(value)} (allowed: the number of a worker, from 0 on; a list; or all)")
         if len(set(numbers)) < len(numbers):
-            refuse(f"{value!r} names a worker twice (allowed: each once)")
+            refuse(f"{shown(value)} names a worker twice (allowed: each once)")
         return value
 
 
@@ -31,7 +34,9 @@ class SpeedStep(_Event):
     """The speed changes at once, to a multiple of the usual one."""
 
     kind: Literal["step"]
-    speed: Speed = Field(description="multiple of the usual speed from then on")
+    speed: Speed = Field(
+        description=f"multiple of the usual speed from then on, up to until; {_OVERLAP}"
+    )
     until: Step | None = Field(default=None, description="step from which it is as usual again")
 
 
@@ -39,7 +44,9 @@ class Ramp(_Event):
     """The speed changes evenly from the usual one to a multiple of it."""
 
     kind: Literal["ramp"]
-    speed: Speed = Field(description="multiple of the usual speed at its end, and from then on")
+    speed: Speed = Field(
+        description=f"multiple of the usual speed at its end, and from then on; {_OVERLAP}"
+    )
     steps: Length = Field(description="steps it takes")
 
 
@@ -47,9 +54,11 @@ class Periodic(_Event):
     """The speed goes to and fro."""
 
     kind: Literal["periodic"]
-    speed: Speed = Field(description="multiple of the usual speed in a slow phase")
+    speed: Speed = Field(description=f"multiple of the usual speed in a slow phase; {_OVERLAP}")
     period: int = Field(ge=2, le=MOST_STEPS, description="steps from one slow phase to the next")
-    duty: Fraction = Field(default=0.5, description="part of the period at that speed")
+    duty: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5, description="part of the period at that speed, at least one step of it"
+    )
     until: Step | None = Field(default=None, description="step from which it is as usual again")
 
 
@@ -57,11 +66,11 @@ class Bursty(_Event):
     """The speed changes at random moments; each worker's own."""
 
     kind: Literal["bursty"]
-    speed: Speed = Field(description="multiple of the usual speed in a slow phase")
+    speed: Speed = Field(description=f"multiple of the usual speed in a slow phase; {_OVERLAP}")
     mean_steps: float = Field(
-        gt=0, le=MOST_STEPS, description="mean length of a slow phase in steps"
+        ge=1, le=MOST_STEPS, description="mean length of a slow phase in steps"
     )
-    mean_gap: float = Field(gt=0, le=MOST_STEPS, description="mean steps between two of them")
+    mean_gap: float = Field(ge=1, le=MOST_STEPS, description="mean steps between two of them")
     until: Step | None = Field(default=None, description="step from which it is as usual again")
 
 
@@ -80,7 +89,10 @@ class Replay(_Event):
         default=30, description="steps that one five-minute sample lasts"
     )
     least_speed: float = Field(
-        default=0.1, ge=1e-6, le=1, description="the load never leaves less than this"
+        default=0.1,
+        ge=1e-6,
+        le=1,
+        description=f"the load never leaves less than this multiple of the usual speed; {_OVERLAP}",
     )
 
     @field_validator("day", mode="before")

@@ -6,36 +6,43 @@ from collections import deque
 
 import numpy as np
 
-from evenstride.core.allocation import equal_finish
-from evenstride.core.fleet import Fleet, FloatArray, IntArray
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array
 from evenstride.core.speedup import equal_split
 from evenstride.sim.cluster import Cluster, TrueTimes
-from evenstride.sim.oracle import Informed
+from evenstride.sim.oracle import Alike, Informed, best_split, kinds_of
 from evenstride.sim.run import Simulation
 from evenstride.sim.scenario import Scenario
 from evenstride.sim.timeline import Timeline
 
 
-def informed_mean_s(scenario: Scenario, seed: int) -> FloatArray:
+def informed_mean_s(scenario: Scenario, seed: int, timeline: Timeline | None = None) -> FloatArray:
     """Return the noise-free time of each step under `Informed`.
 
     Its decisions hang on no measurement. So wherever the exchanges do not either, its whole run
     is known without one: the same as by `Simulation`, without estimating what is known.
+
+    Args:
+        scenario: to run in.
+        seed: of its random events.
+        timeline: of both, if it is there already.
     """
+    timeline = timeline or Timeline(scenario, seed)
     if scenario.exchange.every == "leader":
-        return Simulation(scenario, Informed(), seed).run().mean_s
-    return _Told(scenario, seed, scenario.exchange.every).mean_s()
+        return Simulation(scenario, Informed(), seed, timeline).run().mean_s
+    return _Told(scenario, Cluster(scenario, seed), timeline, scenario.exchange.every).mean_s()
 
 
 class _Told:
     """The run of `Informed` with an exchange every so many steps."""
 
-    def __init__(self, scenario: Scenario, seed: int, every: int) -> None:
+    def __init__(
+        self, scenario: Scenario, cluster: Cluster, timeline: Timeline, every: int
+    ) -> None:
         self._scenario, self._every = scenario, every
-        self._timeline = Timeline(scenario, seed)
-        self._cluster = Cluster(scenario, seed)
+        self._cluster, self._timeline, self._kinds = cluster, timeline, kinds_of(scenario)
         self._pending: deque[tuple[int, IntArray]] = deque()
         self._known = np.zeros(scenario.size, dtype=np.bool_)
+        self._near: IntArray | None = None
 
     def mean_s(self) -> FloatArray:
         """Return the noise-free time of each step."""
@@ -47,7 +54,7 @@ class _Told:
                 self._form(step)
             if step == 0 or step in changes:
                 self._curves = self._curves_at(step)
-                self._best = self._best_split()
+                self._best = self._near = self._best_split()
             if step in moves:
                 self._open()
             if self._due(step) or step == 0 or step in changes:
@@ -61,9 +68,9 @@ class _Told:
         self._present = self._timeline.present(step)
         workers = tuple(self._cluster.workers[k] for k in self._present)
         self._fleet = Fleet(workers, self._scenario.global_batch)
-        self._shares = self._decided = np.array(equal_split(self._fleet), dtype=np.int64)
+        self._shares = self._decided = as_array(equal_split(self._fleet))
         self._pending.clear()
-        self._cold = True
+        self._cold, self._near = True, None
 
     def _open(self) -> None:
         """Begin with a decision where somebody in the new fleet is known from the one before."""
@@ -77,8 +84,8 @@ class _Told:
         return self._cluster.usual.at_speed(self._timeline.speed(step)).of(self._present)
 
     def _best_split(self) -> IntArray:
-        fleet = self._fleet
-        return equal_finish(self._curves, fleet.lower, fleet.upper, fleet.global_batch)
+        alike = Alike.of(self._curves, self._kinds[self._present])
+        return best_split(alike, self._fleet, self._near)
 
     def _due(self, step: int) -> bool:
         """Take over the splits that are in force by now; return whether there were any.

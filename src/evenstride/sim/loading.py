@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from evenstride.errors import ScenarioError
 from evenstride.sim.complaints import complaints
 from evenstride.sim.reading import Parsed, read_yaml
-from evenstride.sim.scenario import Replay, Scenario, chosen
+from evenstride.sim.scenario import MAY_BE_CUT, Replay, Scenario, chosen
 from evenstride.sim.timeline import load_recording
 
 
@@ -20,7 +20,8 @@ def load_scenario(path: Path, changes: dict[str, Any] | None = None) -> Scenario
     Args:
         path: of the file.
         changes: values to use instead of the file's; a key such as ``exchange.lag`` goes into
-            the part of that name. Events that new ``steps`` leave no room for are dropped.
+            the part of that name. Events that new ``steps`` leave no room for do not happen;
+            whatever happens before them stays as it is.
 
     Raises:
         ScenarioError: names file, line, field and what is allowed there.
@@ -43,11 +44,8 @@ def changed(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
     plain = scenario.model_dump()
     for key, value in changes.items():
         _put(plain, key.split("."), value)
-    steps = plain["steps"]
-    if isinstance(steps, int):
-        plain["events"] = [event for event in plain["events"] if event["at"] < steps]
     try:
-        return Scenario.model_validate(plain)
+        return Scenario.model_validate(plain, context=MAY_BE_CUT)
     except ValidationError as error:
         parsed = Parsed(scenario.name, plain, {})
         raise ScenarioError("\n".join(complaints(error, parsed))) from None

@@ -26,11 +26,14 @@ class Notes:
         self._busy_s.append(busy_s)
         self._wait_s.append(wait_s)
 
-    def take(self, breaks: list[npt.NDArray[np.bool_]]) -> Measured:
+    def take(
+        self, breaks: list[npt.NDArray[np.bool_]], cpu_load: FloatArray | None = None
+    ) -> Measured:
         """Return all steps as observations, and forget them.
 
         Args:
             breaks: for each of the latest steps, for which workers it begins an observation.
+            cpu_load: of each worker's machine by now, ``(W,)``; not known if left out.
         """
         shares, busy_s = np.array(self._shares).T, np.array(self._busy_s).T  # (W, steps)
         workers, steps = shares.shape
@@ -41,6 +44,9 @@ class Notes:
         if known:
             begins[:, steps - len(known) :] |= np.array(known).T
         first = np.flatnonzero(begins)
+        loads = np.full((2, len(first)), np.nan)
+        if cpu_load is not None:
+            loads[0] = cpu_load[first // steps]
         measured = Measured(
             worker=first // steps,
             share=shares.ravel()[first],
@@ -48,6 +54,7 @@ class Notes:
             steps=np.diff(np.append(first, workers * steps)),
             busy_s=busy_s.ravel(),
             wait_s=np.array(self._wait_s).T.ravel(),
+            loads=loads,
         )
         self._steps, self._shares, self._busy_s, self._wait_s = [], [], [], []
         return measured

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
 
 import numpy as np
 
 from evenstride.core.allocation import equal_finish
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_shares
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.speedup import equal_split, linear_bound
+from evenstride.core.timemodel import StepTimes
 from evenstride.sim.cluster import Cluster, TrueTimes
 from evenstride.sim.scenario import Scenario
 from evenstride.sim.timeline import Timeline
@@ -19,8 +23,9 @@ from evenstride.sim.timeline import Timeline
 class Informed:
     """Takes the best split for the true mean curves, at every exchange at which they changed.
 
-    It opens with the equal split and pays the same lag as any controller, so it is the most
-    that a controller could reach in the same row of a table.
+    It opens with the equal split and pays the same lag as the other rows of its table, so it
+    shows what is lost to the lag alone. A policy that opens with what the workers declare may be
+    ahead of it until its first decision takes effect.
     """
 
     opening_steps = 1
@@ -42,11 +47,56 @@ class Informed:
         del state
         fleet = situation.fleet
         assert self._times is not None, "it is told before it decides"
-        best = equal_finish(self._times, fleet.lower, fleet.upper, fleet.global_batch)
-        shares = as_shares(best)
+        shares = as_shares(best_split(self._times, fleet))
         if shares == situation.shares:
             return None, Keep("the split is the best")
         return None, Move(shares, "the curves changed")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alike:
+    """The same curves, of which each of those that are alike is worked out only once.
+
+    Among thousands of workers there are few kinds, and the best split is looked for at every
+    step of a ramp.
+    """
+
+    curves: TrueTimes
+    each: TrueTimes
+    which: IntArray
+
+    @classmethod
+    def of(cls, curves: TrueTimes, kinds: IntArray) -> Self:
+        """Return them, given the kind of every worker; those of one kind differ in speed only."""
+        _, speed = np.unique(curves.speed, return_inverse=True)
+        _, first, which = np.unique(
+            kinds * len(kinds) + speed, return_index=True, return_inverse=True
+        )
+        return cls(curves, curves.of(first), which)
+
+    def at(self, shares: IntArray) -> FloatArray:
+        """Return each worker's time in seconds at its share."""
+        return self.curves.at(shares)
+
+    def capacity(self, deadline_s: float) -> IntArray:
+        """Return per worker the largest share that ends by the deadline (0 if none does)."""
+        return self.each.capacity(deadline_s)[self.which]
+
+
+def kinds_of(scenario: Scenario) -> IntArray:
+    """Return the kind of each worker, ``(size,)``."""
+    return np.repeat(np.arange(len(scenario.workers)), [g.count for g in scenario.workers])
+
+
+def best_split(times: StepTimes, fleet: Fleet, near: IntArray | None = None) -> IntArray:
+    """Return the best integer split for some true curves.
+
+    Args:
+        times: the curves.
+        fleet: the workers' bounds and the global batch.
+        near: the best split of the same fleet before its curves changed; it saves time only.
+    """
+    return equal_finish(times, fleet.lower, fleet.upper, fleet.global_batch, near=near)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +108,7 @@ class Yardsticks:
         oracle_s: of the same split with the step's noise.
         equal_mean_s: of the equal split.
         equal_s: of the equal split with noise.
-        linear_bound: mean over slowest speed at the start.
+        linear_bound: mean over slowest speed of those present, averaged over the steps.
         best: the oracle's split at the start, over those present.
     """
 
@@ -70,26 +120,52 @@ class Yardsticks:
     best: IntArray
 
 
-def yardsticks(scenario: Scenario, seed: int) -> Yardsticks:
-    """Return what the oracle and the equal split take, under the same noise as any policy."""
-    timeline, cluster = Timeline(scenario, seed), Cluster(scenario, seed)
-    changes = frozenset(timeline.changes)
-    times = np.zeros((4, scenario.steps))
-    opening: tuple[float, IntArray] | None = None
-    for step in range(scenario.steps):
-        if step == 0 or step in changes:
-            present = timeline.present(step)
-            curves = cluster.usual.at_speed(timeline.speed(step)).of(present)
-            fleet = Fleet(tuple(cluster.workers[k] for k in present), scenario.global_batch)
-            best = equal_finish(curves, fleet.lower, fleet.upper, fleet.global_batch)
-            equal = np.array(equal_split(fleet), dtype=np.int64)
-            means_s = curves.at(best), curves.at(equal)
-            opening = opening or (linear_bound(curves.speed / curves.per_sample_s), best)
-        noise = cluster.next_noise()[present]
-        for row, mean_s in zip((0, 2), means_s, strict=True):
-            times[row, step], times[row + 1, step] = mean_s.max(), (mean_s * noise).max()
-        times[:, step] += scenario.communication.step_s(len(present))
+def yardsticks(scenario: Scenario, seed: int, timeline: Timeline | None = None) -> Yardsticks:
+    """Return what the oracle and the equal split take, under the same noise as any policy.
+
+    Args:
+        scenario: to run in.
+        seed: of its noise and its random events.
+        timeline: of both, if it is there already.
+    """
+    cluster = Cluster(scenario, seed)
+    times, bounds = np.zeros((4, scenario.steps)), np.zeros(scenario.steps)
+    opening: IntArray | None = None
+    for stretch in _stretches(scenario, timeline or Timeline(scenario, seed), cluster):
+        opening = stretch.best if opening is None else opening
+        means_s = stretch.curves.at(stretch.best), stretch.curves.at(stretch.equal)
+        bounds[stretch.steps] = linear_bound(stretch.curves.speed / stretch.curves.per_sample_s)
+        communication_s = scenario.communication.step_s(len(stretch.present))
+        for step in range(stretch.steps.start, stretch.steps.stop):
+            noise = cluster.next_noise()[stretch.present]
+            for row, mean_s in zip((0, 2), means_s, strict=True):
+                times[row, step], times[row + 1, step] = mean_s.max(), (mean_s * noise).max()
+            times[:, step] += communication_s
     assert opening is not None, "there is at least one step"
-    bound, best = opening
     oracle_mean_s, oracle_s, equal_mean_s, equal_s = times
-    return Yardsticks(oracle_mean_s, oracle_s, equal_mean_s, equal_s, bound, best)
+    return Yardsticks(oracle_mean_s, oracle_s, equal_mean_s, equal_s, float(bounds.mean()), opening)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stretch:
+    """Some steps in which nothing changes, and the best and the equal split of them."""
+
+    steps: slice
+    present: IntArray
+    curves: TrueTimes
+    best: IntArray
+    equal: IntArray
+
+
+def _stretches(scenario: Scenario, timeline: Timeline, cluster: Cluster) -> Iterator[_Stretch]:
+    begins, moves = (0, *timeline.changes), frozenset((0, *timeline.moves))
+    kinds, best = kinds_of(scenario), None
+    for begin, end in pairwise((*begins, scenario.steps)):
+        if begin in moves:
+            present = timeline.present(begin)
+            workers = tuple(cluster.workers[k] for k in present)
+            fleet = Fleet(workers, scenario.global_batch)
+            equal, best = as_array(equal_split(fleet)), None
+        curves = cluster.usual.at_speed(timeline.speed(begin)).of(present)
+        best = best_split(Alike.of(curves, kinds[present]), fleet, best)
+        yield _Stretch(slice(begin, end), present, curves, best, equal)

@@ -19,7 +19,7 @@ from evenstride.core.control import (
     SetShares,
     advance,
 )
-from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.fleet import FloatArray, IntArray, as_array
 from evenstride.core.policy import Policy
 from evenstride.sim.bands import Bands
 from evenstride.sim.cluster import Cluster, TrueTimes
@@ -71,11 +71,18 @@ class Simulation:
         scenario: the cluster and what befalls it.
         policy: decides the shares.
         seed: of noise and random events; the same seed gives every policy the same.
+        timeline: that of the scenario and the seed, if it is there already.
     """
 
-    def __init__(self, scenario: Scenario, policy: Policy[Any], seed: int = 0) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        policy: Policy[Any],
+        seed: int = 0,
+        timeline: Timeline | None = None,
+    ) -> None:
         self._scenario, self._policy = scenario, policy
-        self._timeline = Timeline(scenario, seed)
+        self._timeline = timeline or Timeline(scenario, seed)
         self._cluster = Cluster(scenario, seed)
         self._control = Control(policy)
         self._pending: deque[tuple[int, IntArray, str]] = deque()
@@ -89,10 +96,12 @@ class Simulation:
         steps = self._scenario.steps
         mean_s, real_s = np.zeros(steps), np.zeros(steps)
         index = np.zeros(steps, dtype=np.int64)
-        moves = frozenset(self._timeline.moves)
+        changes, moves = frozenset(self._timeline.changes), frozenset(self._timeline.moves)
         for step in range(steps):
             if step in moves:
                 self._begin(step)
+            elif step in changes:
+                self._curves = self._curves_at(step)
             self._take_effect(step)
             mean_s[step], real_s[step] = self._step(step)
             index[step] = len(self.track.splits) - 1
@@ -105,7 +114,8 @@ class Simulation:
         """Form the fleet of those who are there."""
         self._present = self._timeline.present(step)
         workers = tuple(self._cluster.workers[k] for k in self._present)
-        self._tell(step)
+        self._curves = self._curves_at(step)
+        self._tell()
         event = FleetFormed(self._formed, step, self._scenario.global_batch, workers)
         self._formed += 1
         self._control, instructions = advance(self._control, event)
@@ -113,15 +123,16 @@ class Simulation:
         self._bands = Bands(len(workers))
         self._notes = Notes(len(workers))
         self._shares = np.zeros(0, dtype=np.int64)
+        self._cold = True
         self._obey(instructions)
         self._due = step + self._after.steps
 
-    def _tell(self, step: int) -> None:
+    def _tell(self) -> None:
         tell = getattr(self._policy, "tell", None)
         if tell is not None:
-            tell(self._times(step))
+            tell(self._curves)
 
-    def _times(self, step: int) -> TrueTimes:
+    def _curves_at(self, step: int) -> TrueTimes:
         return self._cluster.usual.at_speed(self._timeline.speed(step)).of(self._present)
 
     def _take_effect(self, step: int) -> None:
@@ -129,23 +140,23 @@ class Simulation:
             _, after, reason = self._pending.popleft()
             track, before = self.track, self._shares
             if len(before):
-                track.decisions.append(Decided(step, self._gain(step, before, after), reason))
+                track.decisions.append(Decided(step, self._gain(before, after), reason))
             self._shares = after
             everyone = np.zeros(self._timeline.size, dtype=np.int64)
             everyone[self._present] = after
             track.splits.append(everyone)
 
-    def _gain(self, step: int, before: IntArray, after: IntArray) -> float:
+    def _gain(self, before: IntArray, after: IntArray) -> float:
         communication_s = self._scenario.communication.step_s(len(after))
-        before_s = float(self._mean_s(step, before).max()) + communication_s
-        return 1.0 - (float(self._mean_s(step, after).max()) + communication_s) / before_s
+        before_s = float(self._mean_s(before).max()) + communication_s
+        return 1.0 - (float(self._mean_s(after).max()) + communication_s) / before_s
 
-    def _mean_s(self, step: int, shares: IntArray) -> FloatArray:
+    def _mean_s(self, shares: IntArray) -> FloatArray:
         """Return the workers' true mean times; a share of 0 is a ghost, and takes one sample."""
-        return self._times(step).at(np.maximum(shares, 1))
+        return self._curves.at(np.maximum(shares, 1))
 
     def _step(self, step: int) -> tuple[float, float]:
-        mean_s = self._mean_s(step, self._shares)
+        mean_s = self._mean_s(self._shares)
         busy_s = mean_s * self._cluster.next_noise()[self._present]
         communication_s = self._scenario.communication.step_s(len(busy_s))
         longest_s = float(busy_s.max())
@@ -163,12 +174,15 @@ class Simulation:
 
     def _exchange(self, step: int) -> None:
         asked = self._scenario.exchange
+        # The first exchange is a cold one for every policy, so that all pay the same for it.
         lag = asked.lag
-        if self._after.blocking and asked.cold_lag is not None:
+        if asked.cold_lag is not None and (self._cold or self._after.blocking):
             lag = asked.cold_lag
+        self._cold = False
         effective = max(step + lag, self._pending[-1][0] if self._pending else 0)
-        self._tell(step)
-        event = Exchanged(step + 1, effective, self._notes.take(self._bands.broke))
+        self._tell()
+        told = self._notes.take(self._bands.broke, self._timeline.load(step)[self._present])
+        event = Exchanged(step + 1, effective, told)
         started_s = time.perf_counter()
         self._control, instructions = advance(self._control, event)
         self.track.decide_s.append(time.perf_counter() - started_s)
@@ -179,7 +193,7 @@ class Simulation:
         for instruction in instructions:
             match instruction:
                 case SetShares():
-                    shares = np.array(instruction.shares, dtype=np.int64)
+                    shares = as_array(instruction.shares)
                     self._pending.append((instruction.effective, shares, instruction.reason))
                 case Expect():
                     self._bands.expect(instruction, self._control.shares)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from evenstride.sim.events import (
     Bursty,
@@ -39,6 +39,7 @@ from evenstride.sim.parts import (
 )
 
 __all__ = [
+    "MAY_BE_CUT",
     "Bursty",
     "Communication",
     "Event",
@@ -54,6 +55,10 @@ __all__ = [
     "WorkerGroup",
     "chosen",
 ]
+
+
+MAY_BE_CUT = {"may be cut": True}
+"""Context of a validation in which events may lie after the last step, and never happen."""
 
 
 class WorkerGroup(Part):
@@ -124,7 +129,9 @@ class Exchange(Part):
     )
     lag: Lag = Field(default=1, description="steps from a measured step to its decision")
     cold_lag: Lag | None = Field(
-        default=None, description="the same in the opening phase; as `lag` if left out"
+        default=None,
+        description="the same for the first exchange of a fleet, whatever the policy, and for "
+        "further ones as long as the policy's opening lasts; as `lag` if left out",
     )
 
     @field_validator("every", mode="before")
@@ -153,6 +160,6 @@ class Scenario(Part):
         return sum(group.count for group in self.workers)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        check_scenario(self)
+    def _fits_together(self, info: ValidationInfo) -> Self:
+        check_scenario(self, to_its_end=info.context != MAY_BE_CUT)
         return self

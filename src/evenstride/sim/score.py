@@ -43,10 +43,11 @@ class Row:
             any event; ``None`` if there are none.
         speedup: time of the equal split over the policy's, same noise.
         bound: time of the equal split over the oracle's, noise-free.
-        linear_bound: mean over slowest speed at the start.
+        linear_bound: mean over slowest speed, averaged over the steps.
         steps_to_95_cold: first step from which the mean `efficiency_mean` of the next ten steps
             is at least 0.95; ``None`` if there is none.
         steps_to_95_after_change: the same after an event, counted from it; the worst of them.
+            Only those of `Stage.judged` count; ``None`` if there is none of them too.
         needless_changes: re-splits whose true gain was under 0.5 %.
         decide_s: median time of a decision, in seconds.
     """
@@ -84,21 +85,27 @@ class Stage:
     @classmethod
     def of(cls, scenario: Scenario, seed: int) -> Stage:
         """Work out what all policies are compared with."""
-        sticks = yardsticks(scenario, seed)
-        informed = _ratio(sticks.oracle_mean_s, informed_mean_s(scenario, seed))
-        return cls(scenario, seed, sticks, informed, Timeline(scenario, seed))
+        timeline = Timeline(scenario, seed)
+        sticks = yardsticks(scenario, seed, timeline)
+        informed = _ratio(sticks.oracle_mean_s, informed_mean_s(scenario, seed, timeline))
+        return cls(scenario, seed, sticks, informed, timeline)
 
     def run(self, spec: str, policy: Policy[Any] | None = None) -> tuple[Row, Track]:
         """Simulate a policy and return its row, and what it did step by step."""
         policy = policy_from_spec(spec) if policy is None else policy
-        track = Simulation(self.scenario, policy, self.seed).run()
+        track = Simulation(self.scenario, policy, self.seed, self.timeline).run()
         return self.row(spec, track), track
+
+    @property
+    def judged(self) -> tuple[int, ...]:
+        """The events after which it counts how long a policy takes to find the split again."""
+        return judged(self.scenario, self.timeline)
 
     def row(self, spec: str, track: Track) -> Row:
         """Return what a run under a policy is worth."""
-        sticks, lag, changes = self.yardsticks, self.scenario.exchange.lag, self.timeline.changes
-        cold, *found = steps_to_find(sticks.oracle_mean_s / track.mean_s, (0, *changes))
-        settled = _settled(len(track.mean_s), changes, 2 * (lag + 3))
+        sticks, lag = self.yardsticks, self.scenario.exchange.lag
+        cold, *found = steps_to_find(sticks.oracle_mean_s / track.mean_s, (0, *self.judged))
+        settled = _settled(len(track.mean_s), self.timeline.changes, 2 * (lag + 3))
         return Row(
             scenario=self.scenario.name,
             policy=spec,
@@ -118,6 +125,16 @@ class Stage:
             needless_changes=sum(move.gain < NEEDLESS for move in track.decisions),
             decide_s=float(np.median(track.decide_s)) if track.decide_s else 0.0,
         )
+
+
+def judged(scenario: Scenario, timeline: Timeline) -> tuple[int, ...]:
+    """Return the events that are so early that a decision on them could still be judged.
+
+    After it took effect, ten steps have to be left. Whoever has no such event is neither slow
+    nor quick to answer one.
+    """
+    last = scenario.steps - (scenario.exchange.lag + AHEAD)
+    return tuple(step for step in timeline.changes if step <= last)
 
 
 def _ratio(one: FloatArray, other: FloatArray) -> float:

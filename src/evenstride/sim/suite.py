@@ -24,8 +24,8 @@ class Overrides:
 
     Args:
         lags: each scenario is simulated with each of them.
-        cold_lag: lag of the opening phase.
-        steps: length; events that it leaves no room for are dropped.
+        cold_lag: lag of a fleet's first exchange, and of its policy's opening.
+        steps: length; events that it leaves no room for do not happen.
         every: steps between exchanges, or ``leader``.
     """
 

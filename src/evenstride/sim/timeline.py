@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from functools import lru_cache
+import zlib
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Protocol
+from zipfile import BadZipFile
 
 import numpy as np
 
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.errors import ScenarioError
+from evenstride.sim.courses import Course, bursty, periodic, ramped, replayed, stepped
 from evenstride.sim.fitting import there_from_start
 from evenstride.sim.scenario import (
     Bursty,
@@ -25,54 +26,14 @@ from evenstride.sim.scenario import (
     SpeedStep,
     chosen,
 )
-
-
-class Course(Protocol):
-    """The speed of some workers over time."""
-
-    def at(self, step: int) -> FloatArray | float:
-        """Return their speed as a multiple of the usual one."""
-        ...
-
-    @property
-    def changes(self) -> IntArray:
-        """Steps at which the speed changes in a jump, ascending."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Jumps:
-    """Constant between given steps."""
-
-    steps: IntArray  # ascending, the first one 0
-    speeds: FloatArray  # (jumps,) or (jumps, workers)
-
-    def at(self, step: int) -> FloatArray | float:
-        index = int(np.searchsorted(self.steps, step, side="right")) - 1
-        return np.asarray(self.speeds[index])
-
-    @property
-    def changes(self) -> IntArray:
-        return self.steps[1:]
-
-
-@dataclass(frozen=True)
-class _Ramp:
-    begin: int
-    steps: int
-    speed: float
-
-    def at(self, step: int) -> float:
-        part = min(max((step - self.begin + 1) / self.steps, 0.0), 1.0)
-        return 1.0 + part * (self.speed - 1.0)
-
-    @property
-    def changes(self) -> IntArray:
-        return np.arange(self.begin, self.begin + self.steps)
+from evenstride.sim.walks import Move, Presence, Speeds
 
 
 class Timeline:
     """The speed of every worker at every step, and who takes part.
+
+    What happens after the last step is left out; it has no part in what happens before. To ask
+    for one step after another is cheap, to go back is not.
 
     Args:
         scenario: whose events to work out.
@@ -84,105 +45,88 @@ class Timeline:
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.size = scenario.size
-        self._courses: list[tuple[list[int], Course]] = []
-        self._moves: list[tuple[int, list[int], bool]] = []
+        courses: list[Course] = []
+        replays: list[Course] = []
+        moves: list[Move] = []
         for number, event in enumerate(scenario.events):
-            who = chosen(event.workers, self.size)
+            if event.at >= scenario.steps:
+                continue
+            who = np.array(chosen(event.workers, self.size))
             if isinstance(event, Leave | Join):
-                self._moves.append((event.at, who, isinstance(event, Join)))
+                moves.append(Move(event.at, who, isinstance(event, Join)))
             else:
-                rng = np.random.default_rng([seed, 1, number])
-                self._courses.append((who, _course(event, len(who), scenario.steps, rng)))
-        self._moves.sort(key=lambda move: move[0])
-        self._from_start = there_from_start(scenario)
-        jumps = [at for at, _, _ in self._moves]
-        jumps += [int(step) for _, course in self._courses for step in course.changes]
-        self.changes = tuple(sorted({step for step in jumps if 0 < step < scenario.steps}))
-        """Steps at which anything changes, the start apart."""
-        self.moves = tuple(sorted({at for at, _, _ in self._moves if at > 0}))
-        """Steps at which workers come or go."""
+                courses.append(_course(event, who, scenario.steps, [seed, 1, number]))
+                replays += courses[-1:] if isinstance(event, Replay) else []
+        self._speeds, self._left = Speeds(self.size, courses), Speeds(self.size, replays)
+        self._recorded = np.zeros(self.size, dtype=np.bool_)
+        for replay in replays:
+            self._recorded[replay.workers] = True
+        self._presence = Presence(there_from_start(scenario), moves)
+        self.moves = self._presence.changes()
+        """Steps at which workers come or go, the start apart."""
+
+    @cached_property
+    def changes(self) -> tuple[int, ...]:
+        """Steps at which those who are there, or the speed of one of them, are others than before.
+
+        The start is none. What changes nothing is none either: a speed that is set again to what
+        it is, or that of a worker who is away.
+        """
+        moves, changes, before = frozenset(self.moves), set(self.moves), self.speed(0)
+        for step in self._speeds.steps:
+            here, now = self.present(step), self.speed(step)
+            if step and step not in moves and (now[here] != before[here]).any():
+                changes.add(step)
+            before = now
+        return tuple(sorted(changes))
 
     def speed(self, step: int) -> FloatArray:
         """Return every worker's speed, shape ``(size,)``."""
-        speed = np.ones(self.size)
-        for who, course in self._courses:
-            speed[who] *= course.at(step)
-        return speed
+        return self._speeds.at(step)
+
+    def load(self, step: int) -> FloatArray:
+        """Return the part of each machine's processor that others take, ``(size,)``.
+
+        It is known where a recording of it is replayed, and not a number elsewhere.
+        """
+        return np.where(self._recorded, 1.0 - self._left.at(step), np.nan)
 
     def present(self, step: int) -> IntArray:
         """Return the numbers of the workers that take part, ascending."""
-        here = self._from_start.copy()
-        for at, who, joins in self._moves:
-            if at <= step:
-                here[who] = joins
-        return np.flatnonzero(here)
+        return self._presence.at(step)
 
 
-def _course(event: Event, workers: int, steps: int, rng: np.random.Generator) -> Course:
+def _course(event: Event, who: IntArray, steps: int, key: list[int]) -> Course:
     match event:
         case SpeedStep():
-            return _jumps([event.at, event.until], [event.speed, 1.0])
+            return stepped(event, who, steps)
         case Ramp():
-            return _Ramp(event.at, event.steps, event.speed)
+            return ramped(event, who, steps)
         case Periodic():
-            return _periodic(event, steps)
+            return periodic(event, who, steps)
         case Bursty():
-            return _bursty(event, workers, steps, rng)
+            return bursty(event, who, steps, key)
         case Replay():
-            return _replay(event, workers, steps, rng)
+            return _replay(event, who, steps, key)
     raise AssertionError(f"{type(event).__name__} has no course")
 
 
-def _jumps(at: list[int | None], speeds: list[float]) -> _Jumps:
-    known = [(step, speed) for step, speed in zip(at, speeds, strict=True) if step is not None]
-    if known[0][0] > 0:
-        known = [(0, 1.0), *known]
-    return _Jumps(np.array([s for s, _ in known]), np.array([v for _, v in known]))
-
-
-def _periodic(event: Periodic, steps: int) -> _Jumps:
-    end = steps if event.until is None else event.until
-    at: list[int | None] = []
-    for begin in range(event.at, end, event.period):
-        at += [begin, min(begin + max(1, round(event.duty * event.period)), end)]
-    return _jumps(at, [event.speed, 1.0] * (len(at) // 2))
-
-
-def _bursty(event: Bursty, workers: int, steps: int, rng: np.random.Generator) -> _Jumps:
-    """Return phases whose lengths are geometric, each worker's own."""
-    end = steps if event.until is None else event.until
-    slow = np.zeros((steps, workers), dtype=np.bool_)
-    for worker in range(workers):
-        at = event.at + int(rng.geometric(1 / max(event.mean_gap, 1)))
-        while at < end:
-            length = int(rng.geometric(1 / max(event.mean_steps, 1)))
-            slow[at : min(at + length, end), worker] = True
-            at += length + int(rng.geometric(1 / max(event.mean_gap, 1)))
-    return _kept_until_changed(np.where(slow, event.speed, 1.0))
-
-
-def _replay(event: Replay, workers: int, steps: int, rng: np.random.Generator) -> _Jumps:
-    recording = load_recording(event.day)
-    rows = event.machines or rng.choice(len(recording), workers, replace=False).tolist()
+def _replay(event: Replay, who: IntArray, steps: int, key: list[int]) -> Course:
+    recording, rng = load_recording(event.day), np.random.default_rng(key)
+    rows = event.machines or rng.choice(len(recording), len(who), replace=False).tolist()
     unknown = [row for row in rows if not 0 <= row < len(recording)]
     if unknown:
         raise ScenarioError(
             f"the recording of {event.day} has no machine {unknown[0]} "
             f"(allowed: 0 to {len(recording) - 1})"
         )
-    sample = (np.arange(steps) - event.at) // event.steps_per_sample % recording.shape[1]
-    speeds = np.maximum(1.0 - recording[rows][:, sample].T / 100.0, event.least_speed)
-    speeds[: event.at] = 1.0
-    return _kept_until_changed(speeds)
-
-
-def _kept_until_changed(speeds: FloatArray) -> _Jumps:
-    changed = np.flatnonzero((speeds[1:] != speeds[:-1]).any(axis=1)) + 1
-    at = np.concatenate([[0], changed])
-    return _Jumps(at, speeds[at])
+    return replayed(event, who, steps, recording, rows)
 
 
 _DATA = "../shared/data"
+
+_DAMAGED = (OSError, EOFError, ValueError, TypeError, RuntimeError, BadZipFile, zlib.error)
+"""What comes of an archive that is cut, garbled, or something else altogether."""
 
 
 @lru_cache
@@ -195,15 +139,27 @@ def load_recording(day: str) -> FloatArray:
         from ``../shared/data``.
 
     Raises:
-        ScenarioError: it is not there.
+        ScenarioError: it is not there, cannot be read, or lacks that day.
     """
     root = os.environ.get("EVENSTRIDE_DATA") or _DATA
     path = Path(root) / "traces" / "planetlab-cpu.npz"
     try:
-        with np.load(path) as file:
-            return np.asarray(file[f"cpu_{day}"], dtype=np.float64)
-    except (OSError, KeyError):
-        raise ScenarioError(
-            f"the CPU-load recording is not at {path}; set EVENSTRIDE_DATA to the folder that "
-            "holds traces/planetlab-cpu.npz, or leave the replay event out"
-        ) from None
+        return _percentages(path, f"cpu_{day}")
+    except (FileNotFoundError, NotADirectoryError):
+        folder = "the folder that holds traces/planetlab-cpu.npz"
+        problem = f"is not at {path}; set EVENSTRIDE_DATA to {folder}"
+    except KeyError:
+        problem = f"at {path} lacks the day {day}; fetch it anew"
+    except _DAMAGED as error:
+        why = getattr(error, "strerror", None) or "it is damaged, or no .npz file of percentages"
+        problem = f"at {path} cannot be read ({why}); fetch it anew"
+    raise ScenarioError(f"the CPU-load recording {problem}, or leave the replay event out")
+
+
+def _percentages(path: Path, name: str) -> FloatArray:
+    # numpy leaves a damaged file open that it has opened itself.
+    with path.open("rb") as raw, np.load(raw) as file:
+        used = np.asarray(file[name], dtype=np.float64)
+    if used.ndim != 2 or not (used.size and used.min() >= 0 and used.max() <= 100):
+        raise ValueError("these are no percentages")
+    return used

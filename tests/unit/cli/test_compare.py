@@ -12,6 +12,7 @@ import pytest
 
 from evenstride.cli.drawing import file_name
 from evenstride.cli.lists import every_policy
+from evenstride.errors import ConfigError
 from evenstride.lab.compare import LabPlan, Viewer
 from evenstride.lab.result import Comparison
 from evenstride.lab.speeds import Change
@@ -151,6 +152,28 @@ def test_a_plot_stays_in_its_folder(name: str, lag: int | None, file: str | None
     assert file_name(name, lag) == (file or "scenario.png")
 
 
+@pytest.mark.parametrize("name", ["x" * 200, "\U0001d11e" * 200, "é" * 200])
+def test_the_name_of_a_plot_is_no_longer_than_file_systems_take(name: str) -> None:
+    assert 9 < len(file_name(name, 10_000).encode()) <= 255
+    assert file_name(name, 10_000).endswith("-lag-10000.png")
+
+
+def test_figures_are_printed_before_they_are_drawn(
+    shell: Shell, files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise ConfigError("cannot write it (No space left on device)")
+
+    monkeypatch.setattr("evenstride.cli.drawing.draw", full)
+    options = [*files, "-p", "uniform", "--seeds", "1", "--steps", "9", "--plot", "out"]
+
+    plain, table = shell("compare", *options, "--json"), shell("compare", *options)
+
+    assert (plain.code, table.code) == (2, 2)
+    assert len(plain.json()["rows"]) == 2
+    assert "* is the best of its line." in table.out
+
+
 REFUSALS = [
     ([], "no scenario to simulate; give files or folders of them: evenstride compare cluster.yaml"),
     (["a.yaml", "-p", "magic"], "unknown policy 'magic'; the policies are adaptive,"),
@@ -160,6 +183,10 @@ REFUSALS = [
     (["a.yaml", "--change", "9:1,1"], "--change does not go with scenario files; add --real"),
     (["a.yaml", "--repeats", "2"], "--repeats does not go with scenario files; add --real"),
     (["a.yaml", "--plot", "a.yaml"], "a.yaml is no folder; give one to write the plots into"),
+    (["a.yaml", "--plot", "/proc/x"], "cannot write /proc/x/plain.png (No such file or"),
+    (["--real", "--plot", "/proc/x"], "cannot write /proc/x/real-1-0.5-0.2.png (No such file"),
+    (["--real", "a.yaml"], "--real runs a script, and a.yaml is none; leave --real out to"),
+    (["--real", "--speeds", "1,1", "--", "b.YML", "--lr", "1"], "and b.YML is none; leave --re"),
     (["--real", "--lag", "3"], "--lag does not go with --real"),
     (["--real", "--cold-lag", "3"], "--cold-lag does not go with --real"),
     (["--real", "--seeds", "3"], "--seeds does not go with --real"),
@@ -254,6 +281,40 @@ def test_for_real_rows_have_the_same_fields_and_null_where_nothing_is_measured(
     assert answer.json()["comparison"]["trace"] == OUTCOME.trace
     assert answer.json()["mean_step_s"] == pytest.approx({"uniform": 0.25, "adaptive": 0.1})
     assert "calibrating" in answer.err
+
+
+def test_for_real_a_script_may_be_given_a_yaml_file(shell: Shell, lab: dict[str, Any]) -> None:
+    shell("compare", "--real", "-p", "uniform", "--", "train.py", "settings.yaml")
+
+    assert lab["asked"].command == ("train.py", "settings.yaml")
+
+
+def test_for_real_there_is_no_bound_of_speeds_that_change(
+    shell: Shell, lab: dict[str, Any]
+) -> None:
+    options = ["compare", "--real", "-p", "uniform,adaptive", "--change", "9:1,1,1"]
+
+    answer = shell(*options, "--json")
+
+    bounds = [(row["bound"], row["linear_bound"]) for row in rows(answer)]
+    assert bounds == [(None, None)] * 2
+    assert answer.json()["comparison"]["bound"] is None
+    assert answer.json()["comparison"]["linear_bound"] is None
+    assert "bound" not in shell(*options).out
+
+
+def test_for_real_figures_are_printed_before_they_are_drawn(
+    shell: Shell, lab: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise ConfigError("cannot write it (No space left on device)")
+
+    monkeypatch.setattr("evenstride.report.figures.draw", full)
+
+    answer = shell("compare", "--real", "-p", "uniform,adaptive", "--json", "--plot", "out")
+
+    assert answer.code == 2
+    assert len(answer.json()["rows"]) == 2
 
 
 def test_for_real_the_table_is_that_of_the_lab_and_a_sentence(

@@ -12,7 +12,6 @@ import pytest
 from pydantic import TypeAdapter
 
 from evenstride.cli.lists import every_policy, split_lags, split_policies, split_seeds
-from evenstride.cli.progress import Advance
 from evenstride.core.policies import POLICY_NAMES
 from evenstride.errors import ConfigError
 from evenstride.sim.scenario import Scenario
@@ -65,7 +64,7 @@ def test_json_is_one_object_of_rows_with_the_promised_fields(shell: Shell, file:
     assert isinstance(ours["steps_to_95_cold"], int)
     assert isinstance(ours["needless_changes"], int)
     assert ours["bound"] == equal["bound"] > 1.5
-    assert ours["linear_bound"] == 2.5
+    assert ours["linear_bound"] == pytest.approx((30 * 2.5 + 30 * 1.5) / 60)
     assert ours["decide_s"] > 0
 
 
@@ -127,6 +126,8 @@ def test_the_table_has_a_line_for_each_policy_over_all_seeds(shell: Shell, file:
     assert cells(lines[2])[:3] == ["small", "uniform", "1"]
     assert cells(lines[2])[7:13] == ["never", "/", "never", "never", "/", "never"]
     assert cells(lines[3])[:3] == ["small", "static:40,20", "1"]
+    assert cells(lines[1])[-4:] == ["decision", "speed-up", "bound", "bound"]
+    assert cells(lines[2])[-3] == "1.00"
     assert lines[4] == ""
     assert lines[5].startswith("In small at lag 1, static:40,20 is the best: its steps take ")
     assert len(lines) == 6
@@ -140,6 +141,25 @@ def test_the_table_leaves_out_what_cannot_be_found_where_nothing_changes(
     line = cells(shell("simulate", "calm.yaml", "-p", "uniform").out.splitlines()[2])
 
     assert line[7:11] == ["never", "/", "never", "–"]
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        ("at: 49, workers: 0, speed: 0.5", ["never", "/", "never"]),
+        ("at: 50, workers: 0, speed: 0.5", ["–"]),
+        ("at: 30, workers: 0, speed: 1.0", ["–"]),
+    ],
+)
+def test_the_table_tells_never_found_from_nothing_to_find(
+    shell: Shell, tmp_path: Path, event: str, told: list[str]
+) -> None:
+    before, _, _ = SCENARIO.partition("  - {kind")
+    (tmp_path / "one.yaml").write_text(f"{before}  - {{kind: step, {event}}}\n")
+
+    line = cells(shell("simulate", "one.yaml", "-p", "uniform").out.splitlines()[2])
+
+    assert line[10 : 10 + len(told)] == told
 
 
 def test_the_sentence_says_how_much_longer_than_necessary_it_takes(shell: Shell, file: str) -> None:
@@ -218,6 +238,8 @@ REFUSALS = [
     (["bad.yaml", "-p", "uniform"], "bad.yaml:2: global_batch: -60 (allowed: a whole number from"),
     (["small.yaml", "bad.yaml", "-p", "uniform"], "bad.yaml:2: global_batch: -60 (allowed: a "),
     (["small.yaml", "-p", "uniform", "--plot", "a.gif"], "a plot cannot be written to a.gif; its "),
+    (["small.yaml", "-p", "uniform", "--plot", "/proc/x/a.png"], "cannot write /proc/x/a.png (No "),
+    (["small.yaml", "-p", "uniform", "--plot", "/proc/a.png"], "cannot write /proc/a.png ("),
     (["small.yaml", "small.yaml", "-p", "uniform"], "are both named small, so their figures"),
 ]
 
@@ -273,12 +295,21 @@ def test_without_matplotlib_a_plot_is_refused_with_the_way_to_get_it(
     )
 
 
-def test_a_plot_that_cannot_be_written_is_told(shell: Shell, file: str) -> None:
-    options = ["-p", "uniform", "--steps", "5", "--plot", "/proc/nowhere/a.png"]
+def test_figures_are_printed_even_if_drawing_them_fails(
+    shell: Shell, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise ConfigError("cannot write a.png (No space left on device)")
 
-    assert "cannot write /proc/nowhere/a.png (No such file or" in (
-        shell("simulate", file, *options).refusal()
-    )
+    monkeypatch.setattr("evenstride.cli.drawing.draw", full)
+    options = [file, "-p", "uniform", "--steps", "9", "--plot", "a.png"]
+
+    plain, table = shell("simulate", *options, "--json"), shell("simulate", *options)
+
+    assert (plain.code, table.code) == (2, 2)
+    assert len(plain.json()["rows"]) == 1
+    assert table.out.splitlines()[-1].startswith("In small at lag 1, uniform is at")
+    assert "No space left on device" in plain.err
 
 
 @pytest.mark.parametrize(
@@ -324,24 +355,6 @@ def test_what_is_no_list_of_numbers_is_refused(text: str) -> None:
         split_seeds(text)
     with pytest.raises(ConfigError, match="understood"):
         split_lags(text)
-
-
-class TestProgress:
-    """A line now and then on stderr, where there is no terminal."""
-
-    def test_a_short_run_says_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with Advance(3, "runs", clock=iter([0.0, 1.0, 2.0, 3.0]).__next__) as advance:
-            for _ in range(3):
-                advance.step("small, adaptive, lag 1")
-
-        assert tuple(capsys.readouterr()) == ("", "")
-
-    def test_a_long_one_says_how_far_it_is(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with Advance(4, "runs", clock=iter([0.0, 9.0, 11.0, 20.0, 90.0]).__next__) as advance:
-            for number in range(4):
-                advance.step(f"small, adaptive, lag {number}")
-
-        assert tuple(capsys.readouterr()) == ("", "2 of 4 runs (small, adaptive, lag 1)\n")
 
 
 def test_the_help_brings_neither_torch_nor_what_simulating_needs() -> None:

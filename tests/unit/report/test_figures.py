@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from evenstride.errors import ConfigError
-from evenstride.report.figures import Panel, check_plotting, draw
-from evenstride.report.shares import MOST_LINES, bands
+from evenstride.report.figures import Panel, check_plotting, check_writable, draw
+from evenstride.report.shares import MOST_LINES, Band, bands
+from evenstride.sim.cluster import Cluster
 from evenstride.sim.run import Track
 from evenstride.sim.scenario import Scenario
 from evenstride.sim.score import Stage
@@ -39,6 +40,33 @@ def test_few_workers_are_a_line_each() -> None:
     np.testing.assert_array_equal(lines[0].mean, [3, 3, 1])
     np.testing.assert_array_equal(lines[1].mean, [4, 4, np.nan])  # it is not there
     np.testing.assert_array_equal(lines[2].least, [5, 5, 11])
+
+
+def workers_named(*names: str, count: int = 1) -> Scenario:
+    workers = [{"name": name, "count": count, "samples_per_s": 100.0} for name in names]
+    values = {"name": "made", "global_batch": 2000, "steps": 2, "workers": workers}
+    return Scenario.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "told"),
+    [
+        ("ab", 1, ["a", "b"]),
+        ("aa", 1, ["a/0", "a/1"]),
+        ("aba", 2, ["a/0", "a/1", "b/0", "b/1", "a/2", "a/3"]),
+        ("aba", 9, ["a/0-8", "b", "a/9-17"]),
+    ],
+)
+def test_workers_of_several_kinds_with_one_name_are_numbered_as_in_their_cluster(
+    names: str, count: int, told: list[str]
+) -> None:
+    kinds = workers_named(*names, count=count)
+
+    lines = bands(track([[1] * kinds.size], [0, 0]), kinds)
+
+    assert [line.name for line in lines] == told
+    if kinds.size <= MOST_LINES and len(set(told)) > len(set(names)):
+        assert told == [worker.name for worker in Cluster(kinds, 0).workers]
 
 
 def test_many_workers_are_a_line_for_each_kind_from_the_least_to_the_most() -> None:
@@ -101,10 +129,45 @@ def test_steps_that_were_not_measured_are_left_blank(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").exists()
 
 
+@pytest.mark.parametrize("name", ["$\\foo$", "$", "a $5 b $6", "\\$x$", "$\\frac{1}{2}$"])
+def test_a_name_is_drawn_as_it_is_and_never_as_a_formula(tmp_path: Path, name: str) -> None:
+    step_s = np.ones(2)
+    panel = Panel(f"{name} panel", {f"{name} time": step_s}, [Band(f"{name} band", *[step_s] * 3)])
+
+    draw([panel], f"{name} title", tmp_path / "a.svg")
+
+    text = (tmp_path / "a.svg").read_text()
+    for kind in ("panel", "time", "band", "title"):
+        assert f"<!-- {name} {kind} -->" in text
+
+
 @pytest.mark.parametrize("name", ["a.gif", "a", "a.png.txt", "a.pdf"])
 def test_other_kinds_of_files_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"its name has to end in \.png or \.svg"):
         check_plotting(Path(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("file/a.png", r"cannot write .*file/a\.png \(.*exist|cannot write .* \(Not a dir"),
+        ("folder", r"cannot write .*folder \(Is a directory\)"),
+        (f"{'x' * 300}.png", r"cannot write .* \(File name too long\)"),
+    ],
+)
+def test_whether_a_file_can_be_written_is_known_before_there_is_anything_to_write(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "folder").mkdir()
+
+    with pytest.raises(ConfigError, match=text):
+        check_writable(tmp_path / name)
+    check_writable(tmp_path / "deep" / "er" / "a.png")
+    check_writable(tmp_path / "file")
+
+    assert list((tmp_path / "deep" / "er").iterdir()) == []
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:

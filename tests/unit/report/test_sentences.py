@@ -44,17 +44,34 @@ def test_a_line_has_means_medians_and_ninth_tenths() -> None:
 
     assert line == (
         *("h1", "adaptive", "1", "0.833", "0.800", "0.960", "0.990"),
-        *("3 / 9", "5 / never", "3.0", "1.25 ms"),
+        *("3 / 9", "5 / never", "3.0", "1.25 ms", "1.50", "2.00", "2.20"),
     )
 
 
 def test_what_is_not_known_is_a_dash() -> None:
     unsettled = replace(ROW, efficiency_settled=None, steps_to_95_after_change=None)
 
-    (line,) = simulation_table(grouped([unsettled], steady=["h1"])).rows
+    (line,) = simulation_table(grouped([unsettled], unjudged=[("h1", 1, 0)])).rows
 
     assert line[6] == "–"
     assert line[7:9] == ("3 / 3", "–")
+
+
+def test_a_seed_in_which_nothing_changes_is_neither_slow_nor_quick_to_find_it_again() -> None:
+    found = [None, 4, None, 8]
+    seeds = [
+        replace(ROW, seed=seed, steps_to_95_after_change=steps) for seed, steps in enumerate(found)
+    ]
+
+    def after(*unjudged: int) -> str:
+        where = [("h1", 1, seed) for seed in unjudged] + [("h1", 2, 2), ("h2", 1, 2)]
+        (line,) = simulation_table(grouped(seeds, where)).rows
+        return line[8]
+
+    assert after(0, 2) == "4 / 8"
+    assert after(0) == "8 / never"
+    assert after() == "8 / never"
+    assert after(0, 1, 2, 3) == "–"
 
 
 def test_a_single_run_is_told_by_how_much_longer_it_takes() -> None:

@@ -51,10 +51,11 @@ def speed_events(draw: st.DrawFn, steps: int, workers: int) -> dict[str, Any]:
     """Draw a change of speed."""
     speed = draw(st.floats(0.2, 4))
     event = {"at": draw(moments(steps)), "workers": draw(st.integers(0, workers - 1))}
+    duty = draw(st.floats(0.01, 1))
     kinds: list[dict[str, Any]] = [
         {"kind": "step"},
         {"kind": "ramp", "steps": draw(st.integers(1, steps))},
-        {"kind": "periodic", "period": draw(st.integers(2, steps)), "duty": draw(st.floats(0, 1))},
+        {"kind": "periodic", "period": draw(st.integers(2, steps)), "duty": duty},
         {"kind": "bursty", "mean_steps": draw(st.floats(1, 9)), "mean_gap": draw(st.floats(1, 9))},
     ]
     return {**event, **draw(st.sampled_from(kinds)), "speed": speed}

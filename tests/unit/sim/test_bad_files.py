@@ -121,7 +121,15 @@ EVENTS = [
     ("{kind: periodic, at: 3, workers: 0, speed: 2, period: 1}", "events[0].period: 1 (allowed: "),
     (
         "{kind: bursty, at: 3, workers: 0, speed: 2, mean_steps: 0, mean_gap: 4}",
-        "events[0].mean_steps: 0 (allowed: a number above 0 and at most 1e+07)",
+        "events[0].mean_steps: 0 (allowed: a number from 1 to 1e+07)",
+    ),
+    (
+        "{kind: bursty, at: 3, workers: 0, speed: 2, mean_steps: 4, mean_gap: 0.9}",
+        "events[0].mean_gap: 0.9 (allowed: a number from 1 to 1e+07)",
+    ),
+    (
+        "{kind: periodic, at: 3, workers: 0, speed: 2, period: 4, duty: 0}",
+        "events[0].duty: 0 (allowed: a number above 0 and at most 1)",
     ),
     (
         "{kind: replay, at: 3, workers: 0, day: monday}",
@@ -156,9 +164,16 @@ def test_the_line_is_that_of_the_field_and_not_of_its_event(told: Path) -> None:
 
 
 MEMBERSHIP = [
-    ([("leave", 3, 1), ("leave", 9, 1)], "events[1].workers: worker 1 is not there at step 9"),
+    (
+        [("leave", 3, 1), ("leave", 9, 1)],
+        "events[1].workers: worker 1 is not there at step 9 (allowed: workers that are there then)",
+    ),
     ([("leave", 9, 1), ("leave", 3, 1)], "events[0].workers: worker 1 is not there at step 9"),
-    ([("join", 3, 1), ("join", 9, 1)], "events[1].workers: worker 1 is there already at step 9"),
+    (
+        [("join", 3, 1), ("join", 9, 1)],
+        "events[1].workers: worker 1 is there already at step 9 "
+        "(allowed: workers that are not there then)",
+    ),
     ([("join", 5, "all")], "global_batch: no worker is there at step 0 (allowed: at least 1)"),
     ([("leave", 3, 0), ("leave", 5, "[1, 2]")], "events[1].workers: no worker is there at step 5"),
     ([("join", 3, "[0, 1]")], "global_batch: a global batch of 64 cannot be shared by the worker"),
@@ -234,11 +249,11 @@ OTHERS = [
     ("communication: {latency_s: .inf}\n", "communication.latency_s: inf (allowed: a number from"),
     ("events:\n", "made.yaml:7: events: it is empty (allowed: a list)"),
     ("events: {kind: leave}\n", "made.yaml:7: events: {'kind': 'leave'} (allowed: a list)"),
-    ("about: !!python/object:os.system x\n", "made.yaml:7: could not determine a constructor for"),
+    ("about: !!python/object:os.system x\n", "made.yaml:7: about: it has the tag '!!python/objec"),
     ("events: [\n", "made.yaml:8: "),
     ("\tname: x\n", "made.yaml:7: found character '\\t' that cannot start any token"),
     ("---\nname: x\n", "made.yaml:7: "),
-    (f"about: {'9' * 5000}\n", "made.yaml: it is not YAML that can be read (Exceeds the limit"),
+    (f"about: {'9' * 5000}\n", "made.yaml:7: about: inf (allowed: a text)"),
 ]
 
 

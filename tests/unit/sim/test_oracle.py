@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenstride.core.fleet import Fleet, Shares
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.speedup import equal_split
 from evenstride.sim.cluster import Cluster
 from evenstride.sim.informed import informed_mean_s
 from evenstride.sim.loading import changed, load_scenario
-from evenstride.sim.oracle import Informed, yardsticks
+from evenstride.sim.oracle import Alike, Informed, best_split, kinds_of, yardsticks
 from evenstride.sim.run import Simulation
 from evenstride.sim.scenario import Scenario
 from evenstride.sim.score import Stage
@@ -140,8 +142,58 @@ def test_the_informed_controller_in_the_reference_scenario_has_its_published_eff
     assert Stage.of(made, 0).informed == pytest.approx(published, abs=6e-4)
 
 
-def test_the_linear_bound_is_mean_over_slowest_speed_at_the_start() -> None:
+def test_the_linear_bound_is_mean_over_slowest_speed() -> None:
     halved = [{"kind": "step", "at": 0, "workers": 0, "speed": 0.5}]
 
     assert yardsticks(scenario(), 0).linear_bound == pytest.approx(625 / 250)
     assert yardsticks(scenario(events=halved), 0).linear_bound == pytest.approx(375 / 250)
+
+
+def test_the_linear_bound_is_that_of_the_average_step_as_the_bound_is() -> None:
+    halved = {"kind": "step", "at": 30, "workers": 0, "speed": 0.5}
+    alone = {"kind": "leave", "at": 30, "workers": 1}
+    usual, changed_s = 30 * 625 / 250, 10 * 375 / 250
+
+    later = yardsticks(scenario(steps=40, events=[halved]), 0).linear_bound
+    left = yardsticks(scenario(steps=40, events=[alone]), 0).linear_bound
+
+    assert later == pytest.approx((usual + changed_s) / 40)
+    assert left == pytest.approx((usual + 10) / 40)
+
+
+@settings(max_examples=30)
+@given(scenarios(), st.integers(0, 29))
+def test_among_many_alike_the_best_split_is_the_same_and_each_kind_is_looked_at_once(
+    made: Scenario, step: int
+) -> None:
+    timeline, cluster = Timeline(made, 0), Cluster(made, 0)
+    here = timeline.present(min(step, made.steps - 1))
+    curves = cluster.usual.at_speed(timeline.speed(min(step, made.steps - 1))).of(here)
+    fleet = Fleet(tuple(cluster.workers[k] for k in here), made.global_batch)
+
+    alike = Alike.of(curves, kinds_of(made)[here])
+
+    best = best_split(curves, fleet)
+    before = best_split(curves.at_speed(curves.speed[::-1]), fleet)
+    np.testing.assert_array_equal(best_split(alike, fleet), best)
+    np.testing.assert_array_equal(best_split(alike, fleet, before), best)
+    kinds = {(kind, speed) for kind, speed in zip(kinds_of(made)[here], curves.speed, strict=True)}
+    assert len(alike.each.speed) == len(kinds)
+
+
+def test_what_only_depends_on_who_is_there_is_formed_once_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    formed: list[Fleet] = []
+
+    def counted(fleet: Fleet) -> Shares:
+        formed.append(fleet)
+        return equal_split(fleet)
+
+    monkeypatch.setattr("evenstride.sim.oracle.equal_split", counted)
+    ramp = {"kind": "ramp", "at": 5, "workers": 0, "speed": 0.5, "steps": 20}
+    away = {"kind": "leave", "at": 30, "workers": 1}
+
+    yardsticks(scenario(events=[ramp, away]), 0)
+
+    assert [len(fleet) for fleet in formed] == [2, 1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from evenstride.core.fleet import Fleet, Shares
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.sim.cluster import Cluster
+from evenstride.sim.cluster import Cluster, TrueTimes
+from evenstride.sim.loading import changed
 from evenstride.sim.run import Simulation, Track
 from evenstride.sim.scenario import Scenario
+from evenstride.sim.score import Stage
 from tests.unit.sim.clusters import FAST, scenario, scenarios
 
 POLICIES = ["adaptive", "dynamic-batching", "uniform"]
@@ -37,6 +40,16 @@ class Alternating:
         first, second, *rest = situation.shares
         away = 1 if len(state) % 2 == 0 else -1
         return (*state, situation), Move((first + away, second - away, *rest), "to and fro")
+
+
+class Opening(Alternating):
+    """The same, but it never says that its opening is over."""
+
+    def decide(
+        self, state: tuple[Situation, ...], situation: Situation
+    ) -> tuple[tuple[Situation, ...], Decision]:
+        after, decision = super().decide(state, situation)
+        return after, replace(decision, settled=False)
 
 
 @dataclass(frozen=True)
@@ -118,10 +131,53 @@ def test_the_opening_phase_has_a_lag_of_its_own() -> None:
     cold = scenario(exchange={"lag": 9, "cold_lag": 2})
 
     opening = Simulation(cold, Once((40, 10))).run()
-    no_opening = Simulation(cold, Once((40, 10), opening_steps=0)).run()
 
     assert moved_at(opening) == [2]
-    assert moved_at(no_opening) == [9]
+
+
+@pytest.mark.parametrize(
+    ("policy", "seen"),
+    [
+        (Alternating(), [3, 10, 11, 12]),
+        (Opening(1), [3, 10, 11, 12]),
+        (Opening(3), [3, 4, 5, 12]),
+    ],
+)
+def test_the_first_exchange_is_a_cold_one_for_every_policy_and_others_while_it_opens(
+    policy: Alternating, seen: list[int]
+) -> None:
+    cold = scenario(exchange={"lag": 9, "cold_lag": 3}, steps=13)
+
+    track = Simulation(cold, policy).run()
+
+    assert moved_at(track) == seen
+
+
+def test_every_fleet_begins_with_a_cold_exchange() -> None:
+    cold = scenario(
+        workers=[FAST, FAST, FAST],
+        global_batch=60,
+        exchange={"lag": 9, "cold_lag": 2, "every": 5},
+        events=[{"kind": "leave", "at": 20, "workers": 2}],
+    )
+
+    track = Simulation(cold, Alternating()).run()
+
+    assert moved_at(track)[:2] == [6, 18]
+    assert [step for step in moved_at(track) if step >= 20] == [26, 38]
+
+
+@pytest.mark.parametrize("policy", ["uniform", "dynamic-batching", "dbs", "adaptive"])
+def test_all_rows_of_a_table_pay_the_lag_that_informed_pays(policy: str) -> None:
+    """Whoever finds the best split with the first exchange is not ahead of informed."""
+    slow_at = {"kind": "step", "at": 20, "workers": 0, "speed": 0.25}
+    made = scenario(events=[slow_at], exchange={"lag": 9, "cold_lag": 2})
+
+    track = Simulation(made, policy_from_spec(policy)).run()
+
+    first = moved_at(track)[:1]
+    assert first in ([], [2]) or policy == "dbs"  # it waits for the end of its first epoch
+    assert Stage.of(made, 0).informed >= Stage.of(made, 0).row(policy, track).efficiency_mean
 
 
 @pytest.mark.parametrize(("every", "first"), [(1, 1), (4, 4), (10, 10)])
@@ -244,6 +300,25 @@ class TestLeaderCadence:
         assert 200 in self.exchanges(events=faster)  # the first fast one
 
 
+def test_true_curves_are_worked_out_only_where_they_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps: list[int] = []
+    curves_at = Simulation._curves_at
+
+    def noted(simulation: Simulation, step: int) -> TrueTimes:
+        steps.append(step)
+        return curves_at(simulation, step)
+
+    monkeypatch.setattr(Simulation, "_curves_at", noted)
+    slower = {"kind": "step", "at": 9, "workers": 0, "speed": 0.5}
+    away = {"kind": "leave", "at": 20, "workers": 1}
+
+    Simulation(scenario(events=[slower, away]), Uniform()).run()
+
+    assert steps == [0, 9, 20]
+
+
 def test_the_gain_of_a_decision_is_the_true_one_at_its_step() -> None:
     made = scenario(
         workers=[{**FAST, "fixed_s": 0.0}, {**FAST, "fixed_s": 0.0}],
@@ -255,3 +330,45 @@ def test_the_gain_of_a_decision_is_the_true_one_at_its_step() -> None:
     assert better.decisions[0].gain == pytest.approx(1 - 10 / 25)
     assert worse.decisions[0].gain == pytest.approx(1 - 30 / 25)
     assert better.decisions[0].reason == "once"
+
+
+EVENTS: list[dict[str, Any]] = [
+    {"kind": "step", "at": 3, "workers": 0, "speed": 0.5, "until": 33},
+    {"kind": "step", "at": 39, "workers": 0, "speed": 0.1},
+    {"kind": "ramp", "at": 15, "workers": 1, "speed": 0.4, "steps": 20},
+    {"kind": "periodic", "at": 6, "workers": 2, "speed": 0.5, "period": 9},
+    {"kind": "join", "at": 30, "workers": 3},
+    {"kind": "bursty", "at": 2, "workers": "all", "speed": 0.5, "mean_steps": 4, "mean_gap": 6},
+    {"kind": "leave", "at": 12, "workers": 0},
+    {"kind": "join", "at": 31, "workers": 0},
+]
+REPLAYS: list[dict[str, Any]] = [
+    {"kind": "replay", "at": 35, "workers": 2},
+    {"kind": "replay", "at": 5, "workers": [1, 2, 3], "steps_per_sample": 2},
+]
+
+
+def check_beginning(made: Scenario, policy: str, steps: int) -> None:
+    whole = Simulation(made, policy_from_spec(policy), 3).run()
+    part = Simulation(changed(made, {"steps": steps}), policy_from_spec(policy), 3).run()
+
+    np.testing.assert_array_equal(part.mean_s, whole.mean_s[:steps])
+    np.testing.assert_array_equal(part.real_s, whole.real_s[:steps])
+    np.testing.assert_array_equal(part.splits, whole.splits[: len(part.splits)])
+
+
+@pytest.mark.parametrize("steps", [1, 11, 12, 13, 25, 30, 31, 39])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_run_of_fewer_steps_is_the_beginning_of_the_whole_one(policy: str, steps: int) -> None:
+    workers = [{**FAST, "count": 2, "noise": 0.1, "spike_rate": 0.1}, {**FAST, "count": 2}]
+
+    check_beginning(scenario(workers=workers, events=EVENTS, exchange={"lag": 2}), policy, steps)
+
+
+@pytest.mark.parametrize("steps", [5, 6, 34, 36])
+def test_recorded_load_is_that_of_the_same_machines_in_a_run_of_fewer_steps(
+    data_root: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_DATA", str(data_root))
+
+    check_beginning(scenario(workers=[{**FAST, "count": 4}], events=REPLAYS), "adaptive", steps)

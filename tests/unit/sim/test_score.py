@@ -123,6 +123,37 @@ def test_after_a_change_it_is_counted_from_there_and_the_worst_counts(
     assert seen.steps_to_95_after_change == found
 
 
+@pytest.mark.parametrize(
+    ("at", "lag", "stretch", "found"),
+    [
+        (89, 1, (89, 93), 4),
+        (90, 1, (90, 100), None),
+        (82, 8, (82, 92), 10),
+        (83, 8, (83, 100), None),
+    ],
+)
+def test_an_event_that_leaves_no_time_for_an_answer_does_not_count(
+    at: int, lag: int, stretch: tuple[int, int], found: int | None
+) -> None:
+    """Beside it there is one that is answered at once."""
+    late = [step_event(at)]
+
+    alone = row(slow(stretch), lag=lag, events=late)
+    second = row(slow(stretch), lag=lag, events=[step_event(30), *late])
+
+    assert alone.steps_to_95_after_change == found
+    assert second.steps_to_95_after_change == (0 if found is None else found)
+
+
+def test_a_stage_tells_never_found_from_nothing_to_find() -> None:
+    stages = [
+        Stage.of(scenario(steps=STEPS, events=events, exchange={"lag": 5}), 0)
+        for events in ([], [step_event(86)], [step_event(85)], [step_event(0)])
+    ]
+
+    assert [stage.judged for stage in stages] == [(), (), (85,), ()]
+
+
 @pytest.mark.parametrize(("part", "found"), [(0.95, 0), (0.9501, 0), (0.9499, None)])
 def test_a_split_is_good_from_95_percent_on(part: float, found: int | None) -> None:
     events = range(0, 300, 7)

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from evenstride.errors import ConfigError, ScenarioError, UnknownPolicy
 from evenstride.sim.loading import changed, load_scenario
 from evenstride.sim.score import Stage
 from evenstride.sim.suite import Overrides, Suite, in_order, load_all, plan, simulate
+from evenstride.sim.timeline import Timeline
 from tests.unit.sim.clusters import FAST, SLOW, scenario
 
 EVENTS: list[dict[str, Any]] = [
@@ -85,9 +87,19 @@ def test_overrides_count_instead_of_what_the_scenario_says() -> None:
 def test_events_that_fewer_steps_leave_no_room_for_do_not_happen() -> None:
     made = scenario(events=EVENTS)
 
-    assert [event.at for event in changed(made, {"steps": 20}).events] == [10]
-    assert [event.at for event in changed(made, {"steps": 21}).events] == [20, 10]
-    assert changed(made, {"steps": 5}).events == []
+    assert Timeline(changed(made, {"steps": 20}), 0).changes == (10,)
+    assert Timeline(changed(made, {"steps": 21}), 0).changes == (10, 20)
+    assert Timeline(changed(made, {"steps": 5}), 0).changes == ()
+
+
+def test_who_joins_after_the_last_step_is_not_there_before() -> None:
+    late = scenario(events=[{"kind": "join", "at": 30, "workers": 1}])
+
+    short = changed(changed(late, {"steps": 30}), {"exchange.lag": 2})
+
+    assert Timeline(short, 0).present(29).tolist() == [0]
+    with pytest.raises(ValidationError, match="30 is no step"):
+        scenario(steps=30, events=[{"kind": "join", "at": 30, "workers": 1}])
 
 
 @pytest.mark.parametrize(

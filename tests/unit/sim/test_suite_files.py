@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import suite
+from benchmarks import judging, suite
 
 from evenstride.core.allocation import equal_finish
 from evenstride.core.fleet import FloatArray
@@ -14,7 +14,7 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.core.speedup import linear_bound
 from evenstride.errors import ScenarioError
 from evenstride.sim.cluster import Cluster
-from evenstride.sim.loading import load_scenario
+from evenstride.sim.loading import changed, load_scenario
 from evenstride.sim.run import Simulation
 from evenstride.sim.scenario import Scenario
 from evenstride.sim.score import Row
@@ -34,8 +34,7 @@ def scenario(name: str) -> Scenario:
 
 
 def shortened(whole: Scenario, steps: int) -> Scenario:
-    events = [event for event in whole.events if event.at < steps]
-    return whole.model_copy(update={"steps": steps, "events": events})
+    return changed(whole, {"steps": steps})
 
 
 def usual_speeds(name: str) -> FloatArray:
@@ -178,27 +177,41 @@ def row(policy: str, seed: int, efficiency: float, steps: int | None = 2) -> Row
     )
 
 
-def place(**efficiencies: list[float]) -> suite.Place:
+def place(**efficiencies: list[float]) -> judging.Place:
     rows = {
         policy: tuple(row(policy, seed, value) for seed, value in enumerate(values))
         for policy, values in efficiencies.items()
     }
-    return suite.Place("reference", 1, True, rows)
+    return judging.Place("reference", 1, (True,) * len(efficiencies["adaptive"]), rows)
 
 
-@pytest.mark.parametrize(("ours", "marked"), [(0.989, "FLAG"), (0.991, ""), (1.01, "")])
+@pytest.mark.parametrize(("ours", "marked"), [(0.989, "FLAG noisy"), (0.991, ""), (1.01, "")])
 def test_adaptive_is_flagged_when_it_is_behind_by_more_than_a_hundredth(
     ours: float, marked: str
 ) -> None:
-    assert suite.mark(place(adaptive=[ours], dbs=[1.0])) == marked
+    assert judging.marks(place(adaptive=[ours], dbs=[1.0])) == marked
 
 
 def test_adaptive_is_marked_low_when_an_informed_controller_does_much_better() -> None:
-    assert suite.mark(place(adaptive=[0.984], dbs=[0.5])) == "low"
+    assert judging.marks(place(adaptive=[0.984], dbs=[0.5])) == "low"
+
+
+def test_the_verdict_tells_much_behind_from_a_little_behind_and_counts_the_noisy() -> None:
+    little, much = place(adaptive=[0.995], dbs=[1.0]), place(adaptive=[0.5], dbs=[1.0])
+
+    one, both = judging.verdict([little]), judging.verdict([little, much])
+
+    assert "by more than 1% in none, by less in 1; with noise" in one
+    assert "by more than 1% in 1: reference (lag 1), by less in 1; with noise" in both
+    assert "(efficiency) by more than 1% in 1: reference (lag 1);" in both
+
+
+def test_adaptive_alone_gets_no_verdict() -> None:
+    assert "no other policy" in judging.verdict([place(adaptive=[1.0])])
 
 
 def test_the_best_of_the_others_is_the_best_on_average_over_the_seeds() -> None:
-    seen = suite.compare(place(adaptive=[1, 1], dbs=[1.0, 0.5], uniform=[0.8, 0.8]), "efficiency")
+    seen = judging.compare(place(adaptive=[1, 1], dbs=[1.0, 0.5], uniform=[0.8, 0.8]), "efficiency")
 
     assert seen is not None
     assert seen.best == "uniform"
@@ -208,43 +221,69 @@ def test_the_best_of_the_others_is_the_best_on_average_over_the_seeds() -> None:
 def test_differences_are_paired_by_seed() -> None:
     others = [0.5, 0.9, 0.7]
 
-    seen = suite.compare(
-        place(adaptive=[0.98 * other for other in others], dbs=others), "efficiency_mean"
-    )
+    seen = judging.compare(place(adaptive=[0.98 * other for other in others], dbs=others))
 
     assert seen is not None
-    assert (seen.ahead, seen.low, seen.high) == pytest.approx((-0.02, -0.02, -0.02))
+    assert seen.ahead == pytest.approx(-0.02)
+    assert seen.interval == pytest.approx((-0.02, -0.02))
 
 
-def test_the_interval_covers_the_mean_of_differing_differences() -> None:
-    low, high = suite.interval(np.array([-0.02, 0.0, 0.02, 0.04]))
+def steps_checks(found: list[int | None], changes: list[bool]) -> list[judging.Check]:
+    rows = tuple(row("adaptive", seed, 0.99, steps) for seed, steps in enumerate(found))
+    seen = judging.Place("reference", 1, tuple(changes), {"adaptive": rows})
+    return [check for check in judging.checks([seen]) if "steps" in check.name]
 
-    assert -0.02 <= low < 0.01 < high <= 0.04
+
+def test_seeds_that_never_find_the_split_fail_the_checks_on_steps() -> None:
+    cold, change = steps_checks([2] * 8 + [None] * 2, [True] * 10)
+
+    assert (cold.kept, change.kept) == (False, False)
+    assert (cold.seen, change.seen) == ("2/never", "2/never")
 
 
-def test_a_seed_that_never_finds_the_split_fails_the_check_on_steps() -> None:
-    found = [row("adaptive", seed, 0.99) for seed in range(9)]
-    lost = row("adaptive", 9, 0.99, steps=None)
-    rows = {"adaptive": (*found, lost, lost)}
+def test_a_seed_without_a_change_does_not_count_as_never_found_after_one() -> None:
+    cold, change = steps_checks([2, 2, 3, None], [True, True, True, False])
 
-    checks = {
-        check.name: check for check in suite.checks([suite.Place("reference", 1, True, rows)])
-    }
+    assert (cold.kept, change.kept) == (False, True)
+    assert change.seen == "2/3"
 
-    on_steps = [check for name, check in checks.items() if "steps" in name]
-    assert [check.kept for check in on_steps] == [False, False]
-    assert all(check.kept for name, check in checks.items() if "steps" not in name)
+
+def test_what_is_shown_of_the_steps_is_what_is_judged() -> None:
+    cold, _ = steps_checks([4, 5], [True, True])
+
+    assert (cold.seen, cold.kept) == ("4/5", True)
+
+
+TINY = "{name: tiny, global_batch: 8, steps: 4, workers: [{samples_per_s: 10}]}"
+
+
+def in_folder(monkeypatch: pytest.MonkeyPatch, folder: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text)
+    monkeypatch.setattr(suite, "SCENARIOS", folder)
 
 
 def test_a_policy_that_a_scenario_cannot_serve_is_left_out_and_the_others_run(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "tiny.yaml"
-    file.write_text("{name: tiny, global_batch: 8, steps: 4, workers: [{samples_per_s: 10}]}")
+    in_folder(monkeypatch, tmp_path, tiny=TINY)
+    asked = suite.parse(["--policies", "static:cores,uniform", "--seeds", "1", "--lags", "1"])
 
-    outcome = suite.perform(suite.Task(file, 1, 0, ("adaptive", "static:cores", "uniform")))
+    planned = suite.plan(asked)
+    (task,) = suite.tasks_of(asked, planned.casts)
+    outcome = suite.perform(task)
 
     assert [row.policy for row in outcome.rows] == ["adaptive", "uniform"]
+    assert [one.policy for one in planned.casts[0].unfit] == ["static:cores"]
+
+
+def test_a_policy_that_there_is_not_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = suite.main(["--policies", "dbss", "--only", "h2"])
+
+    assert code == 2
+    assert "unknown policy 'dbss'" in capsys.readouterr().err
 
 
 def test_without_the_recording_its_scenarios_are_left_out_and_say_why(
@@ -252,24 +291,65 @@ def test_without_the_recording_its_scenarios_are_left_out_and_say_why(
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_DATA", str(tmp_path))
     load_recording.cache_clear()
-    asked = suite.parse(["--only", "load-20110303", "--seeds", "1", "--lags", "1"])
 
-    (task,) = suite.tasks_of(asked, ("adaptive",))
-    outcome = suite.perform(task)
+    planned = suite.plan(suite.parse(["--only", "load-20110303,h2"]))
 
-    assert not outcome.rows
-    assert "EVENSTRIDE_DATA" in outcome.left_out
+    assert [cast.path.stem for cast in planned.casts] == ["h2"]
+    assert "EVENSTRIDE_DATA" in planned.missing[0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        TINY.replace("steps: 4", "steps: -4"),
+        TINY.replace("steps: 4", "stepps: 4"),
+        TINY.replace("}]}", "}], events: [{kind: replay, at: 9, workers: all}]}"),
+    ],
+)
+def test_a_scenario_with_a_mistake_is_refused_even_without_the_recording(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_folder(monkeypatch, tmp_path, tiny=TINY, wrong=wrong)
+    monkeypatch.setenv("EVENSTRIDE_DATA", str(tmp_path))
+    load_recording.cache_clear()
+
+    with pytest.raises(ScenarioError, match=r"wrong\.yaml:1"):
+        suite.plan(suite.parse([]))
 
 
 def test_a_scenario_that_is_not_there_is_refused_before_anything_runs() -> None:
     with pytest.raises(ScenarioError, match=r"nowhere\.yaml"):
-        suite.tasks_of(suite.parse(["--only", "nowhere"]), ("adaptive",))
+        suite.plan(suite.parse(["--only", "nowhere"]))
+
+
+@pytest.mark.parametrize(("at", "counts"), [(18, True), (20, False)])
+def test_a_change_counts_if_it_leaves_time_to_follow_it(
+    at: int, counts: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "late.yaml"
+    event = f"events: [{{kind: step, at: {at}, workers: 0, speed: 0.5}}]"
+    file.write_text(TINY.replace("steps: 4", f"steps: 30, {event}"))
+
+    assert suite.perform(suite.Task(file, 2, 0, ("adaptive",))).changes is counts
+
+
+@pytest.mark.parametrize(("efficiency", "code"), [(0.99, 0), (0.9, 1)])
+def test_the_exit_code_tells_whether_adaptive_is_behind_or_an_aim_is_missed(
+    efficiency: float, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def performed(tasks: list[suite.Task]) -> list[suite.Outcome]:
+        rows = row("adaptive", 0, efficiency), row("uniform", 0, 0.9)
+        return [suite.Outcome(task, rows, changes=True) for task in tasks]
+
+    monkeypatch.setattr(suite, "perform_all", performed)
+
+    assert suite.main(["--only", "reference", "--lags", "1", "--seeds", "1"]) == code
 
 
 def test_every_scenario_runs_under_every_lag_and_seed_the_largest_first() -> None:
     asked = suite.parse(["--only", "h1,equal-64", "--seeds", "2", "--lags", "1,8"])
 
-    tasks = suite.tasks_of(asked, ("adaptive",))
+    tasks = suite.tasks_of(asked, suite.plan(asked).casts)
 
     assert [task.path.stem for task in tasks] == ["equal-64"] * 4 + ["h1"] * 4
     assert {(task.lag, task.seed) for task in tasks} == {(1, 0), (1, 1), (8, 0), (8, 1)}

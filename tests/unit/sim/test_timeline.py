@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.errors import ScenarioError
+from evenstride.sim.loading import changed
+from evenstride.sim.scenario import Scenario
 from evenstride.sim.timeline import Timeline, load_recording
 from tests.unit.sim.clusters import FAST, SLOW, scenario, scenarios
 
@@ -41,6 +45,7 @@ def test_a_step_holds_from_its_first_step_until_it_ends() -> None:
     assert speeds(event) == [1.0] * 3 + [0.5] * 4 + [1.0] * 5
     assert speeds(event, worker=1) == [1.0] * STEPS
     assert changes(event) == (3, 7)
+    assert speeds({**event, "until": 99}) == [1.0] * 3 + [0.5] * 9
 
 
 def test_a_step_at_the_start_is_no_change() -> None:
@@ -151,15 +156,141 @@ def test_a_recording_that_is_not_there_is_told_with_the_way_out(
 
 
 @given(scenarios(), st.integers(0, 5))
-def test_between_its_changes_nothing_changes(made: Any, seed: int) -> None:
+def test_its_changes_are_the_steps_at_which_a_worker_who_is_there_changes(
+    made: Any, seed: int
+) -> None:
     timeline = Timeline(made, seed)
 
+    changes, moves = [], []
     for step in range(1, made.steps):
-        same = np.array_equal(timeline.speed(step), timeline.speed(step - 1))
-        there = np.array_equal(timeline.present(step), timeline.present(step - 1))
-        assert (same and there) or step in timeline.changes
-        assert there or step in timeline.moves
-    assert set(timeline.moves) <= set(timeline.changes)
+        here = timeline.present(step)
+        same = (timeline.speed(step)[here] == timeline.speed(step - 1)[here]).all()
+        stayed = np.array_equal(here, timeline.present(step - 1))
+        moves += [] if stayed else [step]
+        changes += [] if same and stayed else [step]
+    assert timeline.changes == (*changes,)
+    assert timeline.moves == (*moves,)
+
+
+NOTHING_CHANGES: list[dict[str, Any]] = [
+    {"kind": "step", "at": 5, "workers": 0, "speed": 1.0},
+    {"kind": "ramp", "at": 5, "workers": "all", "speed": 1.0, "steps": 4},
+    {"kind": "periodic", "at": 0, "workers": 0, "speed": 0.5, "period": 3, "duty": 1.0},
+    {"kind": "periodic", "at": 3, "workers": 0, "speed": 1.0, "period": 3},
+    {"kind": "bursty", "at": 0, "workers": 0, "speed": 1.0, "mean_steps": 1, "mean_gap": 1},
+]
+
+
+@pytest.mark.parametrize("event", NOTHING_CHANGES, ids=lambda event: event["kind"])
+def test_what_leaves_the_speed_as_it_is_is_no_change(event: dict[str, Any]) -> None:
+    assert changes(event) == ()
+
+
+def test_what_befalls_those_who_are_away_is_no_change() -> None:
+    away = [{"kind": "leave", "at": 2, "workers": 1}, {"kind": "join", "at": 9, "workers": 1}]
+    slower = {"kind": "step", "at": 4, "workers": 1, "speed": 0.5, "until": 10}
+
+    assert changes(*away, slower) == (2, 9, 10)
+
+
+def test_a_change_that_another_one_undoes_at_once_is_none() -> None:
+    slower = {"kind": "step", "at": 2, "workers": 0, "speed": 0.5, "until": 6}
+    again = {"kind": "step", "at": 6, "workers": 0, "speed": 0.5}
+
+    assert changes(slower, again) == (2,)
+    assert speeds(slower, again)[5:7] == [0.5, 0.5]
+
+
+def test_a_worker_who_leaves_and_joins_in_one_step_was_never_away() -> None:
+    again = [{"kind": "leave", "at": 5, "workers": 1}, {"kind": "join", "at": 5, "workers": 1}]
+    timeline = Timeline(scenario(steps=STEPS, events=again), 0)
+
+    assert (timeline.moves, timeline.changes) == ((), ())
+
+
+def test_one_may_ask_for_its_steps_in_any_order() -> None:
+    events = [
+        {"kind": "ramp", "at": 2, "workers": 0, "speed": 0.2, "steps": 6},
+        {"kind": "step", "at": 5, "workers": [0, 1], "speed": 0.5},
+        {"kind": "leave", "at": 4, "workers": 1},
+        {"kind": "join", "at": 8, "workers": 1},
+    ]
+    timeline = Timeline(scenario(steps=STEPS, events=events), 0)
+    forwards = [(timeline.speed(s).tolist(), timeline.present(s).tolist()) for s in range(STEPS)]
+
+    backwards = [(timeline.speed(s).tolist(), timeline.present(s).tolist())
+                 for s in reversed(range(STEPS))]  # fmt: skip
+
+    assert backwards[::-1] == forwards
+
+
+@given(scenarios(), st.integers(0, 3), st.data())
+def test_a_shorter_run_is_the_beginning_of_a_longer_one(
+    made: Scenario, seed: int, data: st.DataObject
+) -> None:
+    steps = data.draw(st.integers(1, made.steps))
+    whole, part = Timeline(made, seed), Timeline(changed(made, {"steps": steps}), seed)
+
+    for step in range(steps):
+        np.testing.assert_array_equal(part.speed(step), whole.speed(step))
+        np.testing.assert_array_equal(part.present(step), whole.present(step))
+    assert part.changes == tuple(step for step in whole.changes if step < steps)
+    assert part.moves == tuple(step for step in whole.moves if step < steps)
+
+
+def test_bursts_hang_neither_on_the_run_nor_on_who_else_has_some() -> None:
+    bursts = {"kind": "bursty", "at": 0, "speed": 0.5, "mean_steps": 3, "mean_gap": 3}
+    both, alone = {**bursts, "workers": [0, 1]}, {**bursts, "workers": [1]}
+
+    assert speeds(both, worker=1) == speeds(alone, worker=1)
+    assert len({*map(tuple, (speeds(both, alone, worker=1), speeds(both, worker=1)))}) == 2
+
+
+LONG = 10_000_000
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"kind": "periodic", "at": 0, "speed": 0.5, "period": 2, "until": LONG},
+        {"kind": "ramp", "at": 0, "speed": 0.5, "steps": LONG},
+        {"kind": "bursty", "at": 0, "speed": 0.5, "mean_steps": 1, "mean_gap": 1, "until": LONG},
+    ],
+    ids=lambda event: event["kind"],
+)
+def test_what_lies_after_the_run_costs_nothing(event: dict[str, Any]) -> None:
+    made = scenario(steps=STEPS, events=[{**event, "workers": 0}])
+    tracemalloc.start()
+
+    changes = Timeline(made, 0).changes
+
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(changes) < STEPS
+    assert most < 1_000_000
+
+
+def test_an_event_costs_what_its_own_workers_do_however_many_others_there_are() -> None:
+    """Counted, as times differ from machine to machine."""
+    size, touched = 2_000, 0
+    events = [{"kind": "step", "at": 1 + n % 900, "workers": n, "speed": 0.5} for n in range(size)]
+    fleet = [{**FAST, "count": size}]
+    made = scenario(steps=1000, global_batch=9 * size, workers=fleet, events=events)
+    timeline = Timeline(made, 0)
+    products = timeline._speeds._products
+
+    def counted(workers: IntArray) -> FloatArray:
+        nonlocal touched
+        touched += len(workers)
+        return products(workers)
+
+    timeline._speeds._products = counted  # type: ignore[method-assign]
+
+    assert len(timeline.changes) == 900
+    assert touched == size
+    assert timeline.speed(999).tolist() == [0.5] * size
+    assert timeline.speed(998) is timeline.speed(999)
+    assert timeline.present(998) is timeline.present(999)
 
 
 def test_of_many_workers_a_few_may_change() -> None:

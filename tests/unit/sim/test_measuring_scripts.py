@@ -1,0 +1,82 @@
+"""The scripts that measure predictors and fidelity: what they refuse, and what they pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks import fidelity, predictors
+
+from evenstride.core.fleet import FloatArray
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--speeds", "1"], "those of one worker"),
+        (["--speeds", "1,2"], "a speed of 2 cannot be"),
+        (["--steps", "40"], "give at least 60"),
+        (["--attempts", "0"], "give at least 1"),
+    ],
+)
+def test_a_comparison_that_leaves_nothing_to_compare_is_refused(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        fidelity.parse(arguments)
+
+    assert problem in capsys.readouterr().err
+
+
+def recording(folder: Path, **days: dict[str, list[int]]) -> None:
+    """Write machines by name, each with its load in percent, in the order of each day."""
+    (folder / "traces").mkdir()
+    columns = {f"vm_{day}": np.array(list(loads)) for day, loads in days.items()}
+    columns |= {f"cpu_{day}": np.array(list(loads.values())) for day, loads in days.items()}
+    np.savez(folder / "traces" / "planetlab-cpu.npz", allow_pickle=False, **columns)
+
+
+def test_the_days_of_a_replayed_machine_are_put_together_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording(
+        tmp_path,
+        d1={"gone": [1, 1], "busy": [0, 80], "calm": [10, 20]},
+        d2={"calm": [30, 20], "new": [9, 9], "busy": [50, 0]},
+    )
+    monkeypatch.setenv("EVENSTRIDE_DATA", str(tmp_path))
+
+    busy, calm = predictors.planetlab()
+
+    assert busy[:, 0] / predictors.BATCH == pytest.approx([1.0, 0.2, 0.5, 1.0])
+    assert calm[:, 0] / predictors.BATCH == pytest.approx([0.9, 0.8, 0.7, 0.8])
+    assert busy[:, 1] == pytest.approx([np.nan, 0.0, np.nan, 0.5], nan_ok=True)
+
+
+def test_without_the_recording_the_predictors_stop_before_they_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_DATA", str(tmp_path))
+
+    with pytest.raises(SystemExit, match="set EVENSTRIDE_DATA"):
+        predictors.planetlab()
+
+
+def test_no_worker_is_predicted_by_a_network_that_was_fitted_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    series = np.ones((3, 5, 3)) * np.arange(3)[:, None, None]
+    pairs: list[tuple[set[float], set[float]]] = []
+
+    def seen(_name: str, mine: FloatArray, others: FloatArray) -> FloatArray:
+        pairs.append((set(mine.ravel()), set(others.ravel())))
+        return mine[:, :, 0]
+
+    monkeypatch.setattr(predictors, "taught_on", lambda others: others)
+    monkeypatch.setattr(predictors, "predictions", seen)
+
+    told = predictors.held_out(series)
+
+    assert pairs == [({0.0}, {1.0, 2.0}), ({1.0}, {0.0, 2.0}), ({2.0}, {0.0, 1.0})]
+    assert (told == series[:, :, 0]).all()
