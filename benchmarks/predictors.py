@@ -2,15 +2,22 @@
 
     python benchmarks/predictors.py [--seconds 120] [--keep FILE.npz] [--series FILE.npz]
 
-Recorded: two processes repeat one iteration of real work (matrix products) while a third one
-compiles, sorts, copies and multiplies by turns on the same cores. At each iteration they note their
-speed, and the machine's processor and memory load as known before it began. Replayed: CPU load
-of PlanetLab machines (five-minute samples, one per iteration: a time compression of about 10,000),
-where the speed is what the load leaves and the load known is that of the sample before.
+Recorded: three processes with CPU limits of 0.7, 0.5 and 0.3 of a core repeat one iteration of
+real work (matrix products, as many as their limit has room for) while a fourth one compiles,
+sorts, copies and multiplies by turns on the same cores. All begin an iteration together, as in
+training, so the n-th speeds of all are of one moment. Each notes its speed, and the machine's
+processor load (over the last 0.3 s, about as far as an exchange in training looks back) and
+memory load as known before the iteration began.
+
+Replayed: CPU load of the 16 PlanetLab machines whose load varies most, of those that were
+recorded on all three days; five-minute samples, one per iteration, day after day. The speed is
+what the load leaves, the load known is that of the sample before. The title says by how much
+time is compressed, if an iteration is as long as a recorded one.
 
 Prediction is one iteration ahead. NARX is shown twice: learning as it runs, and fitted
-beforehand on *other* workers than it is tested on. *step* is the time of a step whose shares
-follow the predicted speeds, over that of the true ones.
+beforehand on *other* workers than it is tested on (all but one recorded worker, three quarters
+of the machines). *step* is the time of a step whose shares follow the predicted speeds, over that
+of the true ones.
 """
 
 from __future__ import annotations
@@ -21,8 +28,11 @@ import os
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from threading import BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -31,24 +41,84 @@ import psutil
 from evenstride.core.fleet import FloatArray
 from evenstride.core.predictors import predictor_named
 from evenstride.core.predictors.narx import Narx
+from evenstride.lab.limits import open_limits
 
-SIZE, PRODUCTS, BATCH = 192, 12, 256
+SPEEDS = (0.7, 0.5, 0.3)
+# Some 75 ms undisturbed, several periods of the limits, so that their rhythm is little noise.
+SIZE, PRODUCTS, BATCH = 192, 200, 256
+LOAD_S = 0.3
+PATIENCE_S = 60.0
+SAMPLE_S = 300.0  # between two samples of the PlanetLab recording
 WARM = 50  # iterations that are not judged
 
 
-def work(seconds: float, series: Any) -> None:
-    """Repeat an iteration and note (speed, processor load, memory load) before each."""
-    rng = np.random.default_rng(0)
-    matrix = rng.standard_normal((SIZE, SIZE))
-    noted, ends_s = [], time.perf_counter() + seconds
-    psutil.cpu_percent(None)
-    while time.perf_counter() < ends_s:
-        loads = psutil.cpu_percent(None) / 100, psutil.virtual_memory().percent / 100
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """What some workers did.
+
+    Args:
+        seen: speed, processor load and memory load, ``(workers, iterations, 3)``.
+        step_s: mean time from one iteration to the next.
+    """
+
+    seen: FloatArray
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the processes of a recording share."""
+
+    seconds: float
+    limited: Any  # barrier: the limits are about to be set
+    together: Any  # barrier: all begin the next iteration
+    found: Any  # queue
+
+
+class ProcessorLoad:
+    """The part of all processors' time that was in use, over the last `LOAD_S` or a little more.
+
+    The kernel counts in hundredths of a second: over one short iteration that is mostly noise.
+    """
+
+    def __init__(self) -> None:
+        self._idle: deque[tuple[float, float]] = deque()
+        self.now()
+
+    def now(self) -> float:
+        """Return the load up to now, 0 at the first call."""
+        times, now_s = psutil.cpu_times(), time.perf_counter()
+        self._idle.append((now_s, times.idle + getattr(times, "iowait", 0.0)))
+        while len(self._idle) > 2 and now_s - self._idle[1][0] >= LOAD_S:
+            self._idle.popleft()
+        (from_s, idle_from_s), (to_s, idle_to_s) = self._idle[0], self._idle[-1]
+        if to_s == from_s:
+            return 0.0
+        idle = float(idle_to_s - idle_from_s) / ((to_s - from_s) * (os.cpu_count() or 1))
+        return min(max(1.0 - idle, 0.0), 1.0)
+
+
+def work(worker: int, session: Session) -> None:
+    """Repeat an iteration with the others; note speed, loads before it, and when it began."""
+    os.setpgrp()  # limits by signals stop whole process groups
+    matrix = np.random.default_rng(0).standard_normal((SIZE, SIZE))
+    load, noted = ProcessorLoad(), []
+    session.limited.wait(PATIENCE_S)
+    ends_s = time.perf_counter() + session.seconds
+    while True:
+        try:
+            session.together.wait(PATIENCE_S)
+        except BrokenBarrierError:  # one of us saw that it is time to end
+            break
+        loads = load.now(), psutil.virtual_memory().percent / 100
         began_s = time.perf_counter()
-        for _ in range(PRODUCTS):
+        for _ in range(round(PRODUCTS * SPEEDS[worker])):
             matrix = np.tanh(matrix @ matrix / SIZE)
-        noted.append((BATCH / (time.perf_counter() - began_s), *loads))
-    series.put(np.array(noted))
+        ended_s = time.perf_counter()
+        noted.append((BATCH * SPEEDS[worker] / (ended_s - began_s), *loads, began_s))
+        if ended_s >= ends_s:
+            session.together.abort()
+    session.found.put((worker, np.array(noted)))
 
 
 def disturb(seconds: float) -> None:
@@ -85,33 +155,58 @@ def _multiply() -> None:
     np.ones((400, 400)) @ np.ones((400, 400))
 
 
-def record(seconds: float, workers: int = 2) -> FloatArray:
-    """Return the series of all workers, ``(workers, iterations, 3)``, cut to one length."""
+def record(seconds: float) -> Series:
+    """Return what limited workers do on this machine while it is disturbed."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    people = [context.Process(target=work, args=(seconds, queue)) for _ in range(workers)]
-    people.append(context.Process(target=disturb, args=(seconds,)))
-    for process in people:
-        process.start()
-    found = [queue.get() for _ in range(workers)]
-    for process in people:
-        process.join()
-    length = min(map(len, found))
-    return np.stack([series[:length] for series in found])
+    context, count = multiprocessing.get_context("spawn"), len(SPEEDS)
+    session = Session(seconds, context.Barrier(count + 1), context.Barrier(count), context.Queue())
+    workers = [context.Process(target=work, args=(k, session), daemon=True) for k in range(count)]
+    disturber = context.Process(target=disturb, args=(seconds,), daemon=True)
+    limits, caveat = open_limits(count)
+    print(caveat or f"CPU limits: {limits.kind}")
+    try:
+        for process in workers:
+            process.start()
+        session.limited.wait(PATIENCE_S)
+        disturber.start()
+        for worker, process in enumerate(workers):
+            assert process.pid is not None, "it was started"
+            limits.join(worker, process.pid)
+            limits.set_speed(worker, SPEEDS[worker])
+        found = dict(session.found.get(timeout=seconds + PATIENCE_S) for _ in workers)
+    finally:
+        limits.close()
+    disturber.join()
+    length = min(map(len, found.values()))
+    noted = np.stack([found[worker][:length] for worker in range(count)])
+    return Series(noted[:, :, :3], float(np.diff(noted[0, :, 3]).mean()))
 
 
 def planetlab(machines: int = 16) -> FloatArray:
-    """Return replayed series: speeds left by recorded loads, with the load of the sample before."""
-    path = Path(os.environ.get("EVENSTRIDE_DATA", "data")) / "traces" / "planetlab-cpu.npz"
-    with np.load(path) as file:
-        days = np.concatenate([file[name][:1000] for name in sorted(file) if name[:3] == "cpu"], 1)
-    moving = np.argsort(days.std(axis=1))[::-1][:machines]
-    load = days[moving].astype(np.float64) / 100
+    """Return replayed series: speeds left by recorded loads, with the load of the sample before.
+
+    The days list different machines in different orders; those on all days are put together by
+    name. Nothing is known before the first sample of a day.
+    """
+    path = Path(os.environ.get("EVENSTRIDE_DATA") or "../shared/data") / "traces/planetlab-cpu.npz"
+    try:
+        with np.load(path) as file:
+            days = [name.removeprefix("cpu_") for name in sorted(file) if name[:4] == "cpu_"]
+            recorded = [dict(zip(file[f"vm_{d}"], file[f"cpu_{d}"], strict=True)) for d in days]
+    except OSError:
+        raise SystemExit(
+            f"the CPU-load recording is not at {path}; set EVENSTRIDE_DATA to the folder that "
+            "holds traces/planetlab-cpu.npz"
+        ) from None
+    names = sorted(set.intersection(*map(set, recorded)))
+    used = np.array([[day[name] for day in recorded] for name in names], np.float64) / 100
+    moving = used.reshape(len(names), -1).std(axis=1).argsort()[::-1][:machines]
+    load = used[moving]
+    before = np.concatenate([np.full_like(load[:, :, :1], np.nan), load[:, :, :-1]], axis=2)
     speed = BATCH * np.maximum(1 - load, 0.1)
-    before = np.concatenate([load[:, :1], load[:, :-1]], axis=1)
-    return np.stack([speed, before, np.full_like(load, np.nan)], axis=2)
+    seen = np.stack([speed, before, np.full_like(load, np.nan)], axis=3)
+    return seen.reshape(len(load), -1, 3)
 
 
 def predictions(name: str, series: FloatArray, taught: Any = None) -> FloatArray:
@@ -136,12 +231,13 @@ def taught_on(series: FloatArray) -> Any:
     return predictor.knowing(state, learns=False)
 
 
-def held_out(series: FloatArray) -> FloatArray:
-    """Return NARX's predictions of each half of the workers, fitted on the other half."""
-    half = len(series) // 2
-    one = predictions("narx", series[:half], taught_on(series[half:]))
-    other = predictions("narx", series[half:], taught_on(series[:half]))
-    return np.concatenate([one, other])
+def held_out(series: FloatArray, folds: int = 4) -> FloatArray:
+    """Return NARX's predictions of each part of the workers, fitted on all the others."""
+    everyone, told = np.arange(len(series)), np.zeros(series.shape[:2])
+    for mine in np.array_split(everyone, min(folds, len(series))):
+        others = np.setdiff1d(everyone, mine)
+        told[mine] = predictions("narx", series[mine], taught_on(series[others]))
+    return told
 
 
 def judged(told: FloatArray, series: FloatArray) -> tuple[float, float]:
@@ -162,6 +258,12 @@ def table(title: str, series: FloatArray) -> Iterator[str]:
         yield f"  {name:14} RMSE {rmse:7.2%}   step {step:.4f}"
 
 
+def read(path: Path) -> Series:
+    """Return series that were kept."""
+    with np.load(path) as file:
+        return Series(file["seen"], float(file["step_s"]))
+
+
 def main() -> None:
     """Record (or read) the series, and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -169,15 +271,17 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="write the recorded series here")
     parser.add_argument("--series", type=Path, help="read series instead of recording them")
     asked = parser.parse_args()
-    if asked.series:
-        with np.load(asked.series) as file:
-            recorded = file["series"]
-    else:
-        recorded = record(asked.seconds)
+    replayed = planetlab()  # before the recording, which would be lost if this is not there
+    recorded = read(asked.series) if asked.series else record(asked.seconds)
     if asked.keep:
-        np.savez_compressed(asked.keep, series=recorded)
-    print("\n".join(table("recorded under compile, sort, copy and matrix work", recorded)))
-    print("\n".join(table("PlanetLab CPU load, replayed", planetlab())))
+        np.savez_compressed(asked.keep, seen=recorded.seen, step_s=recorded.step_s)
+    if recorded.seen.shape[1] <= WARM:
+        parser.error(f"{recorded.seen.shape[1]} iterations are too few; record for longer")
+    title = f"recorded under other work, an iteration each {recorded.step_s * 1e3:.0f} ms"
+    print("\n".join(table(title, recorded.seen)))
+    faster = SAMPLE_S / recorded.step_s
+    title = f"PlanetLab CPU load, replayed, time compressed {faster:,.0f} times"
+    print("\n".join(table(title, replayed)))
 
 
 if __name__ == "__main__":
