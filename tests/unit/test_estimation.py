@@ -307,3 +307,23 @@ def test_among_very_many_workers_it_takes_more_to_be_taken_for_faster() -> None:
     after = [e.learn(Measured.of((_seen(0, 64, fast_s),))) for e in (few, many)]
 
     assert _at(after[0], 64)[0] < 1.1 * fast_s < _at(after[1], 64)[0]
+
+
+def test_a_floor_that_was_learned_is_not_unlearned_at_small_shares() -> None:
+    # 0.12 s however few samples: at one sample, 2 % of that would be far too much per sample.
+    down = [share for share in (128, 82, 56, 35, 1, 1, 1, 1) for _ in range(3)]
+
+    estimate = _learned(*[_seen(0, share, 0.12) for share in down])
+
+    assert _at(estimate, 1, 60, 128) == pytest.approx([0.12] * 3, rel=0.15)
+
+
+def test_a_spike_that_was_believed_once_is_not_believed_again() -> None:
+    usual, changed = [_seen(0, 50, 0.2)] * 40, [_seen(0, 50, 0.4)] * 40
+    # After one change that lasted, the first sign of another one is believed ...
+    estimate = _learned(*usual, *changed, _seen(0, 50, 1.2))
+    assert _at(estimate, 50) == pytest.approx([1.2], rel=0.1)
+
+    estimate = _learned(*usual, *changed, _seen(0, 50, 1.2), *changed[:20], _seen(0, 50, 1.2))
+
+    assert _at(estimate, 50) == pytest.approx([0.4], rel=0.05), "... but not if that was a spike"
