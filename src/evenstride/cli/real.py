@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,8 +107,6 @@ def compare_real(asked: RealRequest, as_json: bool) -> None:
         check_plotting()
         check_writable(_plot(plan, asked.plot))
     outcome, traces = perform(plan)
-    if plan.changes:  # the bounds are those of the speeds at the start, which did not last
-        outcome = replace(outcome, bound=None, linear_bound=None)
     means = {policy: mean_step_s(traces[policy]) for policy in plan.policies}
     try:
         conclude(

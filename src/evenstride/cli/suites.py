@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from evenstride.sim.suite import Suite
 
 POLICY_METAVAR = "P[,Q...]"
-SEEDS_HELP = "How many seeds, or a list of them such as 0,1,2."
+SEEDS_HELP = "How many seeds (at most 10,000), or a list of them: 0,1,2, or 7, for one."
 LAG_HELP = "Steps from a measurement to its decision; each of a list is simulated."
 COLD_LAG_HELP = "The same for a fleet's first exchange, and while its policy opens."
 STEPS_HELP = "Steps to simulate; later events do not happen."

@@ -164,7 +164,8 @@ def _physical(
 ) -> tuple[FloatArray, FloatArray]:
     """Return both with a fixed time of at least 0 and a positive time per sample.
 
-    The time at the observed share stays as it is.
+    The time at the observed share stays as it is. A curve that was flatter ``before`` may stay so:
+    at a share of next to nothing, a part of the time would be far too much per sample.
     """
     predicted = np.maximum(fixed + slope * shares, 1e-9)
     steepest = predicted / np.maximum(shares, 1e-9)

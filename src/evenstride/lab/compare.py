@@ -200,8 +200,9 @@ def _comparison(
         runs=runs,
         oracle=oracle,
         speedup=speedup,
-        bound=verdict.bound if verdict else None,
-        linear_bound=verdict.linear_bound if verdict else None,
+        # With changes, the bounds would be those of the speeds at the start, which did not last.
+        bound=verdict.bound if verdict and not plan.changes else None,
+        linear_bound=verdict.linear_bound if verdict and not plan.changes else None,
         trace=str(plan.folder / f"{_file_name(balanced)}-1" / "trace.jsonl"),
         caveats=tuple(filter(None, (session.caveat, _short_steps(runs)))),
     )

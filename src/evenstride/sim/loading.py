@@ -71,5 +71,8 @@ def _check_recordings(scenario: Scenario, parsed: Parsed) -> None:
             problem = f"{max(rows)} (allowed: a machine from 0 to {machines - 1})"
             raise ScenarioError(parsed.said(("events", number, "machines"), problem))
         if not rows and workers > machines:
-            problem = f"{workers} workers, but {machines} machines were recorded (name machines)"
+            problem = (
+                f"{workers} workers, but {machines} machines were recorded (allowed: at most as "
+                "many workers; or name the machines, some of them more than once)"
+            )
             raise ScenarioError(parsed.said(("events", number, "workers"), problem))

@@ -36,6 +36,7 @@ from evenstride.sim.parts import (
     Samples,
     Seconds,
     refuse,
+    shown,
 )
 
 __all__ = [
@@ -138,7 +139,7 @@ class Exchange(Part):
     @classmethod
     def _steps_or_leader(cls, value: Any) -> Any:
         if value != "leader" and not (type(value) is int and 1 <= value <= MOST_STEPS):
-            refuse(f"{value!r} (allowed: a whole number from 1 to {MOST_STEPS:g}, or leader)")
+            refuse(f"{shown(value)} (allowed: a whole number from 1 to {MOST_STEPS:g}, or leader)")
         return value
 
 

@@ -289,9 +289,8 @@ def test_for_real_a_script_may_be_given_a_yaml_file(shell: Shell, lab: dict[str,
     assert lab["asked"].command == ("train.py", "settings.yaml")
 
 
-def test_for_real_there_is_no_bound_of_speeds_that_change(
-    shell: Shell, lab: dict[str, Any]
-) -> None:
+def test_for_real_a_bound_that_there_is_not_is_not_shown(shell: Shell, lab: dict[str, Any]) -> None:
+    lab["is"] = replace(OUTCOME, bound=None, linear_bound=None)
     options = ["compare", "--real", "-p", "uniform,adaptive", "--change", "9:1,1,1"]
 
     answer = shell(*options, "--json")

@@ -98,6 +98,15 @@ def test_calibrations_that_differ_by_more_than_5_percent_say_disturbed(
     assert outcome.drift == pytest.approx(abs(tempo - 1), abs=1e-3)
 
 
+def test_speeds_that_change_have_no_bound(plan: LabPlan) -> None:
+    changing = replace(plan, changes=(Change((0.5, 1.0), at_step=3),))
+
+    outcome = outcome_of(changing, FakeRuns())
+
+    assert outcome.drift is not None
+    assert (outcome.bound, outcome.linear_bound) == (None, None)
+
+
 def test_without_a_calibration_nothing_is_claimed_that_needs_one(plan: LabPlan) -> None:
     runs = FakeRuns()
 
