@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenstride.core.control import Control, Exchanged, FleetFormed, SetShares, advance
+from evenstride.core.fleet import Worker
 from evenstride.core.observation import Measured
+from evenstride.core.policies import policy_from_spec
 from evenstride.errors import InfeasibleShares
 from tests.contract.fleets import every_policy, fleets, observations, policy_of, splits
 
@@ -35,3 +37,11 @@ def test_shares_are_multiples_of_the_quantum_but_for_one_rest(
         control, instructions = advance(control, Exchanged(1000 + step, 1001 + step, told))
         decided = [i.shares for i in instructions if isinstance(i, SetShares)]
         assert decided in ([], [control.shares])
+
+
+def test_who_is_left_out_stays_so() -> None:
+    formed = FleetFormed(0, 0, 32, tuple(Worker(str(rank)) for rank in range(3)))
+
+    control, _ = advance(Control(policy_from_spec("static:0,20,12"), quantum=8), formed)
+
+    assert control.shares == (0, 16, 16) or control.shares == (0, 24, 8)

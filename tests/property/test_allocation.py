@@ -256,10 +256,19 @@ def test_rounding_of_long_times_leaves_nobody_without_room() -> None:
     # One ulp of the fixed time is the time of some 15 samples.
     model = TimeModel.affine([1e5, 1e5], [1e-12, 1e-12])
 
-    split = equal_finish(model, np.ones(2, int), np.full(2, 10**6), 10**6)
+    for total in range(10**6, 10**6 + 60):
+        split = equal_finish(model, np.ones(2, int), np.full(2, total // 2 + 1), total)
 
-    assert split.sum() == 10**6
-    assert (split <= 10**6).all()
+        assert split.sum() == total
+        assert (split <= total // 2 + 1).all()
+
+
+def test_a_rest_for_which_nobody_has_room_is_refused() -> None:
+    # Both are full with one multiple of 8, and neither has room for the rest of 6 above it.
+    with pytest.raises(InfeasibleShares, match="multiples of 8"):
+        equal_finish(
+            TimeModel.affine([0.0, 0.0], [1.0, 1.0]), np.ones(2, int), np.full(2, 11), 22, quantum=8
+        )
 
 
 def test_weights_far_apart_are_still_apportioned() -> None:

@@ -327,3 +327,11 @@ def test_a_spike_that_was_believed_once_is_not_believed_again() -> None:
     estimate = _learned(*usual, *changed, _seen(0, 50, 1.2), *changed[:20], _seen(0, 50, 1.2))
 
     assert _at(estimate, 50) == pytest.approx([0.4], rel=0.05), "... but not if that was a spike"
+
+
+def test_a_newcomer_is_begun_beside_the_fastest_of_those_who_are_known() -> None:
+    known = _learned(*[_seen(0, 50, 0.03)] * 30, workers=2)
+
+    estimate = known.learn(Measured.of((_seen(1, 50, 0.3),)))
+
+    assert estimate.now.fixed_s[1] == pytest.approx(0.37 * 0.3**0.6 * 0.03**0.4, rel=0.02)
