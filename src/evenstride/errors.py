@@ -22,6 +22,7 @@ Each message has three parts: what was asked, what is possible, what to change.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -65,8 +66,10 @@ class UnknownPolicy(ConfigError):
 
     def __init__(self, asked: str, known: Sequence[str]) -> None:
         self.asked, self.known = asked, tuple(known)
+        near = get_close_matches(asked.partition(":")[0], known, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
         super().__init__(
-            f"unknown policy {asked!r}; the policies are {', '.join(known)} "
+            f"unknown policy {asked!r}{hint}; the policies are {', '.join(known)} "
             "(a fixed split is written static:20,100)"
         )
 

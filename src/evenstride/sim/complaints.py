@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -19,6 +21,8 @@ MOST = 10
 """Complaints that are told at once."""
 
 _KINDS = {"integer": "a whole number", "number": "a number"}
+_THOUSANDS = re.compile(r"[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?")
+_NO_THOUSANDS = "; a number has no thousands separator"
 
 
 def complaints(error: ValidationError, parsed: Parsed) -> Iterator[str]:
@@ -42,12 +46,14 @@ def _complaint(problem: ErrorDetails) -> tuple[Place, str]:
             allowed = f"allowed: {_allowed(spot.node)}"
             return spot.place, f"it is missing ({f'{about}; ' if about else ''}{allowed})"
         case "extra_forbidden" | "invalid_key":
-            return spot.place, f"there is no such field (allowed: {_allowed(spot.parent)})"
+            meant = _nearest(spot.place[-1], spot.parent.get("properties", ()))
+            return spot.place, f"there is no such field{meant} (allowed: {_allowed(spot.parent)})"
         case "union_tag_invalid" | "union_tag_not_found":
-            kinds = ", ".join(spot.node["discriminator"]["mapping"])
-            given = parts.shown(context["tag"]) if "tag" in context else "it is missing"
-            return (*spot.place, "kind"), f"{given} (allowed: {kinds})"
-    return spot.place, f"{_shown(value)} (allowed: {_allowed(spot.node)})"
+            kinds, given = spot.node["discriminator"]["mapping"], "it is missing"
+            if "tag" in context:
+                given = parts.shown(context["tag"]) + _nearest(context["tag"], kinds)
+            return (*spot.place, "kind"), f"{given} (allowed: {', '.join(kinds)})"
+    return spot.place, f"{_shown(value)} (allowed: {_allowed(spot.node)}{_hint(value, spot.node)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,17 @@ def _range(node: dict[str, Any]) -> str:
     if "maximum" in node:
         return f"from {node['minimum']:g} to {node['maximum']:g}"
     return f"of at least {node['minimum']:g}"
+
+
+def _nearest(given: int | str, known: Iterable[str]) -> str:
+    """Ask whether the most similar name was meant; nothing if none is similar."""
+    found = get_close_matches(str(given).lower(), known, n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _hint(value: Any, node: dict[str, Any]) -> str:
+    number = node.get("type") in _KINDS and isinstance(value, str)
+    return _NO_THOUSANDS if number and _THOUSANDS.fullmatch(value) else ""
 
 
 def _shown(value: Any) -> str:

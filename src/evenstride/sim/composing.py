@@ -64,7 +64,7 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]  # the stubs of yaml are no
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark
             line = self.line if mark is None else mark.line
-            self.refuse(line + 1, (), error.problem or "it is not YAML")
+            self.refuse(line + 1, (), _in_plain_words(error))
         except (ValueError, OverflowError) as error:  # of the number of a character or a version
             problem = re.split("[\n;]", str(error))[0]
             self.refuse(self.line + 1, (), f"it is not YAML that can be read ({problem})")
@@ -129,7 +129,10 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]  # the stubs of yaml are no
             self._refuse_name(line, key.value)
 
     def _refuse_name(self, line: int, name: str) -> NoReturn:
-        self.refuse(line, self._place, f"{name} is no name of a field (allowed: a short text)")
+        # In braces a comma ends the value, so what follows is taken for the next name.
+        hint = "; a number has no thousands separator" if _THOUSANDS.fullmatch(name) else ""
+        problem = f"{name} is no name of a field (allowed: a short text{hint})"
+        self.refuse(line, self._place, problem)
 
     def check_depth(self, line: int, place: Place) -> None:
         """Raise if a value is in too many others, which it is if one contains itself."""
@@ -148,6 +151,19 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]  # the stubs of yaml are no
         raise ScenarioError(said(self.source, line, place, problem))
 
 
+def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
+    """Return what is wrong with the YAML, and what to look at where it is often that."""
+    problem, begun = error.problem or "it is not YAML", error.context_mark
+    if "'\\t'" in problem:
+        return f"{problem}: indent with spaces, not tabs"
+    if "<block end>" in problem and begun is not None:
+        return f"{problem}: check the indentation against line {begun.line + 1}"
+    if problem.startswith("mapping values are not allowed"):
+        return f"{problem}: check the indentation, and put a text that has a colon in quotes"
+    return str(problem)
+
+
+_THOUSANDS = re.compile(r"[0-9]{3}(\.[0-9]*)?")
 _NUMBERS = "-+.0123456789"
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -12,6 +13,66 @@ from evenstride.sim.complaints import complaints
 from evenstride.sim.reading import Parsed, read_yaml
 from evenstride.sim.scenario import MAY_BE_CUT, Replay, Scenario, chosen
 from evenstride.sim.timeline import load_recording
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioFile:
+    """What a scenario file holds, before it is known what counts instead of some of it.
+
+    Args:
+        scenario: its scenario, of which events may lie after the last step.
+        parsed: its values and their lines.
+    """
+
+    scenario: Scenario
+    parsed: Parsed
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return what a file holds.
+
+        Raises:
+            ScenarioError: names file, line, field and what is allowed there.
+        """
+        parsed = read_yaml(path)
+        return cls(_validated(parsed, MAY_BE_CUT), parsed)
+
+    def check_steps(self) -> None:
+        """Raise unless every event begins within the file's own steps.
+
+        Raises:
+            ScenarioError: one does not.
+        """
+        _validated(self.parsed)
+
+    def lacking(self) -> str:
+        """Return which recording cannot be replayed, and why; nothing if all are there.
+
+        Raises:
+            ScenarioError: a recording that is there has not the machines that are asked for.
+        """
+        for number, event in enumerate(self.scenario.events):
+            if not isinstance(event, Replay):
+                continue
+            try:
+                machines = len(load_recording(event.day))
+            except ScenarioError as error:
+                problem = f"replay cannot be simulated: {error}"
+                return self.parsed.said(("events", number, "kind"), problem)
+            self._check_machines(event, number, machines)
+        return ""
+
+    def _check_machines(self, event: Replay, number: int, machines: int) -> None:
+        workers, rows = len(chosen(event.workers, self.scenario.size)), event.machines or []
+        if max(rows, default=0) >= machines:
+            problem = f"{max(rows)} (allowed: a machine from 0 to {machines - 1})"
+            raise ScenarioError(self.parsed.said(("events", number, "machines"), problem))
+        if not rows and workers > machines:
+            problem = (
+                f"{workers} workers, but {machines} machines were recorded (allowed: at most as "
+                "many workers; or name the machines, some of them more than once)"
+            )
+            raise ScenarioError(self.parsed.said(("events", number, "workers"), problem))
 
 
 def load_scenario(path: Path, changes: dict[str, Any] | None = None) -> Scenario:
@@ -26,13 +87,12 @@ def load_scenario(path: Path, changes: dict[str, Any] | None = None) -> Scenario
     Raises:
         ScenarioError: names file, line, field and what is allowed there.
     """
-    parsed = read_yaml(path)
-    try:
-        scenario = Scenario.model_validate(parsed.plain)
-    except ValidationError as error:
-        raise ScenarioError("\n".join(complaints(error, parsed))) from None
-    _check_recordings(scenario, parsed)
-    return changed(scenario, changes) if changes else scenario
+    file, changes = ScenarioFile.read(path), changes or {}
+    if "steps" not in changes:
+        file.check_steps()
+    if lacking := file.lacking():
+        raise ScenarioError(lacking)
+    return changed(file.scenario, changes) if changes else file.scenario
 
 
 def changed(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
@@ -44,10 +104,13 @@ def changed(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
     plain = scenario.model_dump()
     for key, value in changes.items():
         _put(plain, key.split("."), value)
+    return _validated(Parsed(scenario.name, plain, {}), MAY_BE_CUT)
+
+
+def _validated(parsed: Parsed, context: dict[str, bool] | None = None) -> Scenario:
     try:
-        return Scenario.model_validate(plain, context=MAY_BE_CUT)
+        return Scenario.model_validate(parsed.plain, context=context)
     except ValidationError as error:
-        parsed = Parsed(scenario.name, plain, {})
         raise ScenarioError("\n".join(complaints(error, parsed))) from None
 
 
@@ -55,24 +118,3 @@ def _put(plain: dict[str, Any], keys: list[str], value: Any) -> None:
     for key in keys[:-1]:
         plain = plain[key]
     plain[keys[-1]] = value
-
-
-def _check_recordings(scenario: Scenario, parsed: Parsed) -> None:
-    """Raise unless the recordings that are replayed are there, and have machines enough."""
-    for number, event in enumerate(scenario.events):
-        if not isinstance(event, Replay):
-            continue
-        try:
-            machines = len(load_recording(event.day))
-        except ScenarioError as error:
-            raise ScenarioError(parsed.said(("events", number, "kind"), str(error))) from None
-        workers, rows = len(chosen(event.workers, scenario.size)), event.machines or []
-        if max(rows, default=0) >= machines:
-            problem = f"{max(rows)} (allowed: a machine from 0 to {machines - 1})"
-            raise ScenarioError(parsed.said(("events", number, "machines"), problem))
-        if not rows and workers > machines:
-            problem = (
-                f"{workers} workers, but {machines} machines were recorded (allowed: at most as "
-                "many workers; or name the machines, some of them more than once)"
-            )
-            raise ScenarioError(parsed.said(("events", number, "workers"), problem))

@@ -13,7 +13,7 @@ from evenstride.core.allocation import equal_finish
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.core.speedup import equal_split, linear_bound
+from evenstride.core.speedup import equal_split
 from evenstride.core.timemodel import StepTimes
 from evenstride.sim.cluster import Cluster, TrueTimes
 from evenstride.sim.scenario import Scenario
@@ -108,7 +108,8 @@ class Yardsticks:
         oracle_s: of the same split with the step's noise.
         equal_mean_s: of the equal split.
         equal_s: of the equal split with noise.
-        linear_bound: mean over slowest speed of those present, averaged over the steps.
+        linear_bound: time of the equal split over that of the best one, if times were in
+            proportion to the share: mean over slowest speed where nothing changes.
         best: the oracle's split at the start, over those present.
     """
 
@@ -129,12 +130,12 @@ def yardsticks(scenario: Scenario, seed: int, timeline: Timeline | None = None) 
         timeline: of both, if it is there already.
     """
     cluster = Cluster(scenario, seed)
-    times, bounds = np.zeros((4, scenario.steps)), np.zeros(scenario.steps)
+    times, linear_s = np.zeros((4, scenario.steps)), np.zeros(2)
     opening: IntArray | None = None
     for stretch in _stretches(scenario, timeline or Timeline(scenario, seed), cluster):
         opening = stretch.best if opening is None else opening
         means_s = stretch.curves.at(stretch.best), stretch.curves.at(stretch.equal)
-        bounds[stretch.steps] = linear_bound(stretch.curves.speed / stretch.curves.per_sample_s)
+        linear_s += stretch.linear_s()
         communication_s = scenario.communication.step_s(len(stretch.present))
         for step in range(stretch.steps.start, stretch.steps.stop):
             noise = cluster.next_noise()[stretch.present]
@@ -143,7 +144,8 @@ def yardsticks(scenario: Scenario, seed: int, timeline: Timeline | None = None) 
             times[:, step] += communication_s
     assert opening is not None, "there is at least one step"
     oracle_mean_s, oracle_s, equal_mean_s, equal_s = times
-    return Yardsticks(oracle_mean_s, oracle_s, equal_mean_s, equal_s, float(bounds.mean()), opening)
+    bound = float(linear_s[0] / linear_s[1])
+    return Yardsticks(oracle_mean_s, oracle_s, equal_mean_s, equal_s, bound, opening)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,6 +157,15 @@ class _Stretch:
     curves: TrueTimes
     best: IntArray
     equal: IntArray
+
+    def linear_s(self) -> FloatArray:
+        """Return what the equal and the best split take in all per sample of the global batch.
+
+        As if times were in proportion to the share, and a sample could be split.
+        """
+        speeds = self.curves.speed / self.curves.per_sample_s
+        step_s = np.array([1.0 / (len(speeds) * speeds.min()), 1.0 / speeds.sum()])
+        return np.asarray(step_s * (self.steps.stop - self.steps.start))
 
 
 def _stretches(scenario: Scenario, timeline: Timeline, cluster: Cluster) -> Iterator[_Stretch]:

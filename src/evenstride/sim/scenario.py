@@ -69,28 +69,48 @@ class WorkerGroup(Part):
         default="worker", description="what they are called; numbered if there are several"
     )
     count: int = Field(default=1, ge=1, le=MOST_WORKERS, description="how many of them")
-    samples_per_s: Rate = Field(description="samples per second, the fixed time apart")
-    fixed_s: Seconds = Field(default=0.0, description="seconds of a step that no share changes")
-    floor_s: Seconds = Field(default=0.0, description="shortest possible step in seconds")
+    samples_per_s: Rate = Field(
+        description="samples per second, the fixed time apart: 2000, not 2,000"
+    )
+    fixed_s: Seconds = Field(
+        default=0.0, description="seconds of a step that no share changes: 0.02 is 20 ms"
+    )
+    floor_s: Seconds = Field(
+        default=0.0, description="shortest possible step in seconds: 0.02 is 20 ms"
+    )
     saturates_at: Samples | None = Field(
-        default=None, description="share above which samples cost more"
+        default=None,
+        description="share in samples above which samples cost more; never if left out",
     )
     beyond: float = Field(
-        default=2.0, ge=1, le=1000, description="how much more each costs beyond it"
+        default=2.0,
+        ge=1,
+        le=1000,
+        description="factor by which each sample beyond saturates_at costs more",
     )
-    min_share: Samples = Field(default=1, description="fewest samples it takes")
+    min_share: Samples = Field(default=1, description="fewest samples in a step")
     max_share: Samples | None = Field(
-        default=None, description="most samples that fit its memory; no limit if left out"
+        default=None,
+        description="most samples in a step, such as fit its memory; no limit if left out",
     )
-    noise: float = Field(default=0.0, ge=0, le=2, description="log-normal noise of a step's time")
-    spike_rate: Fraction = Field(default=0.0, description="part of the steps that are spikes")
+    noise: float = Field(
+        default=0.0,
+        ge=0,
+        le=2,
+        description="standard deviation of the logarithm of a step's time: 0.02 is 2 %",
+    )
+    spike_rate: Fraction = Field(
+        default=0.0, description="part of the steps that are spikes: 0.01 is one in a hundred"
+    )
     spike_factor: float = Field(
-        default=3.0, ge=1, le=1000, description="how much longer a spike takes"
+        default=3.0, ge=1, le=1000, description="factor by which a spike lengthens a step"
     )
     cores: Resource | None = Field(
-        default=None, description="cores it declares, for static policies"
+        default=None, description="number of cores it declares, for static policies"
     )
-    flops_per_s: Resource | None = Field(default=None, description="FLOP/s it declares")
+    flops_per_s: Resource | None = Field(
+        default=None, description="FLOP/s it declares, for static policies: 8.1e12 is 8.1 TFLOP/s"
+    )
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
@@ -105,11 +125,13 @@ class WorkerGroup(Part):
 class Communication(Part):
     """A ring all-reduce of the gradient, which no split can change."""
 
-    latency_s: Seconds = Field(default=0.0, description="seconds per message")
+    latency_s: Seconds = Field(default=0.0, description="seconds per message: 0.0001 is 0.1 ms")
     bytes_per_s: Annotated[float, Field(ge=1, le=1e18)] | None = Field(
-        default=None, description="of the slowest link; no limit if left out"
+        default=None, description="bytes per second of the slowest link; no limit if left out"
     )
-    gradient_bytes: float = Field(default=0.0, ge=0, le=1e15, description="size of the gradient")
+    gradient_bytes: float = Field(
+        default=0.0, ge=0, le=1e15, description="size of the gradient in bytes"
+    )
 
     def step_s(self, workers: int) -> float:
         """Return the seconds that one all-reduce takes: ``2 (W - 1)`` messages of a W-th each.
@@ -149,7 +171,7 @@ class Scenario(Part):
     name: Name = Field(description="shown in tables")
     about: str = Field(default="", description="where it comes from")
     global_batch: Samples = Field(description="samples per step over all workers")
-    steps: Length = Field(default=500, description="how long it is simulated")
+    steps: Length = Field(default=500, description="steps that are simulated")
     workers: list[WorkerGroup] = Field(min_length=1, description="the workers, kind by kind")
     communication: Communication = Communication()
     exchange: Exchange = Exchange()

@@ -21,6 +21,9 @@ from evenstride.sim.timeline import Timeline
 AHEAD = 10
 """Steps over which a split must be good to count as found."""
 
+ROOM = 10
+"""Steps that an answer to an event may take beyond the lag and still be found."""
+
 FOUND = 0.95
 _ROUNDING = 1e-9
 NEEDLESS = 0.005
@@ -43,9 +46,10 @@ class Row:
             any event; ``None`` if there are none.
         speedup: time of the equal split over the policy's, same noise.
         bound: time of the equal split over the oracle's, noise-free.
-        linear_bound: mean over slowest speed, averaged over the steps.
+        linear_bound: the bound if times were in proportion to the share; mean over slowest speed
+            where nothing changes.
         steps_to_95_cold: first step from which the mean `efficiency_mean` of the next ten steps
-            is at least 0.95; ``None`` if there is none.
+            is at least 0.95; ``None`` if there is none, as in a run of fewer than ten steps.
         steps_to_95_after_change: the same after an event, counted from it; the worst of them.
             Only those of `Stage.judged` count; ``None`` if there is none of them too.
         needless_changes: re-splits whose true gain was under 0.5 %.
@@ -128,12 +132,13 @@ class Stage:
 
 
 def judged(scenario: Scenario, timeline: Timeline) -> tuple[int, ...]:
-    """Return the events that are so early that a decision on them could still be judged.
+    """Return the events that are so early that an answer to them could still be judged.
 
-    After it took effect, ten steps have to be left. Whoever has no such event is neither slow
-    nor quick to answer one.
+    An answer may come ten steps later than the lag has it, and is then seen over ten more. Of a
+    later event it could not be told whether it was answered too slowly or the run ended too soon.
+    Whoever has no such event is neither slow nor quick to answer one.
     """
-    last = scenario.steps - (scenario.exchange.lag + AHEAD)
+    last = scenario.steps - (scenario.exchange.lag + ROOM + AHEAD)
     return tuple(step for step in timeline.changes if step <= last)
 
 
@@ -150,11 +155,11 @@ def steps_to_find(parts: FloatArray, events: Sequence[int]) -> list[int | None]:
 
     Returns:
         For each event, the steps from it to the first one from which the mean of the next ten
-        parts, or of those that are left, is at least 0.95; ``None`` where there is none.
+        parts is at least 0.95; ``None`` where there is none. Where fewer than ten are left,
+        nothing is found: one good step at the end is no split that holds.
     """
     sums = np.concatenate([[0.0], np.cumsum(parts)])
-    ends = np.minimum(np.arange(len(parts)) + AHEAD, len(parts))
-    means = (sums[ends] - sums[:-1]) / (ends - np.arange(len(parts)))
+    means = (sums[AHEAD:] - sums[:-AHEAD]) / AHEAD  # none at all in a run of fewer steps
     good = np.flatnonzero(means >= FOUND - _ROUNDING)
     following = np.searchsorted(good, events)
     return [

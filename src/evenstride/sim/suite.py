@@ -11,7 +11,7 @@ from evenstride.core.fleet import Fleet
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import ConfigError, ScenarioError
 from evenstride.sim.cluster import Cluster
-from evenstride.sim.loading import changed, load_scenario
+from evenstride.sim.loading import ScenarioFile, changed
 from evenstride.sim.run import Track
 from evenstride.sim.scenario import Scenario
 from evenstride.sim.score import Row, Stage
@@ -50,9 +50,12 @@ class Overrides:
         return [changed(scenario, {**known, "exchange.lag": lag}) for lag in lags]
 
 
+EVERY = "every policy"
+
+
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """A policy that cannot serve a scenario."""
+    """A policy that cannot serve a scenario; `EVERY` where nothing can be simulated in it."""
 
     policy: str
     scenario: str
@@ -88,7 +91,7 @@ class Ran:
     stage: Stage
 
 
-def load_all(places: Sequence[Path]) -> list[Scenario]:
+def load_all(places: Sequence[Path]) -> list[ScenarioFile]:
     """Return the scenarios of some files, and of all ``.yaml`` files in some folders.
 
     Raises:
@@ -100,21 +103,22 @@ def load_all(places: Sequence[Path]) -> list[Scenario]:
         if not found:
             raise ScenarioError(f"there is no scenario in {place} (no file that ends in .yaml)")
         files += found
-    scenarios, known = [], dict[str, Path]()
+    read, known = [], dict[str, Path]()
     for file in files:
-        scenario = load_scenario(file)
-        if scenario.name in known:
+        made = ScenarioFile.read(file)
+        name = made.scenario.name
+        if name in known:
             raise ScenarioError(
-                f"{known[scenario.name]} and {file} are both named {scenario.name}, so their "
+                f"{known[name]} and {file} are both named {name}, so their "
                 "figures could not be told apart; give each a name of its own"
             )
-        known[scenario.name] = file
-        scenarios.append(scenario)
-    return scenarios
+        known[name] = file
+        read.append(made)
+    return read
 
 
 def plan(
-    scenarios: Sequence[Scenario],
+    scenarios: Sequence[Scenario | ScenarioFile],
     policies: Sequence[str],
     seeds: Sequence[int],
     overrides: Overrides,
@@ -124,18 +128,22 @@ def plan(
     """Return what to simulate, all of which will be served.
 
     Args:
-        scenarios: as their files have them.
+        scenarios: as their files have them, or made otherwise.
         policies: specifications.
         seeds: at least one.
         overrides: what counts instead of what the scenarios say.
-        leave_out: whether to leave out what cannot be served.
+        leave_out: whether to leave out who cannot serve a scenario, and the scenarios that
+            replay a recording which is not there.
 
     Raises:
         ConfigError: a policy is unknown, or cannot serve a scenario.
+        ScenarioError: a scenario cannot be simulated.
     """
-    made = [variant for scenario in scenarios for variant in overrides.of(scenario)]
-    left_out, cases = dict[tuple[str, str], Unfit](), []
-    for scenario in made:
+    whole, lacking = _whole(scenarios, overrides)
+    if lacking and not leave_out:
+        raise ScenarioError(lacking[0].reason)
+    left_out, cases = {(some.policy, some.scenario): some for some in lacking}, []
+    for scenario in whole:
         reasons = {policy: unfit(policy, scenario) for policy in policies}
         for policy, reason in reasons.items():
             if reason and not leave_out:
@@ -146,6 +154,24 @@ def plan(
     if not any(served for _, served in cases):
         raise ConfigError(f"no policy can serve: {next(iter(left_out.values())).reason}")
     return Suite(tuple(cases), tuple(seeds), tuple(left_out.values()))
+
+
+def _whole(
+    scenarios: Sequence[Scenario | ScenarioFile], overrides: Overrides
+) -> tuple[list[Scenario], list[Unfit]]:
+    """Return all scenarios with what counts instead, apart from those that lack a recording."""
+    whole, lacking = list[Scenario](), list[Unfit]()
+    for given in scenarios:
+        if isinstance(given, Scenario):
+            whole += overrides.of(given)
+            continue
+        if overrides.steps is None:
+            given.check_steps()
+        if reason := given.lacking():
+            lacking.append(Unfit(EVERY, given.scenario.name, reason))
+        else:
+            whole += overrides.of(given.scenario)
+    return whole, lacking
 
 
 def unfit(spec: str, scenario: Scenario) -> str:

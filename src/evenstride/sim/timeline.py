@@ -147,7 +147,7 @@ def load_recording(day: str) -> FloatArray:
         return _percentages(path, f"cpu_{day}")
     except (FileNotFoundError, NotADirectoryError):
         folder = "the folder that holds traces/planetlab-cpu.npz"
-        problem = f"is not at {path}; set EVENSTRIDE_DATA to {folder}"
+        problem = f"is not at {path}: set EVENSTRIDE_DATA to {folder}"
     except KeyError:
         problem = f"at {path} lacks the day {day}; fetch it anew"
     except _DAMAGED as error:

@@ -12,7 +12,7 @@ from evenstride.core.policies.lb_bsp_cpu import LbBspCpu
 from evenstride.core.policies.lb_bsp_gpu import LbBspGpu
 from evenstride.core.policies.omnilearn import OmniLearn
 from evenstride.core.policy import Policy
-from evenstride.errors import ConfigError
+from evenstride.errors import ConfigError, UnknownPolicy
 
 
 @dataclass(frozen=True)
@@ -58,3 +58,12 @@ def test_a_value_of_another_type_is_refused(argument: str) -> None:
 )
 def test_published_policies_are_found_by_name(spec: str, policy: Policy[object]) -> None:
     assert policy_from_spec(spec) == policy
+
+
+def test_an_unknown_policy_is_told_with_the_nearest_name() -> None:
+    with pytest.raises(
+        UnknownPolicy, match=r"'adaptve:min_gain=1' \(did you mean adaptive\?\); the"
+    ):
+        policy_from_spec("adaptve:min_gain=1")
+    with pytest.raises(UnknownPolicy, match="unknown policy 'fair'; the policies are"):
+        policy_from_spec("fair")

@@ -99,7 +99,15 @@ def test_a_wrong_value_is_told_with_its_line_and_the_range(
 
 
 EVENTS = [
-    ("{kind: stop, at: 3, workers: 0}", f"made.yaml:8: events[0].kind: 'stop' (allowed: {KINDS})"),
+    ("{kind: off, at: 3, workers: 0}", f"made.yaml:8: events[0].kind: 'off' (allowed: {KINDS})"),
+    (
+        "{kind: stop, at: 3, workers: 0}",
+        f"made.yaml:8: events[0].kind: 'stop'; did you mean step? (allowed: {KINDS})",
+    ),
+    (
+        "{kind: step, at: 3, workers: 0, speed: 2, untill: 9}",
+        "events[0].untill: there is no such field; did you mean until? (allowed: the fields at, ",
+    ),
     ("{at: 3, workers: 0}", f"made.yaml:8: events[0].kind: it is missing (allowed: {KINDS})"),
     ("soon", "made.yaml:8: events[0]: 'soon' (allowed: fields, of which kind is one of bursty,"),
     ("{kind: leave, workers: 0}", "made.yaml:8: events[0].at: it is missing (first step it holds"),
@@ -236,6 +244,11 @@ def test_bounds_that_the_global_batch_cannot_meet_are_refused(
 
 
 OTHERS = [
+    ("STEPS: 3\n", "made.yaml:7: STEPS: there is no such field; did you mean steps? (allowed: "),
+    (
+        "exchange: {cold: 3}\n",
+        "exchange.cold: there is no such field; did you mean cold_lag? (allowed: the fields every,",
+    ),
     ("lagg: 3\n", "made.yaml:7: lagg: there is no such field (allowed: the fields name, about,"),
     ("5: 3\n", "made.yaml:7: 5 is no name of a field"),
     ("? [1, 2]\n: 3\n", "made.yaml:7: what stands before the colon is no name of a field"),
@@ -251,7 +264,25 @@ OTHERS = [
     ("events: {kind: leave}\n", "made.yaml:7: events: {'kind': 'leave'} (allowed: a list)"),
     ("about: !!python/object:os.system x\n", "made.yaml:7: about: it has the tag '!!python/objec"),
     ("events: [\n", "made.yaml:8: "),
-    ("\tname: x\n", "made.yaml:7: found character '\\t' that cannot start any token"),
+    (
+        "\tname: x\n",
+        "made.yaml:7: found character '\\t' that cannot start any token: indent with spaces, not t",
+    ),
+    (
+        " - {samples_per_s: 9}\n",
+        "made.yaml:7: expected <block end>, but found '<block sequence start>': check the "
+        "indentation against line 1",
+    ),
+    (
+        "events:\n  - kind: leave\n    at: 3\n   workers: 0\n",
+        "made.yaml:10: expected <block end>, but found '<block mapping start>': check the "
+        "indentation against line 8",
+    ),
+    (
+        "about: x\n  steps: 5\n",
+        "made.yaml:8: mapping values are not allowed here: check the indentation, and put a text "
+        "that has a colon in quotes",
+    ),
     ("---\nname: x\n", "made.yaml:7: "),
     (f"about: {'9' * 5000}\n", "made.yaml:7: about: inf (allowed: a text)"),
 ]
@@ -345,8 +376,11 @@ def test_a_missing_recording_is_told_with_file_and_line(
 
     said = refusal(told, GOOD + REPLAY)
 
-    assert said.startswith("made.yaml:8: events[0].kind: the CPU-load recording is not at ")
-    assert "set EVENSTRIDE_DATA" in said
+    assert said == (
+        "made.yaml:8: events[0].kind: replay cannot be simulated: the CPU-load recording is not at "
+        "traces/planetlab-cpu.npz: set EVENSTRIDE_DATA to the folder that holds "
+        "traces/planetlab-cpu.npz, or leave the replay event out"
+    )
 
 
 def test_machines_that_were_not_recorded_are_refused(

@@ -81,6 +81,35 @@ def test_an_escape_of_no_character_is_told_with_its_line(told: Path, escape: str
     assert said.startswith("made.yaml:7: it is not YAML that can be read (")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        (
+            "50,",
+            "2,000,",
+            "made.yaml:6: workers[1]: 000 is no name of a field (allowed: a short te",
+        ),
+        ("50,", "2,500.5,", "made.yaml:6: workers[1]: 500.5 is no name of a field (allowed: a sho"),
+        (
+            "batch: 64",
+            "batch: 2,000",
+            "made.yaml:2: global_batch: '2,000' (allowed: a whole number",
+        ),
+        ("batch: 64", "batch: 1,234,567.8", "made.yaml:2: global_batch: '1,234,567.8' (allowed: a"),
+    ],
+)
+def test_a_thousands_separator_is_told_as_such(told: Path, old: str, new: str, text: str) -> None:
+    said = refusal(told, GOOD.replace(old, new))
+
+    assert said.startswith(text)
+    assert said.endswith("; a number has no thousands separator)")
+
+
+@pytest.mark.parametrize(("old", "new"), [("64", "2,00"), ("64", "x,000"), ("good", "5")])
+def test_what_is_wrong_otherwise_has_no_hint_about_one(told: Path, old: str, new: str) -> None:
+    assert "separator" not in refusal(told, GOOD.replace(old, new))
+
+
 NUMBERS = [
     ("batch: 64", "batch: '64'", f"made.yaml:2: global_batch: '64' {FROM_1}"),
     ("50,", '"1e3",', "made.yaml:6: workers[1].samples_per_s: '1e3' (allowed: a number from 1e-06"),

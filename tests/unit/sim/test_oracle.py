@@ -120,6 +120,23 @@ def test_the_informed_controller_pays_the_lag_after_each_change() -> None:
     assert np.flatnonzero(slow).tolist() == [0, 1, 2, 20, 21, 22]
 
 
+def test_changes_faster_than_the_lag_are_better_not_run_after() -> None:
+    """Every phase is four steps long, and over when the decision on it takes effect."""
+    there_and_back = {"kind": "periodic", "at": 0, "workers": 0, "speed": 0.5, "period": 8}
+    made = scenario(
+        workers=[FAST, FAST],
+        global_batch=60,
+        steps=200,
+        events=[there_and_back],
+        exchange={"lag": 4},
+    )
+
+    stage = Stage.of(made, 0)
+
+    assert stage.informed < stage.run("static:20,40")[0].efficiency_mean - 0.1
+    assert stage.informed < stage.run("uniform")[0].efficiency_mean
+
+
 def test_the_equal_split_in_the_reference_scenario_has_its_published_efficiency() -> None:
     row, _ = Stage.of(load_scenario(REFERENCE), 0).run("uniform")
 
@@ -149,16 +166,31 @@ def test_the_linear_bound_is_mean_over_slowest_speed() -> None:
     assert yardsticks(scenario(events=halved), 0).linear_bound == pytest.approx(375 / 250)
 
 
-def test_the_linear_bound_is_that_of_the_average_step_as_the_bound_is() -> None:
+def test_the_linear_bound_is_time_over_time_as_the_bound_is() -> None:
+    """Per sample: 1/500 and 1/1250 s at first; then 1/500 and 1/750, or 1/1000 for both."""
     halved = {"kind": "step", "at": 30, "workers": 0, "speed": 0.5}
     alone = {"kind": "leave", "at": 30, "workers": 1}
-    usual, changed_s = 30 * 625 / 250, 10 * 375 / 250
 
     later = yardsticks(scenario(steps=40, events=[halved]), 0).linear_bound
     left = yardsticks(scenario(steps=40, events=[alone]), 0).linear_bound
 
-    assert later == pytest.approx((usual + changed_s) / 40)
-    assert left == pytest.approx((usual + 10) / 40)
+    assert later == pytest.approx((40 / 500) / (30 / 1250 + 10 / 750))
+    assert left == pytest.approx((30 / 500 + 10 / 1000) / (30 / 1250 + 10 / 1000))
+
+
+def test_times_in_proportion_to_the_share_meet_the_linear_bound_whatever_happens() -> None:
+    groups = [{"samples_per_s": 3.0}, {"samples_per_s": 2.0, "count": 2}, {"samples_per_s": 1.0}]
+    events = [
+        {"kind": "step", "at": 10, "workers": 0, "speed": 0.02},
+        {"kind": "ramp", "at": 15, "workers": 1, "speed": 3.0, "steps": 9},
+        {"kind": "leave", "at": 20, "workers": 3},
+    ]
+    found = yardsticks(scenario(workers=groups, events=events, global_batch=120_000_000), 0)
+
+    bound = found.equal_mean_s.sum() / found.oracle_mean_s.sum()
+
+    assert found.linear_bound == pytest.approx(bound, rel=1e-6)
+    assert bound > 2
 
 
 @settings(max_examples=30)

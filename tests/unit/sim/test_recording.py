@@ -107,6 +107,6 @@ def test_one_that_is_not_there_is_told_as_such(
     monkeypatch.setenv("EVENSTRIDE_DATA", str(path.parents[1] / folder))
 
     with pytest.raises(
-        ScenarioError, match=r"is not at .*; set EVENSTRIDE_DATA to the folder that"
+        ScenarioError, match=r"is not at .*: set EVENSTRIDE_DATA to the folder that"
     ):
         load_recording(DAY)

@@ -94,7 +94,8 @@ def test_the_fields_of_a_row_are_those_that_are_promised() -> None:
         ([(0, 5), (13, 14)], 5),  # from 4 on there are two bad steps in ten
         ([(0, 5), (12, 14)], 13),
         ([(0, 91)], 90),
-        ([(0, 99)], 99),  # at the end, those steps that are left count
+        ([(0, 92)], None),  # what is good for fewer than ten steps is not found
+        ([(0, 99)], None),
         ([(0, 100)], None),
     ],
 )
@@ -126,10 +127,11 @@ def test_after_a_change_it_is_counted_from_there_and_the_worst_counts(
 @pytest.mark.parametrize(
     ("at", "lag", "stretch", "found"),
     [
-        (89, 1, (89, 93), 4),
-        (90, 1, (90, 100), None),
-        (82, 8, (82, 92), 10),
-        (83, 8, (83, 100), None),
+        (79, 1, (79, 84), 4),
+        (79, 1, (79, 91), 11),
+        (80, 1, (80, 100), None),
+        (72, 8, (72, 91), 18),
+        (73, 8, (73, 100), None),
     ],
 )
 def test_an_event_that_leaves_no_time_for_an_answer_does_not_count(
@@ -148,15 +150,36 @@ def test_an_event_that_leaves_no_time_for_an_answer_does_not_count(
 def test_a_stage_tells_never_found_from_nothing_to_find() -> None:
     stages = [
         Stage.of(scenario(steps=STEPS, events=events, exchange={"lag": 5}), 0)
-        for events in ([], [step_event(86)], [step_event(85)], [step_event(0)])
+        for events in ([], [step_event(76)], [step_event(75)], [step_event(0)])
     ]
 
-    assert [stage.judged for stage in stages] == [(), (), (85,), ()]
+    assert [stage.judged for stage in stages] == [(), (), (75,), ()]
+
+
+@pytest.mark.parametrize("lag", [1, 3, 8])
+def test_an_answer_ten_steps_after_the_lag_is_found_even_to_the_last_judged_event(lag: int) -> None:
+    last = STEPS - (lag + 20)
+    events = [step_event(last)]
+
+    answered = row(slow((last, last + lag + 11)), lag=lag, events=events)
+    later = row(slow((last, last + lag + 12)), lag=lag, events=events)
+
+    assert answered.steps_to_95_after_change == lag + 10
+    assert later.steps_to_95_after_change is None
+
+
+@pytest.mark.parametrize("steps", [1, 9, 10])
+def test_a_run_of_fewer_than_ten_steps_finds_nothing(steps: int) -> None:
+    seen, _ = Stage.of(scenario(steps=steps), 0).run("uniform")
+    (found,) = steps_to_find(np.ones(steps), (0,))
+
+    assert found == (0 if steps >= 10 else None)
+    assert seen.steps_to_95_cold is None
 
 
 @pytest.mark.parametrize(("part", "found"), [(0.95, 0), (0.9501, 0), (0.9499, None)])
 def test_a_split_is_good_from_95_percent_on(part: float, found: int | None) -> None:
-    events = range(0, 300, 7)
+    events = range(0, 291, 7)
 
     assert steps_to_find(np.full(300, part), events) == [found] * len(events)
 
@@ -166,7 +189,7 @@ def test_the_steps_to_find_are_those_of_the_definition(parts: list[float], event
     event = min(event, len(parts) - 1)
     by_definition = [
         step - event
-        for step in range(event, len(parts))
+        for step in range(event, len(parts) - 9)
         if np.mean(parts[step : step + 10]) >= 0.95 - 1e-9
     ]
 

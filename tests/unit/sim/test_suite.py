@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from evenstride.errors import ConfigError, ScenarioError, UnknownPolicy
 from evenstride.sim.loading import changed, load_scenario
 from evenstride.sim.score import Stage
-from evenstride.sim.suite import Overrides, Suite, in_order, load_all, plan, simulate
-from evenstride.sim.timeline import Timeline
+from evenstride.sim.suite import EVERY, Overrides, Suite, in_order, load_all, plan, simulate
+from evenstride.sim.timeline import Timeline, load_recording
 from tests.unit.sim.clusters import FAST, SLOW, scenario
 
 EVENTS: list[dict[str, Any]] = [
@@ -191,8 +191,8 @@ def test_a_folder_stands_for_the_scenarios_in_it(tmp_path: Path) -> None:
     for name in ("b.yaml", "a.yml", "c.txt"):
         (tmp_path / name).write_text(TEXT.format(name=name))
 
-    assert [made.name for made in load_all([tmp_path])] == ["a.yml", "b.yaml"]
-    assert [made.name for made in load_all([tmp_path / "c.txt"])] == ["c.txt"]
+    assert [made.scenario.name for made in load_all([tmp_path])] == ["a.yml", "b.yaml"]
+    assert [made.scenario.name for made in load_all([tmp_path / "c.txt"])] == ["c.txt"]
 
 
 def test_a_folder_without_scenarios_is_refused(tmp_path: Path) -> None:
@@ -206,3 +206,62 @@ def test_scenarios_of_one_name_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ScenarioError, match=r"a\.yaml and .*b\.yaml are both named twin"):
         load_all([tmp_path])
+
+
+REPLAYED = "events: [{kind: replay, at: 0, workers: all}]\n"
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No recording is there."""
+    monkeypatch.setenv("EVENSTRIDE_DATA", str(tmp_path))
+    load_recording.cache_clear()
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_scenarios_that_lack_their_recording_are_left_out_or_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(TEXT.format(name="load") + REPLAYED)
+    (tmp_path / "b.yaml").write_text(TEXT.format(name="calm"))
+    files = load_all([tmp_path])
+
+    suite = plan(files, ["uniform", "dbs"], [0], Overrides(lags=(1, 3)), leave_out=True)
+
+    assert [scenario.name for scenario, _ in suite.cases] == ["calm", "calm"]
+    (left_out,) = suite.left_out
+    assert (left_out.policy, left_out.scenario) == (EVERY, "load")
+    told = left_out.reason.partition(";")[0]
+    assert "a.yaml:4: events[0].kind: replay cannot be simulated: the CPU-load recording" in told
+    assert "set EVENSTRIDE_DATA to the folder that holds traces/planetlab-cpu.npz" in told
+    with pytest.raises(ScenarioError) as caught:
+        plan(files, ["uniform"], [0], Overrides(), leave_out=False)
+    assert str(caught.value) == left_out.reason
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_nothing_but_scenarios_that_lack_their_recording_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(TEXT.format(name="load") + REPLAYED)
+
+    with pytest.raises(ConfigError, match=r"no policy can serve: .*a\.yaml:4: events"):
+        plan(load_all([file]), ["uniform"], [0], Overrides(), leave_out=True)
+
+
+@pytest.mark.parametrize("leave_out", [True, False])
+def test_events_are_checked_against_the_steps_that_count(tmp_path: Path, leave_out: bool) -> None:
+    file = tmp_path / "late.yaml"
+    late = "events: [{kind: step, at: 60, workers: 0, speed: 0.5}]\n"
+    file.write_text(TEXT.format(name="late") + "steps: 40\n" + late)
+    files = load_all([file])
+
+    longer = plan(files, ["uniform"], [0], Overrides(steps=100), leave_out=leave_out)
+    still = plan(files, ["uniform"], [0], Overrides(steps=50), leave_out=leave_out)
+
+    assert Timeline(longer.cases[0][0], 0).changes == (60,)
+    assert Timeline(still.cases[0][0], 0).changes == ()
+    assert load_scenario(file, {"steps": 100}) == longer.cases[0][0]
+    for refused in (
+        lambda: plan(files, ["uniform"], [0], Overrides(), leave_out=leave_out),
+        lambda: load_scenario(file, {"exchange.lag": 2}),
+    ):
+        with pytest.raises(ScenarioError, match=r"late\.yaml:5: .* 60 is no step \(allowed: 0 to"):
+            refused()
