@@ -84,6 +84,31 @@ def test_static_without_known_resources_is_refused() -> None:
         Static().init(Fleet(_workers(2), 10))
 
 
+@pytest.mark.parametrize(
+    ("spec", "facts", "told"),
+    [
+        (
+            "static",
+            {},
+            "static, that is static:flops, needs the flops of every worker (flops_per_s",
+        ),
+        ("static:cores", {}, "policy static:cores needs the cores of every worker, and worker b "),
+        ("static", {"cores": 4}, "b has none; use static:cores (known of all), static:A,B,..."),
+        ("static:cores", {"flops_per_s": 1e9}, "none; use static:flops (known of all), static:A,"),
+        ("static:cores", {}, "b has none; use static:A,B,... with the shares themselves, or po"),
+    ],
+)
+def test_static_without_a_resource_names_who_lacks_it_and_what_would_do(
+    spec: str, facts: dict[str, float], told: str
+) -> None:
+    workers = (Worker("a", cores=4, flops_per_s=1e9), Worker("b", **facts))  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError) as refusal:
+        policy_from_spec(spec).init(Fleet(workers, 10))
+
+    assert told in str(refusal.value)
+
+
 def test_given_shares_are_taken_as_they_are() -> None:
     _, move = policy_from_spec("static:20,0,100").init(Fleet(_workers(3), 120))
 

@@ -12,6 +12,7 @@ from evenstride.cli.suites import (
     EVERY_HELP,
     JSON_HELP,
     LAG_HELP,
+    POLICIES_HELP,
     POLICY_METAVAR,
     SEEDS_HELP,
     STEPS_HELP,
@@ -20,14 +21,11 @@ from evenstride.cli.suites import (
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from evenstride.sim.score import Row
+    from evenstride.cli.suites import Results
     from evenstride.sim.suite import Suite
 
 _EXAMPLE = "evenstride compare cluster.yaml"
 _SEEDS = "5"
-_SHOWN = 6  # scenarios that a line names
 
 
 def compare(
@@ -43,7 +41,7 @@ def compare(
         typer.Option(
             "--policy",
             "-p",
-            help="As a list or one by one; all of them if not given.",
+            help=f"As a list or one by one; all of them if not given. {POLICIES_HELP}",
             metavar=POLICY_METAVAR,
         ),
     ] = None,
@@ -121,33 +119,37 @@ def _compare(asked: Asked, plot: Path | None, as_json: bool) -> None:
         drawing = Drawing.into_folder(suite, plot)
     for line in _left_out(suite):
         typer.echo(line, err=True)
-    rows = run_suite(suite, drawing)
+    results = run_suite(suite, drawing)
     if as_json:
-        print_rows(rows)
-    else:
-        _tell(rows, suite)
+        print_rows(results)
+    elif results.rows:
+        _tell(results)
+    results.end()
     if drawing is not None:
         drawing.save()
 
 
 def _left_out(suite: Suite) -> list[str]:
     """Return a line for each policy that cannot serve some scenario."""
+    from evenstride.cli.suites import listed
+
     lines = []
     for policy in dict.fromkeys(unfit.policy for unfit in suite.left_out):
         mine = [unfit for unfit in suite.left_out if unfit.policy == policy]
-        named = ", ".join(unfit.scenario for unfit in mine[:_SHOWN])
-        more = f" and {len(mine) - _SHOWN} more" if len(mine) > _SHOWN else ""
+        named = listed([unfit.scenario for unfit in mine])
         reason = mine[0].reason.partition(";")[0]
-        lines.append(f"left out: {policy} in {named}{more} ({reason})")
+        lines.append(f"left out: {policy} in {named} ({reason})")
     return lines
 
 
-def _tell(rows: Sequence[Row], suite: Suite) -> None:
-    from evenstride.cli.suites import groups_of, print_table
+def _tell(results: Results) -> None:
+    from evenstride.cli.suites import print_table
     from evenstride.report.compared import comparison_sentence, comparison_table
+    from evenstride.report.simulated import seeds_of
 
-    groups = groups_of(rows, suite)
+    groups = results.groups()
     print_table(comparison_table(groups))
-    seeds = "one seed" if len(suite.seeds) == 1 else f"{len(suite.seeds)} seeds"
+    seeds = seeds_of(groups)
     typer.echo(f"\nNoise-free efficiency, mean of {seeds}; * is the best of its line.")
     typer.echo(comparison_sentence(groups))
+    typer.echo(results.times())

@@ -82,7 +82,7 @@ class Drawing:
             if panels:
                 name = f"{setting[0]}, lag {setting[1]}, " if self._alone else ""
                 draw(panels, f"{name}seed {self._seed}", path)
-                typer.echo(f"plot {path}", err=True)
+                typer.echo(f"plot written to {path}", err=True)
 
 
 def _settings(suite: Suite) -> list[tuple[str, int]]:

@@ -26,7 +26,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Even steps from uneven workers: balanced, exact data-parallel training on PyTorch.",
-    epilog="Exit codes: 0 done, 1 a bug, 2 the request cannot be served, 3 measured but disturbed.",
+    epilog="Exit codes: 0 done, 1 a bug, 2 the request cannot be served, 3 measured but disturbed, "
+    "130 interrupted with Ctrl-C.",
 )
 app.command()(estimate)
 app.command()(demo)

@@ -11,8 +11,13 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from evenstride.report.tables import MOST_NAME, shorten
+
 EVERY_S = 10.0
 """Seconds between lines where there is no terminal."""
+_BAR = 16
+_BESIDE = _BAR + 38
+"""Columns that the bar, the counts and the time take beside what it is about."""
 
 
 class Advance:
@@ -26,12 +31,13 @@ class Advance:
 
     def __init__(self, total: int, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._total, self._what, self._clock = total, what, clock
-        self._done = 0
+        self._done, self._about = 0, what
         self._told_s = clock()
         console = Console(file=sys.stderr)
         columns = (
-            *(TextColumn("{task.description}", markup=False), BarColumn(bar_width=30)),
-            *(MofNCompleteColumn(), TimeElapsedColumn()),
+            *(BarColumn(_BAR), MofNCompleteColumn(), TextColumn(f"{what},", markup=False)),
+            *(TimeElapsedColumn(), TextColumn("elapsed:")),
+            TextColumn("{task.description}", markup=False),
         )
         self._bar = Progress(*columns, console=console, transient=True)
         self._live = console.is_terminal
@@ -51,13 +57,25 @@ class Advance:
         if self._live:
             self._bar.stop()
 
-    def step(self, about: str) -> None:
-        """One more is done; tell what it was about."""
+    @property
+    def told(self) -> str:
+        """How many are done."""
+        return f"{self._done} of {self._total} {self._what}"
+
+    def begin(self, about: str) -> None:
+        """Begin with the next one, which may take long, and tell what it is about."""
+        self._about = about
+        if self._live:
+            room = self._bar.console.width - _BESIDE
+            self._bar.update(self._task, description=shorten(about, max(room, MOST_NAME)))
+
+    def step(self) -> None:
+        """It is done."""
         self._done += 1
         if self._live:
-            self._bar.update(self._task, advance=1, description=about)
+            self._bar.update(self._task, advance=1)
             return
         now_s = self._clock()
         if self._done < self._total and now_s - self._told_s >= EVERY_S:
             self._told_s = now_s
-            print(f"{self._done} of {self._total} {self._what} ({about})", file=sys.stderr)
+            print(f"{self.told} ({self._about})", file=sys.stderr)

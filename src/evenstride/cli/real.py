@@ -168,7 +168,7 @@ def _draw(traces: dict[str, list[Path]], plan: LabPlan, path: Path) -> None:
         _panel(policy, traces[policy][0], len(plan.speeds), plan.steps) for policy in plan.policies
     ]
     draw(panels, f"real workers at speeds {', '.join(f'{s:g}' for s in plan.speeds)}", path)
-    typer.echo(f"plot {path}", err=True)
+    typer.echo(f"plot written to {path}", err=True)
 
 
 def _panel(policy: str, trace: Path, workers: int, steps: int) -> Panel:

@@ -13,6 +13,7 @@ from evenstride.cli.suites import (
     EVERY_HELP,
     JSON_HELP,
     LAG_HELP,
+    POLICIES_HELP,
     POLICY_METAVAR,
     SEEDS_HELP,
     STEPS_HELP,
@@ -31,7 +32,10 @@ def simulate(
     policies: Annotated[
         list[str] | None,
         typer.Option(
-            "--policy", "-p", help="Policies, as a list or one by one.", metavar=POLICY_METAVAR
+            "--policy",
+            "-p",
+            help=f"Required, as a list or one by one. {POLICIES_HELP}",
+            metavar=POLICY_METAVAR,
         ),
     ] = None,
     seeds: Annotated[str, typer.Option(help=SEEDS_HELP)] = "1",
@@ -78,20 +82,22 @@ def simulate(
 
 
 def _simulate(asked: Asked, plot: Path | None, as_json: bool) -> None:
-    from evenstride.cli.suites import groups_of, print_rows, print_table, run_suite
-    from evenstride.report.simulated import simulation_sentence, simulation_table
+    from evenstride.cli.suites import print_rows, print_table, run_suite
+    from evenstride.report.simulated import means_line, simulation_sentence, simulation_table
 
     suite, drawing = asked.suite(_EXAMPLE, leave_out=False), None
     if plot is not None:
         from evenstride.cli.drawing import Drawing
 
         drawing = Drawing.into_file(suite, plot)
-    rows = run_suite(suite, drawing)
+    results = run_suite(suite, drawing)
     if as_json:
-        print_rows(rows)
-    else:
-        groups = groups_of(rows, suite)
+        print_rows(results)
+    elif results.rows:
+        groups = results.groups()
         print_table(simulation_table(groups))
-        typer.echo(f"\n{simulation_sentence(groups)}")
+        told = (means_line(groups), simulation_sentence(groups), results.times())
+        typer.echo("\n" + "\n".join(told))
+    results.end()
     if drawing is not None:
         drawing.save()

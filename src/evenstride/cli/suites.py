@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,19 @@ if TYPE_CHECKING:
     from evenstride.cli.drawing import Drawing
     from evenstride.report.simulated import Group
     from evenstride.report.tables import Table
+    from evenstride.sim.scenario import Scenario
     from evenstride.sim.score import Row
-    from evenstride.sim.suite import Suite
+    from evenstride.sim.suite import Ran, Suite
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+SHOWN = 6
+"""Scenarios that a line names."""
+POLICIES_HELP = (
+    "Policies: adaptive, dbs, dynamic-batching, lb-bsp-cpu, lb-bsp-gpu, omnilearn, static "
+    "(static:cores, static:flops, static:20,100), uniform. A setting follows a colon: "
+    "dynamic-batching:window=5; an unknown one is answered with those there are."
+)
 POLICY_METAVAR = "P[,Q...]"
 SEEDS_HELP = "How many seeds (at most 10,000), or a list of them: 0,1,2, or 7, for one."
 LAG_HELP = "Steps from a measurement to its decision; each of a list is simulated."
@@ -79,8 +89,69 @@ class Asked:
         return int(every)
 
 
-def run_suite(suite: Suite, drawing: Drawing | None = None) -> list[Row]:
-    """Simulate a suite and return its rows in order, telling how far it is.
+@dataclass(slots=True, eq=False)
+class Results:
+    """What the runs of a suite came to.
+
+    Args:
+        suite: what was asked for.
+        rows: in its order; fewer than asked for if it was interrupted.
+        steps_s: mean step with the best split and with equal batches, in each setting (scenario
+            and lag), for every seed.
+        interrupted: how far it was; nothing if it ran to its end.
+    """
+
+    suite: Suite
+    rows: list[Row] = field(default_factory=list)
+    steps_s: dict[tuple[str, int], dict[int, tuple[float, float]]] = field(default_factory=dict)
+    interrupted: str = ""
+
+    def take(self, ran: Ran) -> None:
+        """Keep what is told of a run."""
+        row, sticks = ran.row, ran.stage.yardsticks
+        means = float(sticks.oracle_mean_s.mean()), float(sticks.equal_mean_s.mean())
+        self.rows.append(row)
+        self.steps_s.setdefault((row.scenario, row.lag), {})[row.seed] = means
+
+    def groups(self) -> list[Group]:
+        """Return the rows by scenario, lag and policy."""
+        from evenstride.report.simulated import grouped
+        from evenstride.sim.score import judged
+        from evenstride.sim.timeline import Timeline
+
+        unjudged = [
+            (scenario.name, scenario.exchange.lag, seed)
+            for scenario, _ in self.suite.cases
+            for seed in self.suite.seeds
+            if not judged(scenario, Timeline(scenario, seed))
+        ]
+        return grouped(self.rows, frozenset(unjudged))
+
+    def times(self) -> str:
+        """Say how long steps take."""
+        from evenstride.report.simulated import times_sentence
+
+        means = [
+            [sum(values) / len(values) for values in zip(*seeds.values(), strict=True)]
+            for seeds in self.steps_s.values()
+        ]
+        return times_sentence(*zip(*means, strict=True))
+
+    def end(self) -> None:
+        """Tell on stderr what the figures do not show, and leave if it was interrupted.
+
+        Raises:
+            typer.Exit: it was.
+        """
+        for note in notes(self.suite):
+            typer.echo(f"note: {note}", err=True)
+        if self.interrupted:
+            typer.echo(f"interrupted after {self.interrupted}", err=True)
+            raise typer.Exit(INTERRUPTED)
+
+
+def run_suite(suite: Suite, drawing: Drawing | None = None) -> Results:
+    """Simulate a suite and return what it came to, telling how far it is.
 
     Args:
         suite: what to simulate.
@@ -89,34 +160,82 @@ def run_suite(suite: Suite, drawing: Drawing | None = None) -> list[Row]:
     from evenstride.cli.progress import Advance
     from evenstride.sim.suite import in_order, simulate
 
-    rows = []
+    results, abouts = Results(suite), iter(_abouts(suite))
     with Advance(suite.runs, "runs") as advance:
-        for ran in simulate(suite):
-            rows.append(ran.row)
-            if drawing is not None:
-                drawing.take(ran)
-            advance.step(f"{ran.row.scenario}, {ran.row.policy}, lag {ran.row.lag}")
-    return in_order(suite, rows)
+        try:
+            advance.begin(next(abouts))
+            for ran in simulate(suite):
+                results.take(ran)
+                if drawing is not None:
+                    drawing.take(ran)
+                advance.step()
+                advance.begin(next(abouts, "all done"))
+        except KeyboardInterrupt:
+            results.interrupted = advance.told
+    results.rows = in_order(suite, results.rows)
+    return results
 
 
-def groups_of(rows: Sequence[Row], suite: Suite) -> list[Group]:
-    """Return the rows by scenario, lag and policy."""
-    from evenstride.report.simulated import grouped
-    from evenstride.sim.score import judged
-    from evenstride.sim.timeline import Timeline
-
-    unjudged = [
-        (scenario.name, scenario.exchange.lag, seed)
-        for scenario, _ in suite.cases
+def _abouts(suite: Suite) -> list[str]:
+    """Return what each run is about, in the order in which they are simulated."""
+    return [
+        f"{scenario.name}, {policy}, lag {scenario.exchange.lag}, seed {seed}"
+        for scenario, policies in suite.cases
         for seed in suite.seeds
-        if not judged(scenario, Timeline(scenario, seed))
+        for policy in policies
     ]
-    return grouped(rows, frozenset(unjudged))
 
 
-def print_rows(rows: Sequence[Row], **more: Any) -> None:
-    """Print rows as one JSON object."""
-    typer.echo(json.dumps({"rows": [asdict(row) for row in rows], **more}))
+def notes(suite: Suite) -> list[str]:
+    """Return why some policies cannot change their split, however good they are."""
+    found: dict[str, list[str]] = {}
+    for scenario, policies in suite.cases:
+        where = f"{scenario.name} at lag {scenario.exchange.lag}"
+        reasons = [_in_vain(scenario)]
+        if reasons == [None]:
+            reasons = [_too_short(policy, scenario) for policy in policies]
+        for reason in filter(None, reasons):
+            found.setdefault(reason, []).append(where)
+    return [f"in {listed(names)}: {reason}" for reason, names in found.items()]
+
+
+def _in_vain(scenario: Scenario) -> str | None:
+    """Return why no decision can take effect, if none can."""
+    asked = scenario.exchange
+    first = 0 if asked.every == "leader" else int(asked.every) - 1
+    first += min(asked.lag, asked.cold_lag or asked.lag)
+    if first < scenario.steps:
+        return None
+    return (
+        f"no decision could take effect; the first would after {first} steps, and the run has "
+        f"{scenario.steps}, so every policy keeps the split that it opens with"
+    )
+
+
+def _too_short(spec: str, scenario: Scenario) -> str | None:
+    """Return why a policy could not decide, if it waits for the end of an epoch that has none."""
+    from evenstride.core.policies import policy_from_spec
+
+    epoch = getattr(policy_from_spec(spec), "epoch_steps", None)
+    if epoch is None or epoch - 1 + scenario.exchange.lag < scenario.steps:
+        return None
+    shorter = f"{spec.partition(':')[0]}:epoch_steps={max(scenario.steps // 5, 1)}"
+    return (
+        f"{spec} never changed the split; it decides once an epoch, which here is {epoch} steps, "
+        f"and the run has {scenario.steps}; for shorter epochs ask for {shorter}"
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
+
+
+def print_rows(results: Results) -> None:
+    """Print the rows as one JSON object, which says so if some are missing."""
+    more: dict[str, Any] = {"interrupted": results.interrupted} if results.interrupted else {}
+    typer.echo(json.dumps({"rows": [asdict(row) for row in results.rows], **more}))
 
 
 def print_table(table: Table) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenstride.report.simulated import Group, part, simulation_sentence
+from evenstride.report.simulated import ALIKE, Group, part, simulation_sentence
 from evenstride.report.statistics import mean_interval
 from evenstride.report.tables import NOTHING, Table
 
@@ -95,11 +95,24 @@ def comparison_sentence(groups: Sequence[Group]) -> str:
     leads = [found for some in by_setting(groups) if (found := lead(some)) is not None]
     if not leads:
         return simulation_sentence(groups)
-    ahead = sum(found.ahead > 0 for found in leads)
-    where = f"in {ahead} of {len(leads)} settings" if len(leads) > 1 else f"in {ahead} setting of 1"
-    told = f"{OURS} is ahead of every other policy {where}"
+    if len(leads) == 1:
+        return _about_one(leads[0])
+    ahead = sum(found.ahead >= ALIKE for found in leads)
+    level = sum(abs(found.ahead) < ALIKE for found in leads)
+    where = f"in {ahead} of {len(leads)} settings"
+    even = f", level with the best of them (under {ALIKE:.1%}) in {level}" if level else ""
+    told = f"{OURS} is ahead of every other policy {where}{even}"
     behind = [found for found in leads if found.ahead < -BEHIND]
     if not behind:
         return f"{told}, and nowhere behind the best of them by more than {BEHIND:.0%}."
     named = ", ".join(f"{name} at lag {lag}" for name, lag in (b.setting for b in behind))
     return f"{told}, and behind the best of them by more than {BEHIND:.0%} in {named}."
+
+
+def _about_one(found: Lead) -> str:
+    if abs(found.ahead) < ALIKE:
+        return (
+            f"{OURS} and the best of the others, {found.other}, do not differ (under {ALIKE:.1%})."
+        )
+    told = "ahead of" if found.ahead > 0 else "behind"
+    return f"{OURS} is {told} the best of the others, {found.other}, by {abs(found.ahead):.1%}."

@@ -13,6 +13,12 @@ from evenstride.report.statistics import quantile
 from evenstride.report.tables import NOTHING, Table
 from evenstride.sim.score import Row
 
+ALIKE = 0.001
+"""Efficiencies that differ by a smaller part are not called different."""
+EQUAL = "uniform"
+"""The policy of equal batches, which needs no comparison with them."""
+_TWICE = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -104,35 +110,114 @@ def _count(steps: float) -> str:
     return "never" if isinf(steps) else f"{steps:g}"
 
 
+def means_line(groups: Sequence[Group]) -> str:
+    """Say what the figures of the table are."""
+    of = "Figures of" if seeds_of(groups) == "one seed" else "Means over"
+    return f"{of} {seeds_of(groups)}; decision: the median time that it takes to work one out."
+
+
+def seeds_of(groups: Sequence[Group]) -> str:
+    """Return over how many seeds figures are, which differ where it was interrupted."""
+    counts = sorted({len(group.rows) for group in groups})
+    if counts == [1]:
+        return "one seed"
+    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds"
+
+
+def times_sentence(best_s: Sequence[float], equal_s: Sequence[float]) -> str:
+    """Say how long steps take, so that a wrong unit in a scenario is noticed.
+
+    Args:
+        best_s: mean step in seconds with the best split, of each setting.
+        equal_s: the same with equal batches.
+    """
+    return f"A step takes {_span(best_s)} with the best split, {_span(equal_s)} with equal batches."
+
+
+def _span(values_s: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(map(duration, (min(values_s), max(values_s)))))
+
+
+def duration(value_s: float) -> str:
+    """Return a time with its unit.
+
+    >>> duration(0.1333), duration(2.5), duration(1234.5)
+    ('133 ms', '2.5 s', '1234 s')
+    """
+    if value_s < 1:
+        return f"{value_s * 1e3:.3g} ms"
+    return f"{value_s:.3g} s" if value_s < 1e3 else f"{value_s:.0f} s"
+
+
+def longer(ratio: float) -> str:
+    """Return how two times compare, as people say it; what they are compared with follows.
+
+    >>> longer(1.071), longer(7.5), longer(1.0)
+    ('7.1% longer than', '7.5 times as long as', 'as long as')
+    """
+    if ratio >= _TWICE:
+        return f"{ratio:.1f} times as long as"
+    if abs(ratio - 1) < ALIKE / 2:
+        return "as long as"
+    return f"{abs(ratio - 1):.1%} {'longer' if ratio > 1 else 'shorter'} than"
+
+
+def leaders(groups: Sequence[Group]) -> list[Group]:
+    """Return those of one setting that are the best, or do not differ from it."""
+    most = max(group.mean() for group in groups)
+    return [group for group in groups if group.mean() >= most * (1 - ALIKE)]
+
+
 def simulation_sentence(groups: Sequence[Group]) -> str:
-    """Say in one sentence what the table says."""
+    """Say in a sentence or two what the table says."""
     by_setting: dict[tuple[str, int], list[Group]] = {}
     for group in groups:
         by_setting.setdefault(group.setting, []).append(group)
     if len(groups) == 1:
         return _about_one(groups[0])
-    best = [max(some, key=Group.mean) for some in by_setting.values()]
-    if len(best) == 1:
-        return f"{_setting(best[0])}, {best[0].policy} is the best: {_how_long(best[0])}"
-    names = [group.policy for group in best]
+    if len(by_setting) == 1:
+        return _about_setting(groups)
     if len({group.policy for group in groups}) == 1:
-        worst = min(groups, key=lambda group: group.mean() / group.mean("informed"))
-        return f"The furthest from the best possible is this: {_about_one(worst)}"
-    counts = sorted({name: names.count(name) for name in names}.items(), key=lambda item: -item[1])
-    ahead = ", ".join(f"{name} in {count}" for name, count in counts)
-    return f"Of {len(best)} settings, the best policy is {ahead}."
+        worst = min(groups, key=Group.mean)
+        return f"The lowest noise-free efficiency is this: {_about_one(worst)}"
+    return _about_many([leaders(some) for some in by_setting.values()])
 
 
 def _about_one(group: Group) -> str:
     return f"{_setting(group)}, {group.policy} is at {group.mean():.3f}: {_how_long(group)}"
 
 
-def _how_long(group: Group) -> str:
-    longer, told = 1 / group.mean() - 1, 1 / group.mean("informed") - 1
+def _about_setting(groups: Sequence[Group]) -> str:
+    best, where = leaders(groups), _setting(groups[0])
+    if len(best) == 1:
+        return f"{where}, {best[0].policy} is the best: {_how_long(best[0])}"
+    told = _how_long(max(best, key=Group.mean), "their")
+    if len(best) == len(groups):
+        return f"{where}, there is no difference between the policies (under {ALIKE:.1%}): {told}"
+    *most, last = [group.policy for group in best]
+    named = f"{', '.join(most)} and {last}"
+    return f"{where}, {named} are the best, with no difference (under {ALIKE:.1%}): {told}"
+
+
+def _about_many(best: Sequence[Sequence[Group]]) -> str:
+    names = [some[0].policy for some in best if len(some) == 1]
+    level = len(best) - len(names)
+    if not names:
+        return f"In none of {len(best)} settings is one policy ahead (by {ALIKE:.1%} or more)."
+    counts = sorted({name: names.count(name) for name in names}.items(), key=lambda item: -item[1])
+    ahead = ", ".join(f"{name} in {count}" for name, count in counts)
+    more = f"; in {level} there is no difference between the best (under {ALIKE:.1%})"
+    return f"Of {len(best)} settings, the best policy is {ahead}{more if level else ''}."
+
+
+def _how_long(group: Group, whose: str = "its") -> str:
+    best = "with the best split"
+    told = longer(1 / group.mean("informed"))
+    informed = f"With a controller that is told the truth they take {told} {best}"
+    equal = f", with equal batches {longer(group.mean('bound'))} {best}"
     return (
-        f"its steps take {longer:.1%} longer than those of the best split at every moment, with "
-        f"equal batches they would take {group.mean('bound') - 1:.1%} longer, and with a "
-        f"controller that is told the truth {told:.1%}."
+        f"{whose} steps take {longer(1 / group.mean())} {best} at every moment. "
+        f"{informed}{'' if group.policy == EQUAL else equal}."
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 _GAP = 2
 NOTHING = "–"
 """Shown where there is no figure."""
+MOST_NAME = 24
+"""Longer names are shortened where the table would not fit otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,32 @@ class Table:
             for index, head in enumerate(heads)
         )
 
+    @property
+    def width(self) -> int:
+        """Characters of its longest line, if all columns are filled."""
+        return sum(self.widths) + _GAP * (len(self.headings) - 1)
+
+    def shortened(self) -> Table:
+        """Return the table with long names cut in the middle.
+
+        Names of a column that would then be the same stay as they are.
+        """
+        names = [list(column) for column in zip(*self.rows, strict=True)][: self.keys]
+        for column in names:
+            short = {name: shorten(name) for name in column}
+            if len(set(short.values())) == len(short):
+                column[:] = [short[name] for name in column]
+        rows = zip(zip(*names, strict=True), self.rows, strict=True) if self.rows else ()
+        return replace(self, rows=tuple((*keys, *row[self.keys :]) for keys, row in rows))
+
     def parts(self, width: int | None) -> Iterator[Table]:
         """Yield tables that are no wider than ``width`` and together have all columns.
 
-        One that cannot be made so narrow has one column beside its keys.
+        Long names are shortened first. A table that cannot be made so narrow has one column
+        beside its keys.
         """
-        widths, first = self.widths, self.keys
+        table = self if width is None or self.width <= width else self.shortened()
+        widths, first = table.widths, self.keys
         while first < len(widths):
             used, after = sum(widths[: self.keys]) + _GAP * self.keys, first
             while after < len(widths):
@@ -46,7 +68,7 @@ class Table:
                 if width is not None and used > width and after > first:
                     break
                 used, after = used + _GAP, after + 1
-            yield self._columns((*range(self.keys), *range(first, after)))
+            yield table._columns((*range(self.keys), *range(first, after)))
             first = after
 
     def text(self, width: int | None = None) -> str:
@@ -72,3 +94,15 @@ class Table:
             headings=tuple(self.headings[index] for index in columns),
             rows=tuple(tuple(row[index] for index in columns) for row in self.rows),
         )
+
+
+def shorten(name: str, most: int = MOST_NAME) -> str:
+    """Return a name with its middle left out if it is longer than that.
+
+    >>> shorten("eight-workers-of-four-kinds-and-noise")
+    'eight-worker…s-and-noise'
+    """
+    if len(name) <= most:
+        return name
+    end = (most - 1) // 2
+    return f"{name[: most - 1 - end]}…{name[-end:]}"

@@ -22,6 +22,7 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
 
     assert [name for name in COMMANDS if f" {name} " in told] == list(COMMANDS)
     assert "Exit codes: 0 done, 1 a bug, 2 the request cannot be served, 3 measured but" in told
+    assert "130 interrupted with Ctrl-C." in " ".join(told.split())
     assert _told("-h") == told
 
 

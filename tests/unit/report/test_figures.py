@@ -94,7 +94,8 @@ def test_a_panel_holds_the_run_the_best_split_and_the_equal_one() -> None:
     assert list(panel.steps_s) == ["this policy", "best split", "equal batches"]
     np.testing.assert_array_equal(panel.steps_s["this policy"], panel.steps_s["equal batches"])
     assert (panel.steps_s["best split"] < panel.steps_s["equal batches"]).all()
-    assert panel.noisy_s is ran.real_s
+    assert panel.noisy_s is None  # there is none to show
+    assert panel.scenario == "made"
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".PNG"])
@@ -117,8 +118,10 @@ def test_a_figure_names_policies_workers_and_lines(tmp_path: Path) -> None:
     draw(panels, "a title", tmp_path / "a.svg")
 
     text = (tmp_path / "a.svg").read_text()
-    for word in ("a title", "first", "second", "kind-0", "kind-1/1", "best split", "with noise"):
+    for word in ("a title", "first", "second", "kind-0", "kind-1/1", "best split", "step in ms"):
         assert f"<!-- {word} -->" in text
+    for word in ("with noise", "speed changes", "worker joins or leaves", "step in ms (log scale)"):
+        assert f"<!-- {word} -->" not in text
 
 
 def test_steps_that_were_not_measured_are_left_blank(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.report.tables import Table
+from evenstride.report.tables import MOST_NAME, Table, shorten
 
 TABLE = Table(
     ("name", "one", "two\nlines", "x"),
@@ -41,6 +42,37 @@ def test_what_is_too_wide_is_told_in_parts_that_repeat_the_keys() -> None:
     )
     assert TABLE.text(23) == TABLE.text()
     assert TABLE.text(22) != TABLE.text()
+
+
+LONG = "eight-workers-of-four-kinds-with-noise"
+
+
+def test_long_names_are_cut_in_the_middle_only_where_the_table_would_not_fit() -> None:
+    table = Table(("name", "one"), ((LONG, "1"), ("b", LONG)))
+
+    (part,) = table.parts(70)
+
+    assert part.rows == (("eight-worker…-with-noise", "1"), ("b", LONG))
+    assert len(part.rows[0][0]) == MOST_NAME
+    assert table.text() == table.text(200)
+    assert LONG in table.text().splitlines()[1]
+
+
+def test_names_that_would_be_the_same_stay_as_they_are() -> None:
+    names = ("eight-workers-of-four-kinds-with-noise", "eight-workers-of-five-kinds-with-noise")
+    table = Table(("name", "one"), tuple((name, "1") for name in names))
+
+    assert tuple(row[0] for part in table.parts(30) for row in part.rows) == names
+
+
+@pytest.mark.parametrize("most", [5, 6, 24])
+def test_a_short_name_has_its_beginning_its_end_and_no_more_than_it_may(most: int) -> None:
+    short = shorten(LONG, most)
+
+    assert len(short) == most
+    before, after = short.split("…")
+    assert LONG.startswith(before) and LONG.endswith(after) and after
+    assert shorten(LONG[:most], most) == LONG[:most]
 
 
 @given(

@@ -41,10 +41,7 @@ class Static:
         """
         shares = split_by(self.by, fleet)
         if shares is None:
-            raise ConfigError(
-                f"policy static:{self.by} needs the {self.by} of every worker, and some are not "
-                "known; use static:A,B,... with the shares themselves, or policy adaptive"
-            )
+            raise ConfigError(_not_known(self.by, fleet))
         return None, Move(shares, f"split by {self.by}")
 
     def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
@@ -108,8 +105,29 @@ class Given:
 
 def split_by(resource: Resource, fleet: Fleet) -> Shares | None:
     """Return the split in proportion to a resource, or ``None`` if it is not known for all."""
-    values = [w.cores if resource == "cores" else w.flops_per_s for w in fleet.workers]
-    weights = [v for v in values if v is not None and v > 0]
+    weights = [v for v in _known(resource, fleet) if v is not None]
     if len(weights) < len(fleet):
         return None
     return as_shares(apportion(np.array(weights), fleet.global_batch, fleet.lower, fleet.upper))
+
+
+def _known(resource: Resource, fleet: Fleet) -> list[float | None]:
+    """Return the resource of each worker, ``None`` where it cannot be used."""
+    values = [w.cores if resource == "cores" else w.flops_per_s for w in fleet.workers]
+    return [v if v is not None and v > 0 else None for v in values]
+
+
+def _not_known(resource: Resource, fleet: Fleet) -> str:
+    """Return what is wrong where some worker has none of a resource, and what would do."""
+    name, field, other = (
+        ("static:cores", "", "static:flops")
+        if resource == "cores"
+        else ("static, that is static:flops,", " (flops_per_s)", "static:cores")
+    )
+    without = fleet.workers[_known(resource, fleet).index(None)].name
+    instead: Resource = "flops" if resource == "cores" else "cores"
+    served = f"{other} (known of all), " if None not in _known(instead, fleet) else ""
+    return (
+        f"policy {name} needs the {resource} of every worker{field}, and worker {without} has "
+        f"none; use {served}static:A,B,... with the shares themselves, or policy adaptive"
+    )

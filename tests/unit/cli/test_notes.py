@@ -1,0 +1,180 @@
+"""What is told beside the table: what could not take effect, interruptions, the policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstride.cli.suites import POLICIES_HELP, notes
+from evenstride.core.policies import POLICY_NAMES, policy_from_spec
+from evenstride.sim.scenario import Scenario
+from evenstride.sim.score import Stage
+from evenstride.sim.suite import Suite
+from tests.unit.cli.conftest import Shell
+
+
+def made(name: str = "small", steps: int = 20, **exchange: Any) -> Scenario:
+    workers = [{"samples_per_s": 1000, "cores": 4}, {"samples_per_s": 250, "cores": 1}]
+    values = {"global_batch": 60, "steps": steps, "workers": workers}
+    return Scenario.model_validate({"name": name, "exchange": exchange, **values})
+
+
+def told(*scenarios: Scenario, policies: tuple[str, ...] = ("adaptive",)) -> list[str]:
+    return notes(Suite(tuple((scenario, policies) for scenario in scenarios), (0,)))
+
+
+@pytest.mark.parametrize(
+    ("exchange", "first"),
+    [
+        ({"lag": 20}, 20),
+        ({"every": 20}, 20),
+        ({"every": 18, "lag": 3}, 20),
+        ({"every": "leader", "lag": 50}, 50),
+        ({"lag": 50, "cold_lag": 30}, 30),
+    ],
+)
+def test_it_is_told_where_no_decision_could_take_effect(
+    exchange: dict[str, Any], first: int
+) -> None:
+    scenario = made(**exchange)
+
+    (note,) = told(scenario, policies=("adaptive", "dbs"))
+
+    assert note == (
+        f"in small at lag {scenario.exchange.lag}: no decision could take effect; the first would "
+        f"after {first} steps, and the run has 20, so every policy keeps the split that it opens "
+        "with"
+    )
+    assert Stage.of(scenario, 0).run("dynamic-batching")[1].decisions == []
+
+
+@pytest.mark.parametrize(
+    "exchange", [{"lag": 19}, {"every": 19}, {"every": "leader"}, {"lag": 50, "cold_lag": 9}]
+)
+def test_nothing_is_told_where_a_decision_can_take_effect(exchange: dict[str, Any]) -> None:
+    assert told(made(**exchange)) == []
+    assert Stage.of(made(**exchange), 0).run("lb-bsp-cpu:predictor=last")[1].decisions
+
+
+@pytest.mark.parametrize("policy", ["dbs", "omnilearn"])
+def test_a_policy_that_waits_for_an_epoch_longer_than_the_run_is_told(policy: str) -> None:
+    scenarios = [made(f"s{number}", steps=100) for number in range(8)]
+
+    (note,) = told(*scenarios, policies=(policy, "uniform", "adaptive"))
+
+    assert note == (
+        f"in s0 at lag 1, s1 at lag 1, s2 at lag 1, s3 at lag 1, s4 at lag 1, s5 at lag 1 and 2 "
+        f"more: {policy} never changed the split; it decides once an epoch, which here is 100 "
+        f"steps, and the run has 100; for shorter epochs ask for {policy}:epoch_steps=20"
+    )
+    policy_from_spec(note.rpartition(" ")[2])
+    assert Stage.of(scenarios[0], 0).run(policy)[1].decisions == []
+
+
+def test_an_epoch_that_ends_in_time_is_not_told() -> None:
+    scenario = made(steps=101)
+
+    assert told(scenario, policies=("dbs", "dbs:epoch_steps=20")) == []
+    assert Stage.of(scenario, 0).run("dbs")[1].decisions
+
+
+FILE = """\
+name: small
+global_batch: 60
+steps: 30
+workers:
+  - {name: fast, samples_per_s: 1000}
+  - {name: slow, samples_per_s: 250}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """A scenario file, in the folder in which the command is called."""
+    (tmp_path / "small.yaml").write_text(FILE)
+    return "small.yaml"
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_notes_go_to_stderr_whatever_is_printed(shell: Shell, file: str, command: str) -> None:
+    for more in ([], ["--json"]):
+        answer = shell(command, file, "-p", "adaptive,dbs", *more)
+
+        assert answer.code == 0
+        assert answer.err.startswith("note: in small at lag 1: dbs never changed the split; it")
+        assert answer.err.count("\n") == 1
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the third run."""
+    run, begun = Stage.run, list[str]()
+
+    def once_more(stage: Stage, spec: str) -> Any:
+        begun.append(spec)
+        if len(begun) % 3 == 0:
+            raise KeyboardInterrupt
+        return run(stage, spec)
+
+    monkeypatch.setattr(Stage, "run", once_more)
+
+
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_after_ctrl_c_there_is_what_was_finished(shell: Shell, file: str, command: str) -> None:
+    options = ["-p", "uniform,adaptive", "--seeds", "3", "--plot", "a"]
+    options[-1] += ".svg" if command == "simulate" else ""
+
+    table = shell(command, file, *options)
+    plain = shell(command, file, *options, "--json")
+
+    assert (table.code, plain.code) == (130, 130)
+    assert table.err == plain.err == "interrupted after 2 of 6 runs\n"
+    assert table.out.splitlines()[-1].startswith("A step takes 48 ms with the best split, 120 ms")
+    assert [row["policy"] for row in plain.json()["rows"]] == ["uniform", "adaptive"]
+    assert plain.json()["interrupted"] == "2 of 6 runs"
+
+
+def test_ctrl_c_before_anything_is_finished_leaves_a_line(
+    shell: Shell, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_once(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stage, "of", at_once)
+
+    answer = shell("simulate", file, "-p", "uniform")
+
+    assert (answer.code, answer.out, answer.err) == (130, "", "interrupted after 0 of 1 runs\n")
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_the_help_names_every_policy_and_a_setting(
+    shell: Shell, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    told = " ".join(shell(command, "-h").out.replace("│", " ").split())
+
+    assert POLICIES_HELP in told
+    assert ("Required, as a list or one by one." in told) == (command == "simulate")
+
+
+def test_the_help_knows_the_policies_there_are() -> None:
+    listed, _, setting = POLICIES_HELP.removeprefix("Policies: ").partition(". A setting follows a")
+    plain = listed.replace("(static:cores, static:flops, static:20,100)", "")
+
+    assert tuple(name.strip() for name in plain.split(",")) == POLICY_NAMES
+    policy_from_spec(setting.partition(": ")[2].partition(";")[0])
+
+
+def test_the_times_are_those_of_the_seeds_together(shell: Shell, file: str, tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text(FILE.replace("small", "other").replace("1000", "250"))
+
+    lines = shell("simulate", file, "other.yaml", "-p", "uniform", "--seeds", "2").out.splitlines()
+
+    assert (
+        lines[-1] == "A step takes 48 ms to 120 ms with the best split, 120 ms with equal batches."
+    )
