@@ -10,7 +10,7 @@ from evenstride.core.observation import Measured
 from evenstride.core.pooling import pooled
 
 
-def _estimate(time_s: FloatArray, steps: int, noise: float, seed: int = 0) -> Estimate:
+def _estimate(time_s: FloatArray, steps: int, noise: float | FloatArray, seed: int = 0) -> Estimate:
     """Return what some steps of workers at a share of 64 teach, under noise."""
     rng, workers = np.random.default_rng(seed), len(time_s)
     estimate = Estimate.unknown(workers)
@@ -35,6 +35,15 @@ def test_equal_workers_come_out_equal() -> None:
     assert np.ptp(alone) / 0.05 > 0.03
     assert np.ptp(together) / 0.05 < 2e-3
     assert abs(together.mean() / 0.05 - 1) < 0.02
+
+
+def test_a_noisy_worker_of_a_kind_is_not_left_out_for_its_doubt() -> None:
+    noise = np.array([0.01, 0.01, 0.01, 0.2])
+    estimate = _estimate(np.full(4, 0.05), 60, noise, seed=2)
+    alone, together = _times(estimate, 4), _times(pooled(estimate, np.full(4, 64)), 4)
+
+    assert abs(alone[3] / 0.05 - 1) > 0.02, "of itself it knows little"
+    assert abs(together[3] / 0.05 - 1) < 0.01
 
 
 def test_two_kinds_are_kept_apart() -> None:

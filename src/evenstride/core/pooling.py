@@ -29,8 +29,9 @@ _DIFFER_STD = 2.0
 _WIDEST = 0.5  # no kind's times differ by more than this (in logarithms), however doubtful
 _MOST_KINDS = 24
 # A worker whose speed has just changed fits any kind: one that is so many times as doubtful as the
-# surest of its kind is left out, unless its doubt is small in itself (parts of its time).
-_DOUBTFUL, _DOUBTFUL_STD, _UNCLEAR = 3.0, 0.015, 1e3
+# surest of its kind is left out, unless its doubt is small in itself (parts of its time), or as
+# small as some six steps make it under its own noise.
+_DOUBTFUL, _DOUBTFUL_STD, _DOUBTFUL_NOISE, _UNCLEAR = 3.0, 0.015, 0.4, 1e3
 _MOST = 512  # workers that are looked at to find a cut; of more, some stand for all
 # Steps of the golden section fall in with no pattern in the order of the workers.
 _PLACES = np.arange(1, _MOST + 1) * 0.6180339887498949 % 1.0
@@ -46,11 +47,11 @@ def pooled(estimate: Estimate, shares: IntArray) -> Estimate:
     Cost:
         ``O(W)`` for each of at most 24 kinds, vectorised.
     """
-    kinds, stray = _kinds(estimate.now, shares)
+    kinds, stray = _kinds(estimate.now, shares, np.sqrt(estimate.noise))
     return replace(estimate, now=_drawn_together(estimate.now, shares, kinds, stray))
 
 
-def _kinds(curves: Curves, shares: IntArray) -> tuple[IntArray, FloatArray]:
+def _kinds(curves: Curves, shares: IntArray, noise_std: FloatArray) -> tuple[IntArray, FloatArray]:
     """Return the kind of each worker, ``(W,)``, and how little it belongs to it (`_stray`)."""
     kinds, stray = np.zeros(len(shares), dtype=np.int64), np.zeros(len(shares))
     found, parts = 0, [np.arange(len(shares))]
@@ -64,7 +65,7 @@ def _kinds(curves: Curves, shares: IntArray) -> tuple[IntArray, FloatArray]:
         else:
             kinds[part], found = found, found + 1
             if len(part) > 1:
-                stray[part] = _stray(curves.of(part), shares[part])
+                stray[part] = _stray(curves.of(part), shares[part], noise_std[part])
     return kinds, stray
 
 
@@ -91,14 +92,15 @@ def _quicker(curves: Curves, shares: IntArray, part: IntArray) -> Mask:
     return np.asarray(curves.rows[0, part] + curves.rows[1, part] * places[at] <= last_s)
 
 
-def _stray(curves: Curves, shares: IntArray) -> FloatArray:
+def _stray(curves: Curves, shares: IntArray, noise_std: FloatArray) -> FloatArray:
     """Return how much further each is from the middle one than chance allows, 0 if it does.
 
     In standard deviations, at its own share; one worker among a thousand may be far off without
     adding much to the scatter of all. Those who are known too little to tell get a large number.
     """
     least = curves.least_relative_std
-    unclear = least > np.maximum(_DOUBTFUL * least.min(), _DOUBTFUL_STD)
+    small = np.maximum(_DOUBTFUL_STD, _DOUBTFUL_NOISE * noise_std)
+    unclear = least > np.maximum(_DOUBTFUL * least.min(), small)
     fixed_s, per_sample_s = _medians(curves.rows[:2, _looked_at(len(shares))])
     level, weight = _levels(curves, shares)
     off = level - np.log(np.maximum(fixed_s + per_sample_s * shares, 1e-12))
