@@ -318,15 +318,15 @@ def test_a_floor_that_was_learned_is_not_unlearned_at_small_shares() -> None:
     assert _at(estimate, 1, 60, 128) == pytest.approx([0.12] * 3, rel=0.15)
 
 
-def test_a_spike_that_was_believed_once_is_not_believed_again() -> None:
-    usual, changed = [_seen(0, 50, 0.2)] * 40, [_seen(0, 50, 0.4)] * 40
+def test_spikes_that_were_believed_are_not_believed_for_ever() -> None:
+    usual, changed, spike = [_seen(0, 50, 0.2)] * 40, [_seen(0, 50, 0.4)] * 40, _seen(0, 50, 1.2)
     # After one change that lasted, the first sign of another one is believed ...
-    estimate = _learned(*usual, *changed, _seen(0, 50, 1.2))
+    estimate = _learned(*usual, *changed, spike)
     assert _at(estimate, 50) == pytest.approx([1.2], rel=0.1)
 
-    estimate = _learned(*usual, *changed, _seen(0, 50, 1.2), *changed[:20], _seen(0, 50, 1.2))
+    estimate = _learned(*usual, *changed, *[spike, *changed[:20]] * 3, spike)
 
-    assert _at(estimate, 50) == pytest.approx([0.4], rel=0.05), "... but not if that was a spike"
+    assert _at(estimate, 50) == pytest.approx([0.4], rel=0.05), "... but not after three spikes"
 
 
 def test_a_newcomer_is_begun_beside_the_fastest_of_those_who_are_known() -> None:

@@ -222,8 +222,9 @@ class _Run:
         least, before = np.log(_HAZARD), after.mistaken[workers]
         lasted = before + np.where(self.slow, 0.0, np.log(self.spike_rate) * steps)
         after.lasting[workers] += (before > least) & (lasted <= least) & usual
-        # And a first sign that was believed, and fast again at once, was a spike.
-        after.spikes[workers] += (before > 0) & ~self.slow & ~usual
+        # And a first sign that was believed, and fast again at once, was a spike, or a very short
+        # change: it counts half.
+        after.spikes[workers] += 0.5 * ((before > 0) & ~self.slow & ~usual)
         unclear = np.maximum(self.odds - least, least + 0.1)
         mistaken = np.where(self.slow, before, np.where(usual, lasted, least))
         mistaken = np.where(self.confirmed, unclear, mistaken)
