@@ -98,12 +98,14 @@ class Results:
         rows: in its order; fewer than asked for if it was interrupted.
         steps_s: mean step with the best split and with equal batches, in each setting (scenario
             and lag), for every seed.
+        unjudged: scenario, lag and seed of those in which no change counts (`sim.score.judged`).
         interrupted: how far it was; nothing if it ran to its end.
     """
 
     suite: Suite
     rows: list[Row] = field(default_factory=list)
     steps_s: dict[tuple[str, int], dict[int, tuple[float, float]]] = field(default_factory=dict)
+    unjudged: set[tuple[str, int, int]] = field(default_factory=set)
     interrupted: str = ""
 
     def take(self, ran: Ran) -> None:
@@ -112,20 +114,14 @@ class Results:
         means = float(sticks.oracle_mean_s.mean()), float(sticks.equal_mean_s.mean())
         self.rows.append(row)
         self.steps_s.setdefault((row.scenario, row.lag), {})[row.seed] = means
+        if not ran.stage.judged:
+            self.unjudged.add((row.scenario, row.lag, row.seed))
 
     def groups(self) -> list[Group]:
         """Return the rows by scenario, lag and policy."""
         from evenstride.report.simulated import grouped
-        from evenstride.sim.score import judged
-        from evenstride.sim.timeline import Timeline
 
-        unjudged = [
-            (scenario.name, scenario.exchange.lag, seed)
-            for scenario, _ in self.suite.cases
-            for seed in self.suite.seeds
-            if not judged(scenario, Timeline(scenario, seed))
-        ]
-        return grouped(self.rows, frozenset(unjudged))
+        return grouped(self.rows, self.unjudged)
 
     def times(self) -> str:
         """Say how long steps take."""

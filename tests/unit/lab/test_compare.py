@@ -48,6 +48,16 @@ def test_policies_alternate_between_two_calibrations(plan: LabPlan) -> None:
     ]
 
 
+def test_calibrations_do_without_fixed_splits(plan: LabPlan) -> None:
+    runs = FakeRuns(split=(7, 5))
+
+    outcome = outcome_of(replace(plan, fixed_splits=False), runs)
+
+    assert runs.policies() == ["calibration", *["uniform", "adaptive"] * 2, "calibration"]
+    assert outcome.oracle is None
+    assert outcome.bound == pytest.approx(1.5)
+
+
 def test_the_oracle_is_the_fastest_fixed_split_that_was_run(plan: LabPlan) -> None:
     class Fooled(FakeRuns):
         """The calibrated curves say (8, 4), but together the second worker is slower."""
