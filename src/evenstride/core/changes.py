@@ -37,6 +37,7 @@ _BEYOND_STD = 1.5  # beyond the furthest of as many standard normal values as th
 _SLACK, _ALARM = 0.5, 10.0
 # Chance per step that the speed changes, and what is believed of spikes before any was seen.
 _HAZARD, _SPIKES_FIRST, _STEPS_FIRST = 1e-3, 0.5, 100.0
+_LEAST = math.log(_HAZARD)  # of what is worth remembering of the odds that a change was none
 
 Mask = npt.NDArray[np.bool_]
 
@@ -77,6 +78,17 @@ class Residuals:
     steps: IntArray
     time_s: FloatArray
 
+    @property
+    def highest(self) -> FloatArray:
+        """Above which a time is no noise, as a part of its prediction."""
+        return np.asarray(1.0 + np.maximum(_SLOW_STD * self.std, _FAR_PART))
+
+    def at(self, places: IntArray) -> Residuals:
+        """Return the times at some places."""
+        whose = places if isinstance(self.workers, slice) else self.workers[places]
+        rest = (getattr(self, name)[places] for name in self.__slots__[1:])
+        return Residuals(whose, *rest)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changes:
@@ -114,29 +126,39 @@ class Changes:
     def none(cls, workers: int) -> Changes:
         """Return the memory before anything was seen."""
         flat, pair = np.zeros(workers), np.zeros((workers, 2))
-        mistaken = np.full(workers, np.log(_HAZARD))
+        mistaken = np.full(workers, _LEAST)
         return cls(flat, flat, flat, flat, flat, mistaken, flat, flat, pair, pair, pair, pair > 0)
 
     def judge(self, seen: Residuals) -> tuple[Changes, Judgement]:
         """Judge one new time of some workers."""
         workers, steps = seen.workers, seen.steps
-        fast, run = self._faster(seen), _Run.of(self, seen)
-        confirmed, far = run.confirmed, fast | run.slow
+        fast, slow = self._faster(seen), seen.part > seen.highest
+        far = fast | slow
+        watched = self._watched(workers, slow)
+        run = _Run.of(self, seen.at(watched))
         drift = _Drift.of(self, seen, far)
-        drifted = drift.alarm & ~far & (drift.length * seen.time_s >= HICCUP_S)
+        drifting = np.flatnonzero(drift.alarm & ~far)
+        length, _, _ = drift.since_begun(drifting)
+        drifting = drifting[length * seen.time_s[drifting] >= HICCUP_S]
+        length, mean, side = drift.since_begun(drifting)
 
-        ratio = np.where(fast, seen.part, np.where(confirmed, run.level, 1.0))
-        ratio = np.where(drifted, drift.mean, ratio)
-        told = np.where(confirmed, run.length, np.where(drifted, drift.length, steps))
-        jumped = fast | confirmed | drifted
-        side = np.where(drifted, 1 - 2 * drift.side, 0)
-        judgement = Judgement(jumped, run.slow & ~confirmed, ratio, told, side)
+        ratio, told = np.where(fast, seen.part, 1.0), steps.astype(np.float64)
+        jumped, confirmed = fast.copy(), watched[run.confirmed]
+        ratio[confirmed], told[confirmed] = run.level[run.confirmed], run.length[run.confirmed]
+        ratio[drifting], told[drifting] = mean, length
+        jumped[confirmed] = jumped[drifting] = True
+        drifted = np.zeros(len(jumped), dtype=np.int64)
+        drifted[drifting] = 1 - 2 * side
 
         after = replace(self, **{name: getattr(self, name).copy() for name in self.__slots__})
         after.steps[workers] += steps
-        run.put(after, workers, steps, ~far)
+        run.put(after, usual=~far[watched])
         drift.put(after, workers, keep=~jumped, skip=far)
-        return after, judgement
+        return after, Judgement(jumped, slow & ~jumped, ratio, told, drifted)
+
+    def _watched(self, workers: IntArray | slice, slow: Mask) -> IntArray:
+        """Return the places of those who are slow now, or were and are not yet done with it."""
+        return np.flatnonzero(slow | (self.run[workers] > 0) | (self.mistaken[workers] > _LEAST))
 
     def _faster(self, seen: Residuals) -> Mask:
         """Return which times are too short to be noise."""
@@ -175,8 +197,10 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Run:
-    """The runs of slow times after a residual."""
+    """The runs of slow times after a residual, of those workers that had or have one."""
 
+    workers: IntArray
+    steps: IntArray
     slow: Mask
     length: FloatArray
     odds: FloatArray
@@ -188,8 +212,8 @@ class _Run:
 
     @classmethod
     def of(cls, before: Changes, seen: Residuals) -> _Run:
-        workers, part, std = seen.workers, seen.part, seen.std
-        highest = 1.0 + np.maximum(_SLOW_STD * std, _FAR_PART)
+        workers = np.asarray(seen.workers)
+        part, std, highest = seen.part, seen.std, seen.highest
         slow = part > highest
         # A slow median tells of half the steps, a slow shortest time of all of them.
         count = np.where(seen.least > highest, seen.steps, -(-seen.steps // 2))
@@ -209,26 +233,27 @@ class _Run:
         change = np.log(hazard) + np.where(alike, 0.0, np.log(rate))
         confirmed = slow & (length * seen.time_s >= HICCUP_S) & (odds < change)
         level = np.where(alike, np.sqrt(low * high), low)
-        return cls(slow, length, odds, low, high, rate, confirmed, level)
+        return cls(workers, seen.steps, slow, length, odds, low, high, rate, confirmed, level)
 
-    def put(self, after: Changes, workers: IntArray | slice, steps: IntArray, usual: Mask) -> None:
+    def put(self, after: Changes, usual: Mask) -> None:
         """Write the runs; those that were confirmed begin anew."""
+        workers = self.workers
         # A run that ended without being confirmed was spikes.
         after.spikes[workers] += np.where(self.slow, 0.0, after.run[workers])
         after.run[workers] = np.where(self.confirmed, 0.0, self.length)
         after.run_odds[workers] = np.where(self.confirmed, 0.0, self.odds)
         after.run_low[workers], after.run_high[workers] = self.low, self.high
         # What lasts was no mistake.
-        least, before = np.log(_HAZARD), after.mistaken[workers]
-        lasted = before + np.where(self.slow, 0.0, np.log(self.spike_rate) * steps)
-        after.lasting[workers] += (before > least) & (lasted <= least) & usual
+        before = after.mistaken[workers]
+        lasted = before + np.where(self.slow, 0.0, np.log(self.spike_rate) * self.steps)
+        after.lasting[workers] += (before > _LEAST) & (lasted <= _LEAST) & usual
         # And a first sign that was believed, and fast again at once, was a spike, or a very short
         # change: it counts half.
         after.spikes[workers] += 0.5 * ((before > 0) & ~self.slow & ~usual)
-        unclear = np.maximum(self.odds - least, least + 0.1)
-        mistaken = np.where(self.slow, before, np.where(usual, lasted, least))
+        unclear = np.maximum(self.odds - _LEAST, _LEAST + 0.1)
+        mistaken = np.where(self.slow, before, np.where(usual, lasted, _LEAST))
         mistaken = np.where(self.confirmed, unclear, mistaken)
-        after.mistaken[workers] = np.maximum(mistaken, least)
+        after.mistaken[workers] = np.maximum(mistaken, _LEAST)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -251,28 +276,21 @@ class _Drift:
         anchored = np.where(before.since[workers] > 0, seen.anchored, seen.part[:, None])
         going = cusum > 0
         return cls(
-            np.where(going, cusum, 0.0),
-            np.where(going, before.since[workers] + steps[:, None], 0.0),
-            np.where(going, before.sums[workers] + anchored * steps[:, None], 0.0),
+            np.maximum(cusum, 0.0),
+            (before.since[workers] + steps[:, None]) * going,
+            (before.sums[workers] + anchored * steps[:, None]) * going,
             going & (before.since[workers] == 0),
         )
 
     @property
     def alarm(self) -> Mask:
-        return np.asarray((self.cusum > _ALARM).any(axis=1))
+        return np.asarray((self.cusum[:, 0] > _ALARM) | (self.cusum[:, 1] > _ALARM))
 
-    @property
-    def side(self) -> IntArray:
-        """0 where times have drifted up the more, 1 where down."""
-        return np.asarray(self.cusum.argmax(axis=1))
-
-    @property
-    def length(self) -> FloatArray:
-        return np.maximum(self.since[np.arange(len(self.since)), self.side], 1.0)
-
-    @property
-    def mean(self) -> FloatArray:
-        return np.asarray(self.sums[np.arange(len(self.sums)), self.side] / self.length)
+    def since_begun(self, places: IntArray) -> tuple[FloatArray, FloatArray, IntArray]:
+        """Return of some drifts the steps, the mean of their times, and 0 if up, 1 if down."""
+        side = self.cusum[places].argmax(axis=1)
+        length = np.maximum(self.since[places, side], 1.0)
+        return length, self.sums[places, side] / length, side
 
     def put(self, after: Changes, workers: IntArray | slice, *, keep: Mask, skip: Mask) -> None:
         """Write the sums where a time was judged (not ``skip``); empty ones unless ``keep``."""

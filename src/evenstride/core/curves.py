@@ -71,9 +71,17 @@ class Curves:
 
     def where(self, mask: Mask, other: Curves) -> Curves:
         """Return these curves where the mask is true, and the other ones elsewhere."""
-        if not mask.any():
-            return other
-        return self if mask.all() else Curves(np.where(mask, self.rows, other.rows))
+        count = np.count_nonzero(mask)
+        if count in (0, len(mask)):
+            return self if count else other
+        # One of the two is nearly whole as a rule, and a copy costs less than a choice.
+        many, few, rare = (other, self, mask) if 2 * count < len(mask) else (self, other, ~mask)
+        some = np.flatnonzero(rare)
+        if 8 * len(some) > len(mask):
+            return Curves(np.where(mask, self.rows, other.rows))
+        rows = many.rows.copy()
+        rows[:, some] = few.rows[:, some]
+        return Curves(rows)
 
     def time_s(self, shares: Shares) -> FloatArray:
         """Return the expected times at some shares, ``(n,)``; one share is for all."""

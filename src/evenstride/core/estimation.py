@@ -58,7 +58,7 @@ class Estimate:
         now: the curves.
         former: the curves before each worker's latest change of speed; zero if none.
         previous: the curves before each worker's latest time was learned; zero if none.
-        anchors: the curves before times began to drift up, and down.
+        anchors: the curves before times began to drift up, and down; only meaningful where they do.
         noise: ``(W,)``, relative variance of one step's time.
         latest: ``(W,)``, latest time as a part of its prediction; not a number if none.
         steps: ``(W,)``, steps learned from; 0 means the worker is unknown.
@@ -259,7 +259,7 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
         now=estimate.now.put(w, ~judged.held, after),
         former=estimate.former.put(w, judged.jumped, curves),
         previous=estimate.previous.put(w, ~judged.held, curves),
-        anchors=_anchored(estimate, changes, w, after, curves),
+        anchors=_anchored(estimate, changes, w, curves),
         changes=changes,
     )
     unclear = residuals.doubt**2 > _NOISE_FAR * estimate.noise[w]
@@ -328,14 +328,12 @@ def _explains(curves: Curves, shares: IntArray, time_s: FloatArray, noise: Float
 
 
 def _anchored(
-    estimate: Estimate, changes: Changes, workers: Which, after: Curves, before: Curves
+    estimate: Estimate, changes: Changes, workers: Which, before: Curves
 ) -> tuple[Curves, Curves]:
-    """Keep the curves as they are where times do not drift away from them just now."""
-    since = changes.since[workers]
+    """Keep the curves from before times began to drift; they tell nothing where none do."""
     begun = changes.begun[workers]
     up, down = (
-        anchor.put(workers, since[:, side] == 0, after).put(workers, begun[:, side], before)
-        for side, anchor in enumerate(estimate.anchors)
+        anchor.put(workers, begun[:, side], before) for side, anchor in enumerate(estimate.anchors)
     )
     return up, down
 
