@@ -108,6 +108,17 @@ class Curves:
         part = np.maximum(ff * ss - fs**2, 0.0) / np.maximum(whole, 1e-300)
         return np.asarray(np.sqrt(part))
 
+    def surest_share(self, shares: IntArray) -> FloatArray:
+        """Return the shares at which the times are known best, ``(n,)``.
+
+        At least 1; and a hundred times those given at most, which stand where none is best.
+        """
+        fixed, slope, ff, fs, ss = self.rows
+        over, under = ff * slope - fs * fixed, ss * fixed - fs * slope
+        known = (over > 0) & (under > 0)
+        best = np.divide(over, under, out=shares.astype(np.float64), where=known)
+        return np.asarray(np.clip(best, 1.0, np.maximum(100.0 * shares, 1.0)))
+
     def observed(self, shares: Shares, time_s: FloatArray, variance: FloatArray) -> Curves:
         """Return the curves after one more time of each: a Kalman filter's update.
 

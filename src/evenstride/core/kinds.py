@@ -96,7 +96,7 @@ class _Cuts:
     def of(cls, curves: Curves, shares: IntArray, kinds: IntArray, found: int) -> _Cuts:
         """Return the cuts through the kinds of some workers, who are in order of kind."""
         parts = _Parts.of(kinds)
-        places = parts.places(shares)
+        places = parts.places(shares, curves.surest_share(shares))
         level, weight = levels(curves, places[:, parts.each])
         level -= (parts.sums(weight * level) / parts.sums(weight))[:, parts.each]
         scatter = parts.sums(weight * level**2)
@@ -153,14 +153,17 @@ class _Parts:
         """Sum the last axis over each kind's members."""
         return np.asarray(np.add.reduceat(values, self.starts, axis=-1), dtype=np.float64)
 
-    def places(self, shares: IntArray) -> FloatArray:
-        """Return the middle, the least and the largest share in each kind, ``(3, n)``, at least 1.
+    def places(self, shares: IntArray, surest: FloatArray) -> FloatArray:
+        """Return the shares at which to compare the members of each kind, ``(4, n)``, at least 1.
 
-        Curves of different shape may cross at any one of them.
+        The middle, the least and the largest of those they have, as curves of different shape may
+        cross at any one of them; and the middle of the ``surest``, as little is known at a share
+        that has just been decided.
         """
         mean = self.sums(shares.astype(np.float64)) / self.counts
-        least = np.minimum.reduceat(shares, self.starts)
-        places = np.array([mean, least, np.maximum.reduceat(shares, self.starts)])
+        least, most = (f.reduceat(shares, self.starts) for f in (np.minimum, np.maximum))
+        known = np.exp(self.sums(np.log(surest)) / self.counts)
+        places = np.array([mean, least, most, known])
         return np.asarray(np.maximum(places, 1.0))
 
     def best_cuts(self, level: FloatArray, weight: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -172,10 +175,9 @@ class _Parts:
         level, weight = level[order], weight[order]
         whole = self.sums(weight)
         before = self._running(weight)
-        # What is left at the end of a kind is nothing but rounding; a cut there cuts nothing.
-        after = np.maximum(whole[self.each] - before, 0.0)
-        after[self.starts + self.counts - 1] = np.inf
-        gain = self._running(weight * level) ** 2 / (before * np.maximum(after, 1e-12 * before))
+        # At the end of a kind nothing is left but rounding; nor is anything gained there.
+        after = np.maximum(whole[self.each] - before, 1e-12 * before)
+        gain = self._running(weight * level) ** 2 / (before * after)
         best = np.maximum.reduceat(gain, self.starts)
         best_at = np.where(gain == best[self.each], np.arange(len(gain)), len(gain))
         return order[np.minimum.reduceat(best_at, self.starts)], np.asarray(best * whole)
