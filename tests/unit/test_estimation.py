@@ -258,11 +258,32 @@ def test_a_new_fleet_takes_over_what_is_known_of_those_who_stayed() -> None:
 def test_a_hiccup_over_many_short_steps_is_no_change_of_speed() -> None:
     calm = _learned(*[_seen(0, 50, 0.004, 0.004, 0.004, 0.004)] * 20)
 
-    hiccup = calm.learn(Measured.of((_seen(0, 50, *[0.012] * 8),)))
+    begun = _seen(0, 50, *[0.004] * 40), _seen(0, 50, *[0.012] * 8)
+    hiccup = calm.learn(Measured.of(begun))
     lasting = hiccup.learn(Measured.of((_seen(0, 50, *[0.012] * 20),)))
 
     assert _at(hiccup, 50) == pytest.approx([0.004], rel=0.02)
     assert _at(lasting, 50) == pytest.approx([0.012], rel=0.1)
+
+
+def test_short_steps_need_not_outlast_a_hiccup_if_each_is_reported_at_once() -> None:
+    estimate = _learned(*[_seen(0, 50, 0.004)] * 80)
+
+    for _ in range(2):
+        estimate = estimate.learn(Measured.of((_seen(0, 50, 0.012),)))
+
+    assert _at(estimate, 50) == pytest.approx([0.012], rel=0.1)
+
+
+def test_who_became_slow_with_the_one_who_asked_is_judged_with_it() -> None:
+    """An exchange is asked for after 0.2 s; another worker may be a step short of that."""
+    calm = _learned(*[_seen(0, 50, *[0.02] * 10)] * 10)
+
+    begun = _seen(0, 50, *[0.02] * 20), _seen(0, 50, *[0.04] * 4)
+    almost = calm.learn(Measured.of((begun[0], _seen(0, 50, *[0.04] * 3))))
+
+    assert _at(almost, 50) == pytest.approx([0.02], rel=0.02)
+    assert _at(calm.learn(Measured.of(begun)), 50) == pytest.approx([0.04], rel=0.1)
 
 
 def test_a_spike_that_a_doubtful_curve_expected_is_forgotten() -> None:

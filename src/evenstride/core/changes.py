@@ -6,7 +6,8 @@ Three tests, on a worker's times as parts of their prediction:
 * A time far *above* it is a spike (garbage collection, page cache) or a change. As many in a
   row as spikes alone could hardly explain are a change. How many that is follows from how often
   this worker spikes: two as a rule, one for a worker that never does, three for a nervous one.
-  And they must outlast a hiccup of the machine, which slows down many steps that are short.
+  And they must outlast a hiccup of the machine, which slows down many steps that are short, or
+  be reported so often that a hiccup is soon over.
 * Changes too small for either show in a two-sided CUSUM of the standardised residuals, which
   also tells when they began, so that the new speed is the mean since then.
 
@@ -32,6 +33,8 @@ _FAST_STD, _SLOW_STD, _FAR_PART = 4.0, 3.0, 0.10
 # Slow times of one speed differ by no more than this, the largest from the least.
 _ALIKE_STD = 5.0
 _BEYOND_STD = 1.5  # beyond the furthest of as many standard normal values as there are workers
+# Who asks for an exchange has outlasted a hiccup; those who became slow with it have nearly so.
+_HICCUP_PART = 0.75
 # CUSUM: half the smallest shift worth finding and the alarm level, in standard deviations. A
 # false alarm then comes about once in 140,000 steps of normal noise (Siegmund's approximation).
 _SLACK, _ALARM = 0.5, 10.0
@@ -66,6 +69,7 @@ class Residuals:
         foreseen: whether the time agrees with what was believed before the latest one.
         steps: steps that the time is the median of.
         time_s: the time itself, in seconds.
+        interval_s: seconds of work since the exchange before.
     """
 
     workers: IntArray | slice
@@ -77,11 +81,21 @@ class Residuals:
     foreseen: Mask
     steps: IntArray
     time_s: FloatArray
+    interval_s: FloatArray
 
     @property
     def highest(self) -> FloatArray:
         """Above which a time is no noise, as a part of its prediction."""
         return np.asarray(1.0 + np.maximum(_SLOW_STD * self.std, _FAR_PART))
+
+    @property
+    def hiccup_s(self) -> FloatArray:
+        """Seconds that a stretch must last to be no hiccup.
+
+        What is decided holds until the next exchange, so a hiccup that was taken for a change by
+        mistake does harm for as long as these are apart; there is no need to wait longer.
+        """
+        return np.minimum(_HICCUP_PART * HICCUP_S, self.interval_s)
 
     def at(self, places: IntArray) -> Residuals:
         """Return the times at some places."""
@@ -231,7 +245,7 @@ class _Run:
         often = before.lasting[workers] + before.lasting.mean() - 0.5
         hazard = np.maximum(_HAZARD, often / (before.steps[workers] + _STEPS_FIRST))
         change = np.log(hazard) + np.where(alike, 0.0, np.log(rate))
-        confirmed = slow & (length * seen.time_s >= HICCUP_S) & (odds < change)
+        confirmed = slow & (length * seen.time_s >= seen.hiccup_s) & (odds < change)
         level = np.where(alike, np.sqrt(low * high), low)
         return cls(workers, seen.steps, slow, length, odds, low, high, rate, confirmed, level)
 

@@ -144,9 +144,12 @@ class Estimate:
             ``O(W)`` vectorised per observation of the worker that has the most of them.
         """
         usable = measured.only(measured.modelled & (measured.share > 0))
+        worked_s = usable.steps * usable.median_s
+        interval_s = np.zeros(len(self.steps))
+        np.add.at(interval_s, usable.worker, worked_s)
         estimate = self
         for turn in usable.turns():
-            batch = _Batch.of(usable, turn, len(self.steps))
+            batch = _Batch.of(usable, turn, interval_s)
             fresh = estimate.steps[batch.workers] == 0
             estimate = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
         return estimate
@@ -177,11 +180,12 @@ class _Batch:
     least_s: FloatArray
     steps: IntArray
     spread: FloatArray  # relative variance within the observation, nan if too short to say
+    interval_s: FloatArray  # of work since the exchange before, this observation's included
 
     @classmethod
-    def of(cls, measured: Measured, at: IntArray, workers: int) -> _Batch:
+    def of(cls, measured: Measured, at: IntArray, interval_s: FloatArray) -> _Batch:
         whose: Which = measured.worker[at]
-        if len(at) == workers:
+        if len(at) == len(interval_s):
             whose = slice(None)  # all of them, in order of rank
         return cls(
             whose,
@@ -190,6 +194,7 @@ class _Batch:
             measured.least_s[at],
             measured.steps[at],
             measured.relative_variance[at],
+            interval_s[whose],
         )
 
     def only(self, mask: Mask) -> _Batch:
@@ -207,6 +212,7 @@ class _Batch:
             self.least_s[places],
             self.steps[places],
             self.spread[places],
+            self.interval_s[places],
         )
 
     def variance(self, noise: FloatArray) -> FloatArray:
@@ -285,6 +291,7 @@ def _residuals(
         foreseen=foreseen,
         steps=batch.steps,
         time_s=batch.time_s,
+        interval_s=batch.interval_s,
     )
 
 
