@@ -255,6 +255,20 @@ def test_a_new_fleet_takes_over_what_is_known_of_those_who_stayed() -> None:
     assert guessed.relative_std(np.full(3, 10))[1] > 0.4
 
 
+def test_at_first_all_tell_the_noise_together_and_later_each_its_own() -> None:
+    rng, noise = np.random.default_rng(0), np.repeat([0.2, 0.05], 8)
+    estimates = [Estimate.unknown(16)]
+    for step in range(300):
+        busy_s = 0.5 * np.exp(noise * rng.standard_normal(16))
+        told = np.full(16, 50), np.full(16, step), np.ones(16, dtype=np.int64)
+        seen = Measured(np.arange(16), *told, busy_s, np.zeros(16))
+        estimates.append(estimates[-1].learn(seen))
+
+    assert np.ptp(estimates[5].noise) == 0
+    assert estimates[5].noise[0] == pytest.approx((noise**2).mean(), rel=0.4)
+    assert np.sqrt(estimates[-1].noise) == pytest.approx(noise, rel=0.4)
+
+
 def test_a_hiccup_over_many_short_steps_is_no_change_of_speed() -> None:
     calm = _learned(*[_seen(0, 50, 0.004, 0.004, 0.004, 0.004)] * 20)
 
@@ -292,11 +306,11 @@ def test_a_spike_that_a_doubtful_curve_expected_is_forgotten() -> None:
     spike_s = _at(doubtful, 20)[0] * 1.02
 
     after = doubtful
-    for time_s in (spike_s, 0.153):
+    for time_s in (spike_s, 0.140):
         after = after.learn(Measured.of((_seen(0, 20, time_s),)))
 
-    assert spike_s > 1.5 * 0.153
-    assert _at(after, 20) == pytest.approx([0.153], rel=0.1)
+    assert spike_s > 1.6 * 0.140
+    assert _at(after, 20) == pytest.approx([0.140], rel=0.1)
     assert _at(after, 64) == pytest.approx([0.447], rel=0.1)
 
 

@@ -44,8 +44,10 @@ _GUESS_STD = 0.5
 _DRIFT, _MODEL_STD = 0.0005, 0.004
 # Relative variance of one step's time: at first, and its bounds; and the fewest and most steps
 # that it is a mean of (of fewer, it would itself be so noisy that every test of it misfires).
-_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.09**2, 0.005**2, 0.5**2
+_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.10**2, 0.005**2, 0.5**2
 _NOISE_STEPS = 4.0, 150.0
+# Up to so many steps, all workers are taken to be equally noisy: together they tell it sooner.
+_NOISE_ALONE = 8
 # What a time counts at most that is taken for no noise, in variances.
 _NOISE_FAR = 6.0
 
@@ -345,6 +347,20 @@ def _anchored(
     return up, down
 
 
+def _common_noise(noise: FloatArray, steps: IntArray, seen: FloatArray, batch: _Batch) -> float:
+    """Return the noise of workers of whom each alone has hardly shown any, if it is the same.
+
+    Args:
+        noise: believed of each so far, ``(n,)``.
+        steps: seen of each before, the first of which tells nothing, ``(n,)``.
+        seen: what these times tell, ``(n,)``.
+        batch: these times, ``n`` of them.
+    """
+    before = _NOISE_STEPS[0] + np.maximum(steps - 1.0, 0.0).sum()
+    told = float((batch.steps * seen).sum())
+    return float((before * noise.mean() + told) / (before + batch.steps.sum()))
+
+
 def _noted(
     estimate: Estimate, batch: _Batch, part: FloatArray, judged: Judgement, unclear: Mask
 ) -> Estimate:
@@ -363,6 +379,11 @@ def _noted(
     seen = np.clip(seen, 0.0, np.where(calm, _NOISE_MOST, _NOISE_FAR * noise[w]))
     blended = (1 - weight) * noise[w] + weight * seen
     told = ~np.isnan(seen) & ~unclear
+    fresh = np.flatnonzero(told & (steps[w] < _NOISE_ALONE))
+    if len(fresh):
+        blended[fresh] = _common_noise(
+            noise[w][fresh], steps[w][fresh], seen[fresh], batch.at(fresh)
+        )
     noise[w] = np.where(told, np.maximum(blended, _NOISE_LEAST), noise[w])
     latest[w] = np.where(judged.jumped, np.nan, np.where(judged.held, latest[w], part))
     steps[w] += np.where(judged.held, 0, batch.steps)
