@@ -39,7 +39,7 @@ def test_equal_workers_come_out_equal() -> None:
 
 def test_a_noisy_worker_of_a_kind_is_not_left_out_for_its_doubt() -> None:
     noise = np.array([0.01, 0.01, 0.01, 0.2])
-    estimate = _estimate(np.full(4, 0.05), 60, noise, seed=0)
+    estimate = _estimate(np.full(4, 0.05), 60, noise, seed=11)
     alone, together = _times(estimate, 4), _times(pooled(estimate, np.full(4, 64)), 4)
 
     assert abs(alone[3] / 0.05 - 1) > 0.02, "of itself it knows little"

@@ -44,9 +44,9 @@ _GUESS_STD = 0.5
 _DRIFT, _MODEL_STD = 0.0005, 0.004
 # Relative variance of one step's time: at first, and its bounds; and the fewest and most steps
 # that it is a mean of (of fewer, it would itself be so noisy that every test of it misfires).
-_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.10**2, 0.005**2, 0.5**2
+_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.09**2, 0.005**2, 0.5**2
 _NOISE_STEPS = 4.0, 150.0
-# Up to so many steps, all workers are taken to be equally noisy: together they tell it sooner.
+# Up to so many steps, no worker is taken to be calmer than all are together: these tell it sooner.
 _NOISE_ALONE = 8
 # What a time counts at most that is taken for no noise, in variances.
 _NOISE_FAR = 6.0
@@ -381,9 +381,9 @@ def _noted(
     told = ~np.isnan(seen) & ~unclear
     fresh = np.flatnonzero(told & (steps[w] < _NOISE_ALONE))
     if len(fresh):
-        blended[fresh] = _common_noise(
-            noise[w][fresh], steps[w][fresh], seen[fresh], batch.at(fresh)
-        )
+        # At least: one who began with a spike would else be as sure of it as the others are calm.
+        common = _common_noise(noise[w][fresh], steps[w][fresh], seen[fresh], batch.at(fresh))
+        blended[fresh] = np.maximum(blended[fresh], common)
     noise[w] = np.where(told, np.maximum(blended, _NOISE_LEAST), noise[w])
     latest[w] = np.where(judged.jumped, np.nan, np.where(judged.held, latest[w], part))
     steps[w] += np.where(judged.held, 0, batch.steps)
