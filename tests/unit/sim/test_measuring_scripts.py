@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import fidelity, predictors
+from benchmarks import fidelity, predictors, unseen
 
 from evenstride.core.fleet import FloatArray
 
@@ -80,3 +80,38 @@ def test_no_worker_is_predicted_by_a_network_that_was_fitted_on_it(
 
     assert pairs == [({0.0}, {1.0, 2.0}), ({1.0}, {0.0, 2.0}), ({2.0}, {0.0, 1.0})]
     assert (told == series[:, :, 0]).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--count", "0"], "at least one"),
+        (["--first", "-1"], "numbered from 0"),
+        (["--policies", "adaptive"], "another one"),
+        (["--policies", "magic"], "magic"),
+    ],
+)
+def test_what_cannot_be_compared_in_unseen_scenarios_is_refused(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert unseen.main(arguments) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_number_makes_the_same_unseen_scenario_always_and_another_one_another() -> None:
+    made = [unseen.scenario(number) for number in range(200)]
+
+    assert made == [unseen.scenario(number) for number in range(200)]
+    assert len({one.model_dump_json(exclude={"name"}) for one in made}) == 200
+    assert {event.kind for one in made for event in one.events} >= {"step", "ramp", "leave"}
+    assert {one.exchange.every for one in made} == {1, 5, "leader"}
+
+
+def test_who_is_behind_in_an_unseen_scenario_is_marked() -> None:
+    number, rows = unseen.perform((3, ("uniform", "adaptive")))
+
+    told, ahead = unseen.line(number, rows)
+
+    best, ours = (row.efficiency_mean for row in rows[::-1])
+    assert ahead == pytest.approx(ours / best - 1)
+    assert told.endswith("behind") == (ahead < -0.01)
