@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -129,3 +131,24 @@ def test_the_surest_share_is_that_of_least_doubt(
 
     assert (curves.relative_std(surest) <= curves.relative_std(1.01 * surest)).all()
     assert (curves.relative_std(surest) <= curves.relative_std(np.maximum(surest / 1.01, 1))).all()
+
+
+@given(_times, _stds, st.integers(1, 1000))
+def test_doubt_about_the_speed_alone_is_the_same_at_every_share(
+    time_s: FloatArray, std: float, share: int
+) -> None:
+    shares = np.full(len(time_s), share)
+
+    assert _curves(time_s, std).surest_share(shares).tolist() == shares.tolist()
+
+
+@pytest.mark.parametrize("apart", np.linspace(0.26, 0.45, 20))
+def test_cuts_of_equal_gain_do_not_hang_on_the_order(apart: float) -> None:
+    time_s = np.exp(np.array([-apart, 0.0, apart]))
+
+    found = set()
+    for order in permutations(range(3)):
+        kinds = kinds_of(_curves(time_s[list(order)], 0.3), np.full(3, 64))
+        found.add(frozenset(frozenset(order[k] for k in kind) for kind in _alike(kinds)))
+
+    assert len(found) == 1

@@ -255,6 +255,30 @@ def test_a_new_fleet_takes_over_what_is_known_of_those_who_stayed() -> None:
     assert guessed.relative_std(np.full(3, 10))[1] > 0.4
 
 
+@pytest.mark.parametrize(("before_s", "then_s", "at_last_s"), [(0.5, 1.0, 1.085), (0.5, 1.0, 0.93)])
+def test_one_observation_that_is_an_alarm_in_itself_leads_to_its_own_time(
+    before_s: float, then_s: float, at_last_s: float
+) -> None:
+    """Of five steps, it needs no drift before it; what was kept from earlier drifts is too old."""
+    rng = np.random.default_rng(0)
+
+    def seen(time_s: float) -> Observation:
+        return _seen(0, 50, *(time_s * np.exp(0.004 * rng.standard_normal(5))).tolist())
+
+    told = [seen(before_s) for _ in range(40)] + [seen(then_s) for _ in range(40)]
+
+    assert _at(_learned(*told, seen(at_last_s)), 50) == pytest.approx([at_last_s], rel=0.03)
+
+
+def test_what_is_not_modelled_counts_in_the_time_between_exchanges() -> None:
+    calm = _learned(*[_seen(0, 50, 0.004, 0.004, 0.004, 0.004)] * 20)
+    first = _seen(0, 50, *[0.004] * 40, modelled=False)
+
+    hiccup = calm.learn(Measured.of((first, _seen(0, 50, *[0.012] * 8))))
+
+    assert _at(hiccup, 50) == pytest.approx([0.004], rel=0.02)
+
+
 def test_at_first_all_tell_the_noise_together_and_later_each_its_own() -> None:
     rng, noise = np.random.default_rng(0), np.repeat([0.2, 0.05], 8)
     estimates = [Estimate.unknown(16)]

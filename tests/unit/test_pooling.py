@@ -38,12 +38,16 @@ def test_equal_workers_come_out_equal() -> None:
 
 
 def test_a_noisy_worker_of_a_kind_is_not_left_out_for_its_doubt() -> None:
-    noise = np.array([0.01, 0.01, 0.01, 0.2])
-    estimate = _estimate(np.full(4, 0.05), 60, noise, seed=11)
-    alone, together = _times(estimate, 4), _times(pooled(estimate, np.full(4, 64)), 4)
+    """Its own times are off by 3 % as a rule. Where that lets it fit its kind, it is put right."""
+    noise, off = np.array([0.01, 0.01, 0.01, 0.2]), []
+    for seed in range(12):
+        estimate = _estimate(np.full(4, 0.05), 60, noise, seed)
+        both = estimate, pooled(estimate, np.full(4, 64))
+        off.append([abs(_times(one, 4)[3] / 0.05 - 1) for one in both])
+    alone, together = np.array(off).T
 
-    assert abs(alone[3] / 0.05 - 1) > 0.02, "of itself it knows little"
-    assert abs(together[3] / 0.05 - 1) < 0.01
+    assert (together <= alone + 0.002).all()
+    assert np.count_nonzero(together < 0.25 * alone) >= 4
 
 
 def test_two_kinds_are_kept_apart() -> None:

@@ -69,7 +69,7 @@ class Residuals:
         foreseen: whether the time agrees with what was believed before the latest one.
         steps: steps that the time is the median of.
         time_s: the time itself, in seconds.
-        interval_s: seconds of work since the exchange before.
+        interval_s: seconds of all its work since the exchange before.
     """
 
     workers: IntArray | slice
@@ -315,4 +315,4 @@ class _Drift:
             before = column[ranks[passed_over]]
             column[workers] = getattr(self, name)
             column[emptied] = 0
-            column[ranks[passed_over]] = before
+            column[ranks[passed_over]] = before if name != "begun" else False

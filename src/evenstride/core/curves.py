@@ -115,7 +115,8 @@ class Curves:
         """
         fixed, slope, ff, fs, ss = self.rows
         over, under = ff * slope - fs * fixed, ss * fixed - fs * slope
-        known = (over > 0) & (under > 0)
+        # Of doubt about the speed alone, rounding is all that is left of both.
+        known = (over > 1e-9 * np.abs(fs) * fixed) & (under > 1e-9 * np.abs(fs) * slope)
         best = np.divide(over, under, out=shares.astype(np.float64), where=known)
         return np.asarray(np.clip(best, 1.0, np.maximum(100.0 * shares, 1.0)))
 

@@ -46,7 +46,8 @@ _DRIFT, _MODEL_STD = 0.0005, 0.004
 # that it is a mean of (of fewer, it would itself be so noisy that every test of it misfires).
 _NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.09**2, 0.005**2, 0.5**2
 _NOISE_STEPS = 4.0, 150.0
-# Up to so many steps, no worker is taken to be calmer than all are together: these tell it sooner.
+# Up to so many steps, no worker is taken to be calmer than all of them who are as new are
+# together, as these tell it sooner.
 _NOISE_ALONE = 8
 # What a time counts at most that is taken for no noise, in variances.
 _NOISE_FAR = 6.0
@@ -145,10 +146,9 @@ class Estimate:
         Cost:
             ``O(W)`` vectorised per observation of the worker that has the most of them.
         """
-        usable = measured.only(measured.modelled & (measured.share > 0))
-        worked_s = usable.steps * usable.median_s
         interval_s = np.zeros(len(self.steps))
-        np.add.at(interval_s, usable.worker, worked_s)
+        np.add.at(interval_s, measured.worker, measured.steps * measured.median_s)
+        usable = measured.only(measured.modelled & (measured.share > 0))
         estimate = self
         for turn in usable.turns():
             batch = _Batch.of(usable, turn, interval_s)
@@ -306,7 +306,10 @@ def _jumped(estimate: Estimate, batch: _Batch, curves: Curves, judged: Judgement
     """
     w, share = batch.workers, batch.share
     up, down = (anchor.of(w) for anchor in estimate.anchors)
-    base = up.where(judged.drifted == 1, down.where(judged.drifted == -1, curves))
+    # Where the first time that drifts is an alarm in itself, it was told by the present curve.
+    drifting = estimate.changes.since[w] > 0
+    base = down.where(drifting[:, 1] & (judged.drifted == -1), curves)
+    base = up.where(drifting[:, 0] & (judged.drifted == 1), base)
     free = estimate.noise[w] / judged.told + _MODEL_STD**2
     doubt = _JUMP_SHAPE_STD * np.minimum(np.abs(np.log(judged.ratio)), 1.0)
     time_s = base.time_s(share) * judged.ratio
@@ -321,7 +324,6 @@ def _jumped(estimate: Estimate, batch: _Batch, curves: Curves, judged: Judgement
     misled = (judged.ratio < 1) & (judged.drifted == 0)
     misled &= _explains(previous, share, time_s, free)
     after = previous.observed(share, time_s, free).where(misled, after)
-    drifting = estimate.changes.since[w] > 0
     for side, anchor, beyond in ((0, up, judged.ratio < 1), (1, down, judged.ratio > 1)):
         undrifted = drifting[:, side] & beyond & (judged.drifted == 0)
         undrifted &= _explains(anchor, share, time_s, free)
@@ -347,18 +349,17 @@ def _anchored(
     return up, down
 
 
-def _common_noise(noise: FloatArray, steps: IntArray, seen: FloatArray, batch: _Batch) -> float:
+def _common_noise(noise: FloatArray, before: IntArray, seen: FloatArray, steps: IntArray) -> float:
     """Return the noise of workers of whom each alone has hardly shown any, if it is the same.
 
     Args:
         noise: believed of each so far, ``(n,)``.
-        steps: seen of each before, the first of which tells nothing, ``(n,)``.
-        seen: what these times tell, ``(n,)``.
-        batch: these times, ``n`` of them.
+        before: steps seen of each, the first of which tells nothing if it was alone, ``(n,)``.
+        seen: what the new times tell, ``(n,)``.
+        steps: that they are of, ``(n,)``.
     """
-    before = _NOISE_STEPS[0] + np.maximum(steps - 1.0, 0.0).sum()
-    told = float((batch.steps * seen).sum())
-    return float((before * noise.mean() + told) / (before + batch.steps.sum()))
+    known = _NOISE_STEPS[0] + np.maximum(before - 1.0, 0.0).sum()
+    return float((known * noise.mean() + (steps * seen).sum()) / (known + steps.sum()))
 
 
 def _noted(
@@ -380,9 +381,9 @@ def _noted(
     blended = (1 - weight) * noise[w] + weight * seen
     told = ~np.isnan(seen) & ~unclear
     fresh = np.flatnonzero(told & (steps[w] < _NOISE_ALONE))
-    if len(fresh):
+    if len(fresh) > 1:
         # At least: one who began with a spike would else be as sure of it as the others are calm.
-        common = _common_noise(noise[w][fresh], steps[w][fresh], seen[fresh], batch.at(fresh))
+        common = _common_noise(noise[w][fresh], steps[w][fresh], seen[fresh], batch.steps[fresh])
         blended[fresh] = np.maximum(blended[fresh], common)
     noise[w] = np.where(told, np.maximum(blended, _NOISE_LEAST), noise[w])
     latest[w] = np.where(judged.jumped, np.nan, np.where(judged.held, latest[w], part))

@@ -22,6 +22,7 @@ from evenstride.core.fleet import FloatArray, IntArray
 _DIFFER_STD = 2.0
 _WIDEST = 0.5  # no kind's times differ by more than this (in logarithms), however doubtful
 _MOST_KINDS = 24
+_TIE = 1.0 - 1e-9
 _MOST = 1024  # workers that are looked at to find the cuts; of more, some stand for all
 # Steps of the golden section fall in with no pattern in the order of the workers.
 _PLACES = np.arange(1, _MOST + 1) * 0.6180339887498949 % 1.0
@@ -55,7 +56,7 @@ def looked_at(workers: int) -> IntArray:
     """Return whom to look at: everybody, or of very many some, spread evenly over the ranks."""
     if workers <= _MOST:
         return np.arange(workers)
-    return np.asarray((_PLACES * workers).astype(np.int64))
+    return np.unique((_PLACES * workers).astype(np.int64))
 
 
 def levels(curves: Curves, share: Shares) -> tuple[FloatArray, FloatArray]:
@@ -179,7 +180,8 @@ class _Parts:
         after = np.maximum(whole[self.each] - before, 1e-12 * before)
         gain = self._running(weight * level) ** 2 / (before * after)
         best = np.maximum.reduceat(gain, self.starts)
-        best_at = np.where(gain == best[self.each], np.arange(len(gain)), len(gain))
+        near = gain >= _TIE * best[self.each]  # rounding hangs on the order of the workers
+        best_at = np.where(near, np.arange(len(gain)), len(gain))
         return order[np.minimum.reduceat(best_at, self.starts)], np.asarray(best * whole)
 
     def _running(self, values: FloatArray) -> FloatArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,10 +109,14 @@ def test_a_number_makes_the_same_unseen_scenario_always_and_another_one_another(
 
 
 def test_who_is_behind_in_an_unseen_scenario_is_marked() -> None:
-    number, rows = unseen.perform((3, ("uniform", "adaptive")))
+    number, (other, ours) = unseen.perform((3, ("uniform", "adaptive")))
+    better = replace(ours, efficiency_mean=1.02 * other.efficiency_mean)
+    worse = replace(ours, efficiency_mean=0.98 * other.efficiency_mean)
+    best = replace(other, policy="static", efficiency_mean=1.5 * other.efficiency_mean)
 
-    told, ahead = unseen.line(number, rows)
-
-    best, ours = (row.efficiency_mean for row in rows[::-1])
-    assert ahead == pytest.approx(ours / best - 1)
-    assert told.endswith("behind") == (ahead < -0.01)
+    told, ahead = unseen.line(number, (better, other))
+    assert "+2.00% of uniform" in told
+    assert not told.endswith("behind")
+    assert ahead == pytest.approx(0.02)
+    assert unseen.line(number, (worse, other))[0].endswith("behind")
+    assert "of static" in unseen.line(number, (better, other, best))[0]
