@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from evenstride.core.allocation import equal_finish
 from evenstride.core.control import Control, Exchanged, FleetFormed, SetShares, advance
+from evenstride.core.curves import Curves
+from evenstride.core.estimation import Estimate
 from evenstride.core.fleet import Fleet, Shares, Worker
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec
+from evenstride.core.policies.adaptive import Outlook
 from evenstride.core.policies.dynamic_batching import DynamicBatching, proportional_step
 from evenstride.core.policies.static import Given, Static
 from evenstride.core.policy import Keep, Move
@@ -331,3 +336,20 @@ def test_impossible_bounds_of_one_worker_are_refused(facts: dict[str, int]) -> N
 def test_keep_and_move_carry_their_reason() -> None:
     assert Keep("calm").reason == "calm"
     assert Move((1,), "why").reason == "why"
+
+
+def test_of_a_worker_that_is_hardly_known_less_is_asked_than_its_mean_time_allows() -> None:
+    """Seen at one sample only, with all of its time believed to be fixed; 15 others wait for it."""
+    fixed_s, per_sample_s = np.array([0.02] * 15 + [0.045]), np.array([0.004] * 15 + [0.001])
+    doubt = np.array([1e-6] * 15 + [0.9])
+    curves = Curves.certain(fixed_s, per_sample_s).times(1.0, np.full(16, 1e-4))
+    curves = curves.bent(np.array([64] * 15 + [1]), doubt)
+    estimate = replace(Estimate.unknown(16), now=curves, steps=np.full(16, 50))
+    fleet, now = Fleet(_workers(16), 1024), np.array([68] * 15 + [4])
+    outlook = Outlook(estimate, fleet)
+
+    best, best_s = outlook.best_split(now, outlook.step_s(now))
+    together = equal_finish(estimate.model, fleet.lower, fleet.upper, 1024)
+
+    assert best_s < outlook.step_s(together)
+    assert best[15] < 0.8 * together[15]

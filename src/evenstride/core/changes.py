@@ -222,6 +222,7 @@ class _Run:
     high: FloatArray
     spike_rate: FloatArray
     confirmed: Mask
+    clear: Mask
     level: FloatArray
 
     @classmethod
@@ -247,7 +248,10 @@ class _Run:
         change = np.log(hazard) + np.where(alike, 0.0, np.log(rate))
         confirmed = slow & (length * seen.time_s >= seen.hiccup_s) & (odds < change)
         level = np.where(alike, np.sqrt(low * high), low)
-        return cls(workers, seen.steps, slow, length, odds, low, high, rate, confirmed, level)
+        clear = np.log(level) > _FAST_STD * std
+        return cls(
+            workers, seen.steps, slow, length, odds, low, high, rate, confirmed, clear, level
+        )
 
     def put(self, after: Changes, usual: Mask) -> None:
         """Write the runs; those that were confirmed begin anew."""
@@ -266,7 +270,8 @@ class _Run:
         after.spikes[workers] += 0.5 * ((before > 0) & ~self.slow & ~usual)
         unclear = np.maximum(self.odds - _LEAST, _LEAST + 0.1)
         mistaken = np.where(self.slow, before, np.where(usual, lasted, _LEAST))
-        mistaken = np.where(self.confirmed, unclear, mistaken)
+        # Of one so small that its end would not stand out from noise, nothing could be told later.
+        mistaken = np.where(self.confirmed, np.where(self.clear, unclear, _LEAST), mistaken)
         after.mistaken[workers] = np.maximum(mistaken, _LEAST)
 
 

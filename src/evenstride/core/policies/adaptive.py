@@ -21,6 +21,9 @@ from evenstride.core.timemodel import TimeModel
 # Known so well that measuring need not be frequent; and so well that no margin is needed.
 _SETTLED_DOUBT, _NO_DOUBT = 0.02, 0.002
 _STUCK = 0.01
+# So doubtful that a step is expected to take much longer than the split's mean times say; and the
+# margins that are tried then, in standard deviations.
+_VERY_DOUBTFUL, _WARY = 0.05, (1.0, 2.0)
 # Of so many workers it is not worth while to give a doubtful one less.
 _FEW = 8
 # A share that should be larger by this factor tells too little about its worker's speed: what is
@@ -136,6 +139,9 @@ class Outlook:
         doubtful = found[1] > (1.0 + _NO_DOUBT) * model.makespan_s(found[0])
         for std in (late - _late_std(_FEW), late):
             if doubtful and std > 0 and (std < late or found[1] > (1.0 + _STUCK) * now_s):
+                found = self._better(found, _latest(self.estimate, now, found[0], std))
+        for std in _WARY if len(now) > _FEW else ():
+            if found[1] > (1.0 + _VERY_DOUBTFUL) * model.makespan_s(found[0]):
                 found = self._better(found, _latest(self.estimate, now, found[0], std))
         if self.noise_margin:
             late_s = 1.0 + self.noise_margin * np.sqrt(self.estimate.noise)
