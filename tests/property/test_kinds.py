@@ -129,8 +129,9 @@ def test_the_surest_share_is_that_of_least_doubt(
     curves = _curves(parts, 0.02).bent(np.full(4, share), np.full(4, doubt))
     surest = curves.surest_share(np.full(4, 64))
 
-    assert (curves.relative_std(surest) <= curves.relative_std(1.01 * surest)).all()
-    assert (curves.relative_std(surest) <= curves.relative_std(np.maximum(surest / 1.01, 1))).all()
+    least = curves.relative_std(surest) * (1 - 1e-9)  # beside share 1 it may be flat
+    assert (least <= curves.relative_std(1.01 * surest)).all()
+    assert (least <= curves.relative_std(np.maximum(surest / 1.01, 1))).all()
 
 
 @given(_times, _stds, st.integers(1, 1000))

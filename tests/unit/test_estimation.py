@@ -279,31 +279,6 @@ def test_what_is_not_modelled_counts_in_the_time_between_exchanges() -> None:
     assert _at(hiccup, 50) == pytest.approx([0.004], rel=0.02)
 
 
-def test_noise_that_is_taken_for_changes_does_not_make_changes_likelier() -> None:
-    """A wrong speed within the noise is never contradicted by one time, so it does not count."""
-    rng, estimate = np.random.default_rng(0), Estimate.unknown(4)
-    for step in range(400):
-        spikes = np.where(rng.random(4) < 0.03, 1.7, 1.0)
-        busy_s = 0.5 * np.exp(0.2 * rng.standard_normal(4)) * spikes
-        told = np.full(4, 50), np.full(4, step), np.ones(4, dtype=np.int64)
-        estimate = estimate.learn(Measured(np.arange(4), *told, busy_s, np.zeros(4)))
-
-    assert estimate.changes.lasting.sum() <= 1
-
-
-def test_at_first_all_tell_the_noise_together_and_later_each_its_own() -> None:
-    rng, noise = np.random.default_rng(0), np.repeat([0.2, 0.05], 8)
-    estimates = [Estimate.unknown(16)]
-    for step in range(300):
-        busy_s = 0.5 * np.exp(noise * rng.standard_normal(16))
-        told = np.full(16, 50), np.full(16, step), np.ones(16, dtype=np.int64)
-        seen = Measured(np.arange(16), *told, busy_s, np.zeros(16))
-        estimates.append(estimates[-1].learn(seen))
-
-    assert estimates[5].noise.min() == pytest.approx((noise**2).mean(), rel=0.4)
-    assert np.sqrt(estimates[-1].noise) == pytest.approx(noise, rel=0.4)
-
-
 def test_a_hiccup_over_many_short_steps_is_no_change_of_speed() -> None:
     calm = _learned(*[_seen(0, 50, 0.004, 0.004, 0.004, 0.004)] * 20)
 
