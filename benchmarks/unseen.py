@@ -183,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     behind = sum(part < BEHIND for part in ahead)
     print(f"{len(ahead)} scenarios: {np.mean(ahead):+.2%} on average, {behind} behind by over 1 %")
     if asked.out:
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_text(json.dumps({"rows": [asdict(row) for row in found]}) + "\n")
     return 0
 

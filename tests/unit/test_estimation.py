@@ -270,6 +270,16 @@ def test_one_observation_that_is_an_alarm_in_itself_leads_to_its_own_time(
     assert _at(_learned(*told, seen(at_last_s)), 50) == pytest.approx([at_last_s], rel=0.03)
 
 
+def test_a_spike_after_a_first_drifting_time_leaves_what_was_believed_before_it() -> None:
+    calm = _learned(*[_seen(0, 50, 0.5)] * 40)
+    drifting = calm.learn(Measured.of((_seen(0, 50, 0.51),)))
+    spiked = drifting.learn(Measured.of((_seen(0, 50, 1.5),)))
+
+    assert drifting.changes.begun.any()
+    assert not spiked.changes.begun.any()
+    assert (spiked.anchors[0].rows == drifting.anchors[0].rows).all()
+
+
 def test_what_is_not_modelled_counts_in_the_time_between_exchanges() -> None:
     calm = _learned(*[_seen(0, 50, 0.004, 0.004, 0.004, 0.004)] * 20)
     first = _seen(0, 50, *[0.004] * 40, modelled=False)

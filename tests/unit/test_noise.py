@@ -24,11 +24,11 @@ def test_at_first_all_tell_the_noise_together_and_later_each_its_own() -> None:
 
 def test_noise_that_is_taken_for_changes_does_not_make_changes_likelier() -> None:
     """A wrong speed within the noise is never contradicted by one time, so it does not count."""
-    rng, estimate = np.random.default_rng(0), Estimate.unknown(4)
+    rng, estimate = np.random.default_rng(1), Estimate.unknown(8)
     for step in range(400):
-        spikes = np.where(rng.random(4) < 0.03, 1.7, 1.0)
-        busy_s = 0.5 * np.exp(0.2 * rng.standard_normal(4)) * spikes
-        told = np.full(4, 50), np.full(4, step), np.ones(4, dtype=np.int64)
-        estimate = estimate.learn(Measured(np.arange(4), *told, busy_s, np.zeros(4)))
+        spikes = np.where(rng.random(8) < 0.05, 2.0, 1.0)
+        busy_s = 0.5 * np.exp(0.2 * rng.standard_normal(8)) * spikes
+        told = np.full(8, 50), np.full(8, step), np.ones(8, dtype=np.int64)
+        estimate = estimate.learn(Measured(np.arange(8), *told, busy_s, np.zeros(8)))
 
     assert estimate.changes.lasting.sum() <= 1

@@ -339,17 +339,16 @@ def test_keep_and_move_carry_their_reason() -> None:
 
 
 def test_of_a_worker_that_is_hardly_known_less_is_asked_than_its_mean_time_allows() -> None:
-    """Seen at one sample only, with all of its time believed to be fixed; 15 others wait for it."""
+    """Its curve came out flat; the split in force is bad for another reason, so one is wanted."""
     fixed_s, per_sample_s = np.array([0.02] * 15 + [0.045]), np.array([0.004] * 15 + [0.001])
-    doubt = np.array([1e-6] * 15 + [0.9])
     curves = Curves.certain(fixed_s, per_sample_s).times(1.0, np.full(16, 1e-4))
-    curves = curves.bent(np.array([64] * 15 + [1]), doubt)
+    curves = curves.bent(np.array([64] * 15 + [1]), np.array([1e-6] * 15 + [0.9]))
     estimate = replace(Estimate.unknown(16), now=curves, steps=np.full(16, 50))
-    fleet, now = Fleet(_workers(16), 1024), np.array([68] * 15 + [4])
+    fleet, now = Fleet(_workers(16), 1024), np.array([135] + [63] * 14 + [7])
     outlook = Outlook(estimate, fleet)
 
     best, best_s = outlook.best_split(now, outlook.step_s(now))
     together = equal_finish(estimate.model, fleet.lower, fleet.upper, 1024)
 
-    assert best_s < outlook.step_s(together)
-    assert best[15] < 0.8 * together[15]
+    assert best_s < 0.3 * outlook.step_s(together)
+    assert best[15] < 0.1 * together[15]

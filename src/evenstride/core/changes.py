@@ -315,9 +315,11 @@ class _Drift:
         """Write the sums where a time was judged (not ``skip``); empty ones unless ``keep``."""
         ranks = np.arange(len(after.run)) if isinstance(workers, slice) else workers
         passed_over, emptied = np.flatnonzero(skip & keep), ranks[~keep]
-        for name in ("cusum", "since", "sums", "begun"):  # few are passed over or emptied
+        for name in ("cusum", "since", "sums"):  # few are passed over or emptied
             column = getattr(after, name)
             before = column[ranks[passed_over]]
             column[workers] = getattr(self, name)
             column[emptied] = 0
-            column[ranks[passed_over]] = before if name != "begun" else False
+            column[ranks[passed_over]] = before
+        # Who is passed over does not begin again: that would overwrite what was believed before.
+        after.begun[workers] = self.begun & (keep & ~skip)[:, None]
