@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
-
 import numpy as np
 
 from evenstride.core.fleet import FloatArray, IntArray
@@ -13,7 +11,7 @@ from evenstride.errors import InfeasibleShares
 # Units left to hand out one by one after the bisection: so many, or one for so many workers. A
 # unit costs little, a halving a look at all workers; and among many workers the rounding of
 # their shares alone makes the sum jump by more than a few dozen.
-_FILL_AT_MOST, _FILL_WORKERS = 32, 32
+_FILL_AT_MOST, _FILL_WORKERS = 32, 8
 
 
 def equal_finish(
@@ -99,8 +97,13 @@ def _largest_below_optimum(
     exactly the optimal finish time, which is at most that of ``near``; the room then holds just
     those.
     """
-    low_s, high_s, shares = 0.0, float(times.at(near).max()), lower
+    near_s = times.at(near)
+    low_s, high_s, shares = 0.0, float(near_s.max()), lower
     over = np.maximum(np.clip(times.capacity(high_s), lower, upper), near)
+    below_s = np.nextafter(near_s.min(), 0.0)  # by then, nobody ends as much as in ``near``
+    before = np.clip(times.capacity(below_s), lower, upper)
+    if int(before.sum()) < total:
+        low_s, shares = below_s, before
     few, many, halve = int(shares.sum()), int(over.sum()), False
     while total - few > few_enough:
         # Where the line between the ends says, as long as that brings them together: quick on
@@ -123,33 +126,27 @@ def _largest_below_optimum(
 
 
 def _fill_earliest(times: StepTimes, shares: IntArray, upper: IntArray, missing: int) -> IntArray:
-    """Hand out ``missing`` units one by one, in place; ties go to the smaller share, then rank.
+    """Return shares with ``missing`` more units; ties go to the smaller share, then the rank.
 
-    Of ``n`` units, each goes to one of the ``n`` workers that would be the first to finish one
-    more; the others are not looked at.
+    Handed out one by one, each unit goes to who would finish it first. As no time falls with the
+    share, these are the first of all units to be finished: of each worker one more, two more and
+    so on, as long as no ``missing`` others are finished before.
     """
     if not missing:
         return shares
-    before = shares.copy()
-
-    def with_more_s(units: int) -> FloatArray:
-        more = before + units
-        return np.where(more <= upper, times.at(more), np.inf)
-
-    further_s = [with_more_s(1)]
-    last = min(missing, len(shares)) - 1
-    first = np.flatnonzero(further_s[0] <= np.partition(further_s[0], last)[last])
-    first = first[np.lexsort((shares[first], further_s[0][first]))][:missing]
-    queue = [(float(further_s[0][rank]), int(shares[rank]), int(rank)) for rank in first]
-    heapify(queue)
-    for _ in range(missing):
-        _, share, rank = heappop(queue)
-        shares[rank] = share + 1
-        units = share + 1 - int(before[rank])
-        if units == len(further_s):
-            further_s.append(with_more_s(units + 1))
-        heappush(queue, (float(further_s[units][rank]), share + 1, rank))
-    return shares
+    ranks, last = np.arange(len(shares)), min(missing, len(shares)) - 1
+    further: list[tuple[FloatArray, IntArray, IntArray]] = []
+    while len(ranks) and len(further) < missing:
+        more = shares + len(further) + 1
+        end_s = np.where(more <= upper, times.at(more), np.inf)[ranks]
+        if not further:  # of more than these, none is among the first
+            latest_s = np.partition(end_s, last)[last] if last + 1 == missing else np.inf
+        few = np.flatnonzero(end_s <= latest_s)
+        ranks = ranks[few]
+        further.append((end_s[few], more[ranks], ranks))
+    ends_s, sizes, whose = (np.concatenate(column) for column in zip(*further, strict=True))
+    first = np.lexsort((whose, sizes, ends_s))[:missing]
+    return shares + np.bincount(whose[first], minlength=len(shares))
 
 
 class _InQuanta:

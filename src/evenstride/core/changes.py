@@ -63,7 +63,7 @@ class Residuals:
         part: the time (a median of ``steps``) as a part of its prediction.
         least: the shortest of those steps as a part of its prediction.
         anchored: the time as a part of what was predicted before times began to drift up, and
-            down, ``(n, 2)``.
+            down, ``(2, n)``.
         std: standard deviation of ``part`` if nothing has changed.
         doubt: what of it is doubt about the prediction.
         foreseen: whether the time agrees with what was believed before the latest one.
@@ -100,13 +100,13 @@ class Residuals:
     def at(self, places: IntArray) -> Residuals:
         """Return the times at some places."""
         whose = places if isinstance(self.workers, slice) else self.workers[places]
-        rest = (getattr(self, name)[places] for name in self.__slots__[1:])
+        rest = (getattr(self, name)[..., places] for name in self.__slots__[1:])
         return Residuals(whose, *rest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changes:
-    """What is remembered of ``W`` workers' recent residuals; all arrays have first dimension W.
+    """What is remembered of ``W`` workers' recent residuals; all arrays have last dimension W.
 
     Args:
         run: slow outliers in a row that are held back.
@@ -117,10 +117,10 @@ class Changes:
         mistaken: logarithm of the chance that the latest change was none, or has passed since.
         spikes: steps that turned out to be spikes.
         steps: steps judged.
-        cusum: ``(W, 2)``, how far residuals have drifted up and down.
-        since: ``(W, 2)``, steps since each of the two was last 0.
-        sums: ``(W, 2)``, sum since then of the times as parts of what was predicted then.
-        begun: ``(W, 2)``, whether the latest time was the first of those.
+        cusum: ``(2, W)``, how far residuals have drifted up and down.
+        since: ``(2, W)``, steps since each of the two was last 0.
+        sums: ``(2, W)``, sum since then of the times as parts of what was predicted then.
+        begun: ``(2, W)``, whether the latest time was the first of those.
     """
 
     run: FloatArray
@@ -139,7 +139,7 @@ class Changes:
     @classmethod
     def none(cls, workers: int) -> Changes:
         """Return the memory before anything was seen."""
-        flat, pair = np.zeros(workers), np.zeros((workers, 2))
+        flat, pair = np.zeros(workers), np.zeros((2, workers))
         mistaken = np.full(workers, _LEAST)
         return cls(flat, flat, flat, flat, flat, mistaken, flat, flat, pair, pair, pair, pair > 0)
 
@@ -277,7 +277,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Drift:
-    """The two one-sided sums after a residual: up in column 0, down in column 1."""
+    """The two one-sided sums after a residual: up in row 0, down in row 1."""
 
     cusum: FloatArray
     since: FloatArray
@@ -287,39 +287,39 @@ class _Drift:
     @classmethod
     def of(cls, before: Changes, seen: Residuals, far: Mask) -> _Drift:
         workers, steps = seen.workers, seen.steps
-        sign = np.array([1.0, -1.0])
         off = np.where(far, 0.0, seen.part - 1.0)
         # The mean of m steps says as much as m residuals that are sqrt(m) times noisier.
         score = np.sqrt(steps) * off / np.maximum(seen.std, 1e-9)
-        cusum = before.cusum[workers] + score[:, None] * sign - _SLACK * steps[:, None]
-        anchored = np.where(before.since[workers] > 0, seen.anchored, seen.part[:, None])
+        since = before.since[:, workers]
+        cusum = before.cusum[:, workers] + np.stack([score, -score]) - _SLACK * steps
+        anchored = np.where(since > 0, seen.anchored, seen.part)
         going = cusum > 0
         return cls(
             np.maximum(cusum, 0.0),
-            (before.since[workers] + steps[:, None]) * going,
-            (before.sums[workers] + anchored * steps[:, None]) * going,
-            going & (before.since[workers] == 0),
+            (since + steps) * going,
+            (before.sums[:, workers] + anchored * steps) * going,
+            going & (since == 0),
         )
 
     @property
     def alarm(self) -> Mask:
-        return np.asarray((self.cusum[:, 0] > _ALARM) | (self.cusum[:, 1] > _ALARM))
+        return np.asarray((self.cusum > _ALARM).any(axis=0))
 
     def since_begun(self, places: IntArray) -> tuple[FloatArray, FloatArray, IntArray]:
         """Return of some drifts the steps, the mean of their times, and 0 if up, 1 if down."""
-        side = self.cusum[places].argmax(axis=1)
-        length = np.maximum(self.since[places, side], 1.0)
-        return length, self.sums[places, side] / length, side
+        side = self.cusum[:, places].argmax(axis=0)
+        length = np.maximum(self.since[side, places], 1.0)
+        return length, self.sums[side, places] / length, side
 
     def put(self, after: Changes, workers: IntArray | slice, *, keep: Mask, skip: Mask) -> None:
         """Write the sums where a time was judged (not ``skip``); empty ones unless ``keep``."""
         ranks = np.arange(len(after.run)) if isinstance(workers, slice) else workers
         passed_over, emptied = np.flatnonzero(skip & keep), ranks[~keep]
         for name in ("cusum", "since", "sums"):  # few are passed over or emptied
-            column = getattr(after, name)
-            before = column[ranks[passed_over]]
-            column[workers] = getattr(self, name)
-            column[emptied] = 0
-            column[ranks[passed_over]] = before
+            rows = getattr(after, name)
+            before = rows[:, ranks[passed_over]]
+            rows[:, workers] = getattr(self, name)
+            rows[:, emptied] = 0
+            rows[:, ranks[passed_over]] = before
         # Who is passed over does not begin again: that would overwrite what was believed before.
-        after.begun[workers] = self.begun & (keep & ~skip)[:, None]
+        after.begun[:, workers] = self.begun & keep & ~skip

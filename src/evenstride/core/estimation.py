@@ -164,7 +164,7 @@ def _taking(into: Any, other: Any, here: IntArray, there: IntArray) -> Any:
         return into.put(here, every, other.of(there))
     if isinstance(into, np.ndarray):
         taken = into.copy()
-        taken[here] = other[there]
+        taken[..., here] = other[..., there]
         return taken
     if isinstance(into, tuple):
         return tuple(_taking(a, b, here, there) for a, b in zip(into, other, strict=True))
@@ -287,7 +287,7 @@ def _residuals(
         workers=w,
         part=batch.time_s / curves.time_s(share),
         least=batch.least_s / curves.time_s(share),
-        anchored=batch.time_s[:, None] / np.stack(anchored_s, axis=1),
+        anchored=batch.time_s / np.stack(anchored_s),
         std=np.sqrt(doubt**2 + variance),
         doubt=doubt,
         foreseen=foreseen,
@@ -307,9 +307,9 @@ def _jumped(estimate: Estimate, batch: _Batch, curves: Curves, judged: Judgement
     w, share = batch.workers, batch.share
     up, down = (anchor.of(w) for anchor in estimate.anchors)
     # Where the first time that drifts is an alarm in itself, it was told by the present curve.
-    drifting = estimate.changes.since[w] > 0
-    base = down.where(drifting[:, 1] & (judged.drifted == -1), curves)
-    base = up.where(drifting[:, 0] & (judged.drifted == 1), base)
+    drifting = estimate.changes.since[:, w] > 0
+    base = down.where(drifting[1] & (judged.drifted == -1), curves)
+    base = up.where(drifting[0] & (judged.drifted == 1), base)
     free = estimate.noise[w] / judged.told + _MODEL_STD**2
     doubt = _JUMP_SHAPE_STD * np.minimum(np.abs(np.log(judged.ratio)), 1.0)
     time_s = base.time_s(share) * judged.ratio
@@ -325,7 +325,7 @@ def _jumped(estimate: Estimate, batch: _Batch, curves: Curves, judged: Judgement
     misled &= _explains(previous, share, time_s, free)
     after = previous.observed(share, time_s, free).where(misled, after)
     for side, anchor, beyond in ((0, up, judged.ratio < 1), (1, down, judged.ratio > 1)):
-        undrifted = drifting[:, side] & beyond & (judged.drifted == 0)
+        undrifted = drifting[side] & beyond & (judged.drifted == 0)
         undrifted &= _explains(anchor, share, time_s, free)
         after = anchor.observed(share, time_s, free).where(undrifted, after)
     return after
@@ -342,9 +342,9 @@ def _anchored(
     estimate: Estimate, changes: Changes, workers: Which, before: Curves
 ) -> tuple[Curves, Curves]:
     """Keep the curves from before times began to drift; they tell nothing where none do."""
-    begun = changes.begun[workers]
+    begun = changes.begun[:, workers]
     up, down = (
-        anchor.put(workers, begun[:, side], before) for side, anchor in enumerate(estimate.anchors)
+        anchor.put(workers, begun[side], before) for side, anchor in enumerate(estimate.anchors)
     )
     return up, down
 

@@ -45,7 +45,7 @@ def expected_max(mean: FloatArray, std: FloatArray) -> float:
         near = near[np.linspace(0, len(near) - 1, _MOST).astype(np.int64)]
     points = np.linspace(low, high, _POINTS)
     z = (points[:, np.newaxis] - mean[near]) / std[near]
-    fit = np.maximum((0.07056 * z * z + 1.5976) * z, -700.0)
+    fit = np.clip((0.07056 * z * z + 1.5976) * z, -700.0, np.inf)
     below = -np.log1p(np.exp(-fit)).sum(axis=1) * weight
     distribution = np.exp(below)
     inner = distribution.sum() - 0.5 * (distribution[0] + distribution[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -84,9 +85,15 @@ class Fleet:
         return len(self.workers)
 
 
+@lru_cache(maxsize=4)
 def as_array(shares: Shares) -> IntArray:
-    """Return shares as an int64 array, ``(W,)``."""
-    return np.fromiter(shares, dtype=np.int64, count=len(shares))
+    """Return shares as an int64 array, ``(W,)``, that must not be written to.
+
+    It is kept, as several parts of a decision look at the same shares.
+    """
+    array = np.fromiter(shares, dtype=np.int64, count=len(shares))
+    array.flags.writeable = False
+    return array
 
 
 def as_shares(array: IntArray) -> Shares:

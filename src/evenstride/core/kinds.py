@@ -12,6 +12,7 @@ Source:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -52,11 +53,13 @@ def kinds_of(curves: Curves, shares: IntArray) -> IntArray:
     return kinds
 
 
+@lru_cache(maxsize=4)
 def looked_at(workers: int) -> IntArray:
     """Return whom to look at: everybody, or of very many some, spread evenly over the ranks."""
-    if workers <= _MOST:
-        return np.arange(workers)
-    return np.unique((_PLACES * workers).astype(np.int64))
+    few = workers <= _MOST
+    some = np.arange(workers) if few else np.unique((_PLACES * workers).astype(np.int64))
+    some.flags.writeable = False  # it is kept for the next call
+    return some
 
 
 def levels(curves: Curves, share: Shares) -> tuple[FloatArray, FloatArray]:

@@ -186,8 +186,8 @@ class Measured:
     @cached_property
     def least_s(self) -> FloatArray:
         """Shortest busy time of each observation, ``(n,)``; all of them have a step."""
-        if not len(self):
-            return np.zeros(0)
+        if (self.steps == 1).all():
+            return self.busy_s
         return np.asarray(np.minimum.reduceat(self.busy_s, np.cumsum(self.steps) - self.steps))
 
     @cached_property
@@ -196,6 +196,8 @@ class Measured:
 
         From the median absolute deviation; nan for those of under four steps.
         """
+        if (self.steps < 4).all():
+            return np.full(len(self), nan)
         away_s = np.abs(self.busy_s - np.repeat(self.median_s, self.steps))
         deviation_s = 1.4826 * self._medians(away_s)
         variance = (deviation_s / np.maximum(self.median_s, 1e-12)) ** 2
@@ -220,6 +222,9 @@ class Measured:
 
     def turns(self) -> Iterator[IntArray]:
         """Yield indices such that each yield has every worker at most once, in order of step."""
+        if (self.worker[1:] > self.worker[:-1]).all():  # one of each
+            yield from [np.arange(len(self))] if len(self) else []
+            return
         order = np.lexsort((self.first_step, self.worker))
         worker = self.worker[order]
         first = np.searchsorted(worker, worker, side="left")

@@ -9,6 +9,11 @@ import numpy as np
 
 from evenstride.core.fleet import FloatArray, IntArray, Shares
 
+# Larger than any share, and a float still counts in ones up to there.
+_MOST_SAMPLES = 2.0**53
+# More than the rounding of a time, as a part of the longest.
+_ROUNDING = 1e-14
+
 
 class StepTimes(Protocol):
     """Any non-decreasing time curves ``t_k(b)`` of ``W`` workers."""
@@ -62,15 +67,26 @@ class TimeModel:
     def capacity(self, deadline_s: float) -> IntArray:
         """Return per worker the largest share whose time is at most ``deadline_s``.
 
-        The closed form may be one sample off after rounding; comparing with `at` itself makes
-        it exact, so that the allocation is exact for the very times that `at` returns.
+        The closed form may be one sample off after rounding; comparing with `at` itself, where
+        rounding could matter, makes it exact, so that the allocation is exact for the very times
+        that `at` returns.
         """
         scaled = deadline_s * self.speed
-        guess = np.floor((scaled - self.fixed_s) / self.per_sample_s)
-        share = np.clip(guess, 0, 2**53).astype(np.int64)
-        share += self.at(share + 1) <= deadline_s
-        share -= (share > 0) & (self.at(share) > deadline_s)
-        return np.where(self.floor_s / self.speed > deadline_s, 0, share)
+        exact = np.clip((scaled - self.fixed_s) / self.per_sample_s, 0.0, _MOST_SAMPLES)
+        share = exact.astype(np.int64)
+        rounding = _ROUNDING * scaled.max(initial=0.0) / self.per_sample_s.min(initial=1.0)
+        unsure = np.flatnonzero(np.abs(exact - np.rint(exact)) <= rounding)
+        share[unsure] = self._of(unsure)._corrected(share[unsure], deadline_s)
+        share[self.floor_s / self.speed > deadline_s] = 0
+        return share
+
+    def _of(self, workers: IntArray) -> TimeModel:
+        return TimeModel(*(getattr(self, name)[workers] for name in self.__slots__))
+
+    def _corrected(self, share: IntArray, deadline_s: float) -> IntArray:
+        """Return shares that are right, from ones that are at most one sample off."""
+        share = share + (self.at(share + 1) <= deadline_s)
+        return share - ((share > 0) & (self.at(share) > deadline_s))
 
     def makespan_s(self, shares: IntArray | Shares) -> float:
         """Return the time in seconds of the worker that finishes last."""

@@ -143,20 +143,21 @@ class LbBspGpu:
             fresh = replace(state, means=Means.none(len(fleet)))
             return fresh, Move(as_shares(inside), "every worker within its bounds")
         leader, straggler = _leader_and_straggler(state.means.mean_s, shares, fleet)
-        following = replace(state, means=Means.none(len(fleet)))  # a window tells of itself alone
+        fresh = replace(state, means=Means.none(len(fleet)))  # a window tells of itself alone
         if leader == straggler:
-            return following, Keep("no worker with room is faster than the slowest")
+            return fresh, Keep("no worker with room is faster than the slowest")
         names = fleet.workers[straggler].name, fleet.workers[leader].name
         room = shares[straggler] - fleet.lower[straggler], fleet.upper[leader] - shares[leader]
         if min(room) == 0:
-            return following, Keep(f"worker {names[0]} is the slowest and at its lower bound")
+            return fresh, Keep(f"worker {names[0]} is the slowest and at its lower bound")
         if straggler == state.taker or leader == state.giver:
             wider = min(2 * state.window, max(self.most_window, state.window))
             state = replace(state, step=max(1, state.step // 2), window=wider)
         step = min(state.step, *map(int, room))
-        shares[[straggler, leader]] += [-step, step]
+        moved = shares.copy()
+        moved[[straggler, leader]] += [-step, step]
         state = replace(state, means=Means.none(len(fleet)), giver=straggler, taker=leader)
-        return state, Move(as_shares(shares), f"{step} samples from {names[0]} to {names[1]}")
+        return state, Move(as_shares(moved), f"{step} samples from {names[0]} to {names[1]}")
 
     def _profile(self, state: Profile, situation: Situation) -> tuple[Profile, Decision]:
         fleet, shares = situation.fleet, as_array(situation.shares)
