@@ -1,19 +1,18 @@
 """Does the simulator tell what real runs take? Lab runs beside their simulation.
 
-    python benchmarks/fidelity.py [--speeds 1,0.5,0.2 ...] [--steps 100] [--out results.json]
+    python benchmarks/fidelity.py [--speeds 1,0.5,0.2 ...] [--rounds 8] [--out results.json]
 
-For each mix of speeds, and for the equal split and `adaptive` in turn: the lab calibrates the
-workers, runs the policy on real, throttled processes, and calibrates them again. The simulator
-gets the calibrated curves (the mean of both calibrations), the scatter of their steps as noise,
-and the communication; then it runs the same policy under the same cadence. Mean step times are
-compared, without the first 40 steps. The communication, what the worker that waits least still
-waits in a step, is measured in the very run that is predicted, since a lone worker that is
-calibrated has none. Nothing else is taken from that run.
+For each mix of speeds, throttled processes calibrate themselves, train some steps with the equal
+split, calibrate themselves again, train some steps under `adaptive`, and so on, for some rounds
+(`fidelity_ranks.py`). Each block is predicted from the calibrations before and after it: the
+simulator gets the curves through their mean times, their communication, and the scatter of all
+calibrated steps as noise. Nothing is taken from the steps that are predicted. Both policies have
+had 40 steps to settle before.
 
-Where the calibrations disagree by more than 5 %, or the medians of the three parts of the run do
-(both policies have settled by then), the machine was disturbed and the run is made again, six
-times at most. The attempt that was disturbed least counts, whatever its error; all are written to
-the file.
+The error is that of the mean step over all rounds. A machine that changes its own speed meanwhile,
+as shared ones do, changes neighbouring blocks and calibrations alike; what is left of it shows in
+the standard error (of the rounds' errors), and in the drift: by how much the slowest and the
+quickest calibration of a run differ.
 """
 
 from __future__ import annotations
@@ -22,25 +21,17 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from evenstride.core.observation import Measured
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import ConfigError
-from evenstride.lab.blocks import (
-    BLOCK_STEPS,
-    leader_steps,
-    measured_curve,
-    observations,
-    run_figures,
-)
-from evenstride.lab.calibration import TOLERANCE, mean_curves, true_model
-from evenstride.lab.compare import LabPlan, Viewer, run_lab
-from evenstride.lab.speeds import parse_speeds
+from evenstride.lab.calibration import Curve, mean_curves, true_model
+from evenstride.lab.launch import Launch, run
+from evenstride.lab.limits import open_limits
+from evenstride.lab.speeds import Speeds, parse_speeds
 from evenstride.sim.run import Simulation
 from evenstride.sim.scenario import Scenario
 
@@ -48,69 +39,90 @@ Row = dict[str, Any]
 
 MIXES = ("1,0.5", "1,0.25", "0.7,0.7", "1,0.5,0.2", "0.8,0.4,0.4", "0.6,0.6,0.3,0.2")
 POLICIES = ("uniform", "adaptive")
-LEAST_STEPS = BLOCK_STEPS + BLOCK_STEPS // 2  # the cold ones, and some that are judged
-SCRIPT = Path(__file__).parent.parent / "src" / "evenstride" / "lab" / "workload.py"
+COLD_STEPS = 40  # of each policy, before the first block
+SIZE_S = 0.5  # of measuring per size in a calibration
+SEEDS = 3
+RANKS = Path(__file__).with_name("fidelity_ranks.py")
+NOT_OURS = {"EVENSTRIDE_TRACE": "", "EVENSTRIDE_POLICY": "", "EVENSTRIDE_MAX_STEPS": ""}
 
 
-def quietest(mix: str, policy: str, asked: argparse.Namespace, folder: Path) -> list[Row]:
-    """Run a mix under a policy until the machine stays as it is; the row that counts is first."""
-    rows: list[Row] = []
-    while len(rows) < asked.attempts and all(row["drift"] > TOLERANCE for row in rows):
-        rows.append(compare(mix, policy, asked.steps, folder / f"attempt-{len(rows) + 1}"))
-        print(f"    error {rows[-1]['error']:+.1%}, drift {rows[-1]['drift']:.1%}", flush=True)
-    rows.sort(key=lambda row: row["drift"])
-    return [{**row, "counts": nth == 0, "attempts": len(rows)} for nth, row in enumerate(rows)]
+def run_mix(speeds: Speeds, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
+    """Return what the workers of one run have measured."""
+    folder.mkdir(parents=True)
+    plan, found = folder / "schedule.json", folder / "report.json"
+    schedule = {"policies": POLICIES, "cold_steps": COLD_STEPS, "rounds": rounds, "steps": steps}
+    plan.write_text(json.dumps({**schedule, "size_s": SIZE_S}))
+    launch = Launch((str(RANKS), str(plan), str(found)), speeds, environment=NOT_OURS)
+    limits, _ = open_limits(len(speeds))
+    try:
+        run(launch, limits, folder)
+    finally:
+        limits.close()
+    report: dict[str, Any] = json.loads(found.read_text())
+    return report
 
 
-def compare(mix: str, policy: str, steps: int, folder: Path) -> Row:
-    """Run a policy on one mix in the lab and in the simulator."""
-    speeds = parse_speeds(mix)
-    plan = LabPlan((str(SCRIPT),), speeds, (policy,), steps, 1, (), folder, True, False)
-    outcome = run_lab(plan, Viewer(say=lambda line: print(f"    {line}", flush=True)))
-    trace = folder / f"{policy}-1" / "trace.jsonl"
-    communication_s = run_figures(trace).communication_s
-    scenario = calibrated_scenario(folder, len(speeds), outcome.global_batch, communication_s)
-    scenario = scenario.model_copy(update={"steps": steps})
-    warm = [time_s for step, time_s in leader_steps(trace) if step >= BLOCK_STEPS]
-    real_s, simulated_s = float(np.mean(warm)), simulated_step_s(scenario, policy)
-    return {
-        "speeds": mix,
-        "policy": policy,
-        "real_s": real_s,
-        "simulated_s": simulated_s,
-        "error": simulated_s / real_s - 1.0,
-        "drift": max(outcome.drift, wander(warm)),
-    }
+def judged(mix: str, report: dict[str, Any]) -> list[Row]:
+    """Return, for each policy, its mean step in all rounds beside what is predicted of it."""
+    calibrations = [curves(one) for one in report["calibrations"]]
+    spent_s = [sum(sum(curve.values()) for curve in one) for one in calibrations]
+    rows = []
+    for first, policy in enumerate(POLICIES):
+        real_s, told_s = [], []
+        for block in range(first, len(report["blocks"]), len(POLICIES)):
+            real_s.append(float(np.mean(report["blocks"][block])))
+            told_s.append(simulated_step_s(scenario(mix, report, block), policy))
+        errors = np.array(told_s) / np.array(real_s) - 1.0
+        rows.append(
+            {
+                "speeds": mix,
+                "policy": policy,
+                "real_s": float(np.mean(real_s)),
+                "simulated_s": float(np.mean(told_s)),
+                "error": float(np.mean(told_s) / np.mean(real_s) - 1.0),
+                "standard_error": float(errors.std(ddof=1) / np.sqrt(len(errors))),
+                "drift": max(spent_s) / min(spent_s) - 1.0,
+            }
+        )
+    return rows
 
 
-def wander(step_s: Sequence[float]) -> float:
-    """Return by how much the medians of the three parts of a settled run differ, in parts."""
-    medians_s = [float(np.median(part)) for part in np.array_split(step_s, 3)]
-    return max(medians_s) / min(medians_s) - 1.0
+def curves(calibration: dict[str, Any]) -> list[Curve]:
+    """Return every worker's mean step in seconds at each size."""
+    mine = calibration["steps_s"]
+    return [{size: float(np.mean(steps_s)) for size, steps_s in worker} for worker in mine]
 
 
-def calibrated_scenario(folder: Path, workers: int, batch: int, communication_s: float) -> Scenario:
-    """Return the scenario that the calibrations of a lab session describe."""
-    traces = [
-        [folder / f"calibration-{when}" / f"worker-{k}.jsonl" for k in range(workers)]
-        for when in ("before", "after")
-    ]
-    before, after = ([measured_curve(trace) for trace in some] for some in traces)
-    model = true_model(mean_curves(before, after))
+def noise(report: dict[str, Any], worker: int) -> float:
+    """Return the scatter of a worker's calibrated steps about their size's mean, in parts."""
+    squares, free = 0.0, 0
+    for calibration in report["calibrations"]:
+        for _, steps_s in calibration["steps_s"][worker]:
+            squares += float(np.sum((np.array(steps_s) / np.mean(steps_s) - 1.0) ** 2))
+            free += len(steps_s) - 1
+    return min(float(np.sqrt(squares / max(free, 1))), 1.0)
+
+
+def scenario(mix: str, report: dict[str, Any], block: int) -> Scenario:
+    """Return the scenario that the calibrations before and after a block describe."""
+    around = report["calibrations"][block : block + 2]
+    model = true_model(mean_curves(*(curves(one) for one in around)))
+    workers = len(model)
     groups = [
         {
             "name": f"worker{k}",
             "fixed_s": float(model.fixed_s[k]),
             "samples_per_s": float(1.0 / model.per_sample_s[k]),
-            "noise": noise([some[k] for some in traces]),
+            "noise": noise(report, k),
         }
         for k in range(workers)
     ]
     # A ring's 2 (W - 1) messages; only their sum matters here.
-    latency_s = communication_s / (2 * (workers - 1))
+    latency_s = float(np.mean([one["communication_s"] for one in around])) / (2 * (workers - 1))
     plain = {
-        "name": folder.name,
-        "global_batch": batch,
+        "name": mix.replace(",", "-"),
+        "global_batch": report["batch"],
+        "steps": 2 * COLD_STEPS,
         "workers": groups,
         "communication": {"latency_s": latency_s},
         "exchange": {"every": "leader", "lag": 2, "cold_lag": 1},
@@ -118,30 +130,21 @@ def calibrated_scenario(folder: Path, workers: int, batch: int, communication_s:
     return Scenario.model_validate(plain)
 
 
-def noise(traces: Sequence[Path]) -> float:
-    """Return the scatter of a worker's calibrated steps, in parts."""
-    found: list[float] = []
-    for trace in traces:
-        measured = Measured.of(seen for seen in observations(trace) if seen.modelled)
-        found += [float(v) for v in np.sqrt(measured.relative_variance) if np.isfinite(v)]
-    return min(median(found), 1.0) if found else 0.0
-
-
-def simulated_step_s(scenario: Scenario, policy: str, seeds: int = 5) -> float:
+def simulated_step_s(scenario: Scenario, policy: str) -> float:
     """Return the mean simulated step after the first 40, over some seeds."""
     runs = [
-        Simulation(scenario, policy_from_spec(policy), seed).run().real_s for seed in range(seeds)
+        Simulation(scenario, policy_from_spec(policy), seed).run().real_s for seed in range(SEEDS)
     ]
-    return float(np.mean([run[BLOCK_STEPS:] for run in runs]))
+    return float(np.mean([run[COLD_STEPS:] for run in runs]))
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return what is asked for; exit where it leaves nothing to compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--speeds", nargs="+", default=list(MIXES))
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--attempts", type=int, default=6)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--speeds", nargs="+", default=list(MIXES), help="mixes, such as 1,0.5,0.2")
+    parser.add_argument("--rounds", type=int, default=8, help="blocks of each policy (8)")
+    parser.add_argument("--steps", type=int, default=16, help="steps of a block (16)")
+    parser.add_argument("--out", type=Path, help="a file for the rows, as JSON")
     asked = parser.parse_args(arguments)
     try:
         alone = [mix for mix in asked.speeds if len(parse_speeds(mix)) < 2]
@@ -149,34 +152,35 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(str(error))
     if alone:
         parser.error(f"speeds {alone[0]} are those of one worker; give at least two, such as 1,0.5")
-    if asked.steps < LEAST_STEPS:
-        parser.error(
-            f"of {asked.steps} steps too few are left after the first {BLOCK_STEPS}, which are "
-            f"cold; give at least {LEAST_STEPS}"
-        )
-    if asked.attempts < 1:
-        parser.error(f"{asked.attempts} attempts are none; give at least 1")
+    if asked.rounds < 2:
+        parser.error(f"rounds is {asked.rounds}; give at least 2, so that their scatter shows")
+    if asked.steps < 2:
+        parser.error(f"steps is {asked.steps}; give at least 2, as a block's first has no time")
     return asked
 
 
 def main() -> None:
     """Compare every mix and print the table."""
-    asked = parse()
-    rows: list[Row] = []
+    asked, rows = parse(), list[Row]()
+    print(
+        f"{'speeds':18} {'policy':9} {'real':>9} {'simulated':>11} {'error':>7} "
+        f"{'std. error':>11} {'drift':>6}"
+    )
     with TemporaryDirectory() as place:
         for mix in asked.speeds:
-            print(mix, flush=True)
-            for policy in POLICIES:
-                rows += quietest(mix, policy, asked, Path(place) / mix.replace(",", "-") / policy)
-                if asked.out:
-                    asked.out.write_text(json.dumps(rows, indent=1) + "\n")
-    print(f"{'speeds':18} {'policy':9} {'real':>9} {'simulated':>10} {'error':>7} {'drift':>6}")
-    for row in filter(lambda row: row["counts"], rows):
-        print(
-            f"{row['speeds']:18} {row['policy']:9} {row['real_s'] * 1e3:6.1f} ms "
-            f"{row['simulated_s'] * 1e3:7.1f} ms {row['error']:+7.1%} {row['drift']:6.1%}"
-            + (" disturbed" if row["drift"] > TOLERANCE else "")
-        )
+            folder = Path(place) / mix.replace(",", "-")
+            report = run_mix(parse_speeds(mix), asked.rounds, asked.steps, folder)
+            for row in judged(mix, report):
+                rows.append(row)
+                print(
+                    f"{row['speeds']:18} {row['policy']:9} {row['real_s'] * 1e3:6.1f} ms "
+                    f"{row['simulated_s'] * 1e3:8.1f} ms {row['error']:+7.1%} "
+                    f"{row['standard_error']:11.1%} {row['drift']:6.0%}",
+                    flush=True,
+                )
+            if asked.out:
+                asked.out.parent.mkdir(parents=True, exist_ok=True)
+                asked.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

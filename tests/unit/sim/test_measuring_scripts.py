@@ -17,8 +17,8 @@ from evenstride.core.fleet import FloatArray
     [
         (["--speeds", "1"], "those of one worker"),
         (["--speeds", "1,2"], "a speed of 2 cannot be"),
-        (["--steps", "40"], "give at least 60"),
-        (["--attempts", "0"], "give at least 1"),
+        (["--steps", "1"], "give at least 2"),
+        (["--rounds", "1"], "give at least 2"),
     ],
 )
 def test_a_comparison_that_leaves_nothing_to_compare_is_refused(
@@ -120,3 +120,49 @@ def test_who_is_behind_in_an_unseen_scenario_is_marked() -> None:
     assert ahead == pytest.approx(0.02)
     assert unseen.line(number, (worse, other))[0].endswith("behind")
     assert "of static" in unseen.line(number, (better, other, best))[0]
+
+
+def measured(slower: float) -> fidelity.Row:
+    """Return what two workers measured whose machine became slower in the second round's first."""
+    curve = [[(16, 0.05), (48, 0.09), (64, 0.11)], [(16, 0.09), (32, 0.15), (64, 0.27)]]
+    calibrations = [
+        {
+            "steps_s": [[(size, [f * s] * 4) for size, s in worker] for worker in curve],
+            "communication_s": 0.01 * f,
+        }
+        for f in (1.0, 1.0, 1.0, slower, slower)
+    ]
+    # The slower one's 64 of 128 samples, or both of 96 and 32 together, and averaging.
+    by_block = zip((1.0, 1.0, (1.0 + slower) / 2, slower), (0.27, 0.15) * 2, strict=True)
+    blocks = [[f * (step_s + 0.01)] * 3 for f, step_s in by_block]
+    return {"batch": 128, "blocks": blocks, "calibrations": calibrations}
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.5])
+def test_steps_that_are_as_calibrated_are_predicted_whatever_the_machine_does(
+    slower: float,
+) -> None:
+    uniform, adaptive = fidelity.judged("1,0.5", measured(slower))
+
+    assert uniform["error"] == pytest.approx(0.0, abs=0.005)
+    assert adaptive["error"] == pytest.approx(0.0, abs=0.02)
+    assert adaptive["drift"] == pytest.approx(slower - 1.0)
+
+
+def test_the_error_is_that_of_what_is_simulated() -> None:
+    report = measured(1.0)
+    report["blocks"] = [[2.0 * t for t in block] for block in report["blocks"]]
+
+    for row in fidelity.judged("1,0.5", report):
+        assert row["error"] == pytest.approx(-0.5, abs=0.01)
+        assert row["standard_error"] == pytest.approx(0.0, abs=0.001)
+
+
+def test_the_scatter_of_calibrated_steps_is_their_noise() -> None:
+    report = measured(1.0)
+    for calibration in report["calibrations"]:
+        second = calibration["steps_s"][1]
+        calibration["steps_s"][1] = [(size, [0.9 * t[0], 1.1 * t[0]]) for size, t in second]
+
+    assert fidelity.noise(report, 0) == 0.0
+    assert fidelity.noise(report, 1) == pytest.approx(0.1 * 2**0.5)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
+from statistics import mean
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
 from evenstride.lab.demo.arm import LEARNING_RATE, MOMENTUM
@@ -18,11 +21,18 @@ _FEWEST_STEPS = 3
 
 
 class Bench:
-    """Trains a model of its own, alone, on batches of any size."""
+    """Trains a model of its own, alone, on batches of any size.
 
-    def __init__(self, task: Task) -> None:
+    Args:
+        task: what is trained.
+        alone: a group of this rank only, to do what DDP does besides averaging, or none.
+    """
+
+    def __init__(self, task: Task, alone: dist.ProcessGroup | None = None) -> None:
         self._data = task.train
         self._net = small_net(task.stride)
+        if alone is not None:
+            self._net = DistributedDataParallel(self._net, process_group=alone)
         self._optimizer = torch.optim.SGD(
             self._net.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
         )
@@ -30,16 +40,22 @@ class Bench:
     def measure(self, size: int, seconds: float) -> float:
         """Return the mean time of a step of ``size`` samples; all ranks measure together.
 
-        Every rank works for the whole time, so that all are loaded while any is measured. The
-        mean, because a limited worker's steps come in whole periods of its limit.
+        The mean, because a limited worker's steps come in whole periods of its limit.
+        """
+        return mean(self.steps_s(size, seconds))
+
+    def steps_s(self, size: int, seconds: float) -> list[float]:
+        """Return the times of some steps of ``size`` samples; all ranks measure together.
+
+        Every rank works for the whole time, so that all are loaded while any is measured.
         """
         dist.barrier()
         self._step(size)
-        started_s, steps = time.perf_counter(), 0
-        while steps < _FEWEST_STEPS or time.perf_counter() < started_s + seconds:
+        ends_s = [time.perf_counter()]
+        while len(ends_s) <= _FEWEST_STEPS or ends_s[-1] < ends_s[0] + seconds:
             self._step(size)
-            steps += 1
-        return (time.perf_counter() - started_s) / steps
+            ends_s.append(time.perf_counter())
+        return [after - before for before, after in pairwise(ends_s)]
 
     def curve(self, sizes: Sequence[int], seconds: float) -> dict[int, float]:
         """Return the mean step time at each size; collective."""

@@ -1,0 +1,80 @@
+"""What the workers of `fidelity.py` do: blocks of training between calibrations, all in one run.
+
+Every rank works through the same schedule. A calibration measures its steps at three sizes, with
+nothing to wait for, and how long averaging the gradients takes; then come some steps under one
+policy, another calibration, some steps under the other policy, and so on. What the machine does
+to all of them within some seconds it does to both sides of the comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from evenstride.lab.demo.arm import Arm
+from evenstride.lab.demo.probe import Bench, choose_batch, sizes_for
+from evenstride.lab.demo.task import load_task
+from evenstride.runtime.teardown import take_down_group
+
+STEP_S = 0.15  # of a balanced step: many periods of the limits
+_REPEATS = 15
+
+
+def gathered(value: Any) -> list[Any]:
+    """Return every rank's value, on every rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def measured(schedule: dict[str, Any]) -> dict[str, Any]:
+    """Work through a schedule; return what all ranks have measured.
+
+    Args:
+        schedule: ``policies``, ``cold_steps`` of each that come first, ``rounds``, ``steps`` of a
+            block, and ``size_s``, the seconds of measuring per size.
+    """
+    task, rank = load_task(None), dist.get_rank()
+    groups = [dist.new_group([one]) for one in range(dist.get_world_size())]
+    bench = Bench(task, groups[rank])
+    rates = gathered(16 / bench.measure(16, schedule["size_s"]))
+    batch = choose_batch(rates, STEP_S, len(task.train) // 2)
+    sizes = sizes_for(rates[rank], rates, batch)
+    bench.measure(sizes[-1], schedule["size_s"])  # the allocator's heap has to grow first
+    arms = [Arm(policy, task, batch, None) for policy in schedule["policies"]]
+    for arm in arms:
+        arm.run(schedule["cold_steps"])
+    calibrations, blocks = [_calibration(bench, sizes, schedule["size_s"])], []
+    for _ in range(schedule["rounds"]):
+        for arm in arms:
+            blocks.append(arm.run(schedule["steps"]).step_s)
+            calibrations.append(_calibration(bench, sizes, schedule["size_s"]))
+    for arm in arms:
+        arm.stride.close()
+    return {"batch": batch, "blocks": blocks, "calibrations": calibrations}
+
+
+def _calibration(bench: Bench, sizes: list[int], size_s: float) -> dict[str, Any]:
+    """Return every rank's steps at its sizes in seconds, and the time of averaging."""
+    mine = [(size, bench.steps_s(size, size_s)) for size in sizes]
+    return {"steps_s": gathered(mine), "communication_s": bench.communication_s(_REPEATS)}
+
+
+def main() -> None:
+    """Run one rank; the arguments are the files of the schedule and of what is measured."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    schedule, report = map(Path, sys.argv[1:])
+    found = measured(json.loads(schedule.read_text()))
+    if dist.get_rank() == 0:
+        report.write_text(json.dumps(found))
+    take_down_group()
+
+
+if __name__ == "__main__":
+    main()
