@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenstride.cli.lists import whole
 from evenstride.cli.suites import (
     COLD_LAG_HELP,
     EVERY_HELP,
     JSON_HELP,
     LAG_HELP,
+    MOST_LAG,
+    MOST_STEPS,
     POLICIES_HELP,
     POLICY_METAVAR,
     SEEDS_HELP,
@@ -47,10 +50,16 @@ def compare(
     ] = None,
     seeds: Annotated[str | None, typer.Option(help=f"{SEEDS_HELP} {_SEEDS} if not given.")] = None,
     lag: Annotated[str | None, typer.Option(help=LAG_HELP)] = None,
-    cold_lag: Annotated[int | None, typer.Option(help=COLD_LAG_HELP, min=1, max=10_000)] = None,
+    cold_lag: Annotated[
+        int | None, typer.Option(help=COLD_LAG_HELP, metavar="N", parser=whole(1, MOST_LAG))
+    ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(help=f"{STEPS_HELP} With --real steps per run.", min=1, max=10_000_000),
+        typer.Option(
+            help=f"{STEPS_HELP} With --real steps per run.",
+            metavar="N",
+            parser=whole(1, MOST_STEPS),
+        ),
     ] = None,
     every: Annotated[str | None, typer.Option(help=EVERY_HELP, metavar="N|leader")] = None,
     plot: Annotated[

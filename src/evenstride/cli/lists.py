@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+import typer
 
 from evenstride.errors import ConfigError
 
@@ -54,6 +56,17 @@ def every_policy() -> tuple[str, ...]:
     return ("adaptive", *others, "static:cores", "static:flops")
 
 
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Return a reader of an option's whole number, which names its range where it refuses one."""
+
+    def read(text: str) -> int:
+        if text.isascii() and text.isdigit() and least <= int(text[:20]) <= most:
+            return int(text)
+        raise typer.BadParameter(f"{text!r} cannot be; give a whole number from {least} to {most}")
+
+    return read
+
+
 def split_seeds(text: str) -> tuple[int, ...]:
     """Return as many seeds as a number says, or those that a list names.
 
@@ -96,7 +109,7 @@ def _whole(text: str, problem: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if parts and not parts[-1] and len(parts) > 1:
         parts.pop()
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+    if not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
         raise ConfigError(problem)
     return tuple(map(int, parts))
 

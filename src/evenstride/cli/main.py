@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -66,4 +69,11 @@ def main() -> None:
         app(prog_name="evenstride")
     except EvenstrideError as error:
         typer.echo(f"evenstride: {error}", err=True)
+        sys.exit(USAGE_ERROR)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # What is still buffered would be tried once more at exit, and fail with a traceback.
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+        typer.echo(f"evenstride: the output cannot be written: {error.strerror}", err=True)
         sys.exit(USAGE_ERROR)

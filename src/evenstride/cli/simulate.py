@@ -8,11 +8,14 @@ from typing import Annotated
 
 import typer
 
+from evenstride.cli.lists import whole
 from evenstride.cli.suites import (
     COLD_LAG_HELP,
     EVERY_HELP,
     JSON_HELP,
     LAG_HELP,
+    MOST_LAG,
+    MOST_STEPS,
     POLICIES_HELP,
     POLICY_METAVAR,
     SEEDS_HELP,
@@ -40,8 +43,12 @@ def simulate(
     ] = None,
     seeds: Annotated[str, typer.Option(help=SEEDS_HELP)] = "1",
     lag: Annotated[str | None, typer.Option(help=LAG_HELP)] = None,
-    cold_lag: Annotated[int | None, typer.Option(help=COLD_LAG_HELP, min=1, max=10_000)] = None,
-    steps: Annotated[int | None, typer.Option(help=STEPS_HELP, min=1, max=10_000_000)] = None,
+    cold_lag: Annotated[
+        int | None, typer.Option(help=COLD_LAG_HELP, metavar="N", parser=whole(1, MOST_LAG))
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help=STEPS_HELP, metavar="N", parser=whole(1, MOST_STEPS))
+    ] = None,
     every: Annotated[str | None, typer.Option(help=EVERY_HELP, metavar="N|leader")] = None,
     plot: Annotated[
         Path | None,

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+MOST_STEPS, MOST_LAG = 10_000_000, 10_000
+"""Of a simulation and between two exchanges, and from a measurement to its decision."""
 SHOWN = 6
 """Scenarios that a line names."""
 POLICIES_HELP = (
@@ -84,9 +86,10 @@ class Asked:
         every = self.every
         if every is None or every == "leader":
             return every
-        if not (every.isascii() and every.isdigit() and 0 < len(every) < 8 and int(every)):
-            raise ConfigError(f"every {every!r} is not understood; give steps from 1 on, or leader")
-        return int(every)
+        if every.isascii() and every.isdigit() and 1 <= int(every[:20]) <= MOST_STEPS:
+            return int(every)
+        allowed = f"give steps from 1 to {MOST_STEPS}, such as 10, or leader"
+        raise ConfigError(f"every {every!r} cannot be; {allowed}")
 
 
 @dataclass(slots=True, eq=False)
@@ -197,9 +200,7 @@ def notes(suite: Suite) -> list[str]:
 
 def _in_vain(scenario: Scenario) -> str | None:
     """Return why no decision can take effect, if none can."""
-    asked = scenario.exchange
-    first = 0 if asked.every == "leader" else int(asked.every) - 1
-    first += min(asked.lag, asked.cold_lag or asked.lag)
+    first = _in_force(scenario, 1)
     if first < scenario.steps:
         return None
     return (
@@ -213,13 +214,22 @@ def _too_short(spec: str, scenario: Scenario) -> str | None:
     from evenstride.core.policies import policy_from_spec
 
     epoch = getattr(policy_from_spec(spec), "epoch_steps", None)
-    if epoch is None or epoch - 1 + scenario.exchange.lag < scenario.steps:
+    if epoch is None or (first := _in_force(scenario, epoch)) < scenario.steps:
         return None
-    shorter = f"{spec.partition(':')[0]}:epoch_steps={max(scenario.steps // 5, 1)}"
     return (
-        f"{spec} never changed the split; it decides once an epoch, which here is {epoch} steps, "
-        f"and the run has {scenario.steps}; for shorter epochs ask for {shorter}"
+        f"{spec} never changed the split; it decides at the first exchange after an epoch, which "
+        f"here is {epoch} steps, so the first split of its own would hold from step {first} on, "
+        f"and the run has {scenario.steps}; its setting epoch_steps makes epochs shorter"
     )
+
+
+def _in_force(scenario: Scenario, seen: int) -> int:
+    """Return the first step that what is decided after so many measured steps can hold for."""
+    asked = scenario.exchange
+    every = 1 if asked.every == "leader" else int(asked.every)
+    exchanges = -(-seen // every)
+    cold = exchanges == 1 and asked.cold_lag is not None
+    return exchanges * every - 1 + (int(asked.cold_lag or 0) if cold else asked.lag)
 
 
 def listed(names: Sequence[str]) -> str:

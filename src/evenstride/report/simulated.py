@@ -92,7 +92,7 @@ def _line(group: Group) -> tuple[str, ...]:
         _steps([row.steps_to_95_cold for row in group.rows]),
         _steps(judged) if judged else NOTHING,
         f"{group.mean('needless_changes'):.1f}",
-        f"{group.mean('decide_s') * 1e3:.2f} ms",
+        _decision(group.mean("decide_s")),
         *(f"{group.mean(figure):.2f}" for figure in ("speedup", "bound", "linear_bound")),
     )
 
@@ -100,6 +100,10 @@ def _line(group: Group) -> tuple[str, ...]:
 def part(value: float) -> str:
     """Return an efficiency as people read it."""
     return NOTHING if np.isnan(value) else f"{value:.3f}"
+
+
+def _decision(decide_s: float) -> str:
+    return NOTHING if np.isnan(decide_s) else f"{decide_s * 1e3:.2f} ms"
 
 
 def _steps(values: Sequence[int | None]) -> str:

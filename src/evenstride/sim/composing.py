@@ -160,6 +160,8 @@ def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
         return f"{problem}: check the indentation against line {begun.line + 1}"
     if problem.startswith("mapping values are not allowed"):
         return f"{problem}: check the indentation, and put a text that has a colon in quotes"
+    if "another document" in problem:
+        return f"{problem}: a file holds one scenario"
     return str(problem)
 
 

@@ -80,6 +80,9 @@ def _moves(scenario: Scenario) -> list[tuple[int, Leave | Join]]:
 def _check_membership(scenario: Scenario) -> None:
     here, bounds = there_from_start(scenario), _bounds(scenario)
     moves = _moves(scenario)
+    if not here.any() and moves and moves[0][1].at > 0:
+        problem = "nobody is there before them, at step 0 (allowed: some of the workers, not all)"
+        refuse(problem, "events", moves[0][0], "workers")
     if not moves or moves[0][1].at > 0:
         _check_those(here, bounds, scenario, 0, ("global_batch",))
     for at, together in groupby(moves, key=lambda move: move[1].at):

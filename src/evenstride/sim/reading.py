@@ -49,7 +49,9 @@ def read_yaml(path: Path) -> Parsed:
     loader = Loader(text, str(path))
     node, values = loader.compose(), _Values(loader)
     if not isinstance(node, yaml.MappingNode):
-        problem = "a scenario is a list of names and values (name, global_batch, workers, ...)"
+        empty = "the file is empty; " if node is None else ""
+        fields = "names and values (name, global_batch, workers, ...)"
+        problem = f"{empty}a scenario is a list of {fields}"
         loader.refuse(1, (), problem)
     return Parsed(str(path), values.of(node, (), 1), values.lines)
 

@@ -53,7 +53,7 @@ class Row:
         steps_to_95_after_change: the same after an event, counted from it; the worst of them.
             Only those of `Stage.judged` count; ``None`` if there is none of them too.
         needless_changes: re-splits whose true gain was under 0.5 %.
-        decide_s: median time of a decision, in seconds.
+        decide_s: median time of a decision, in seconds; ``None`` if none was worked out.
     """
 
     scenario: str
@@ -70,7 +70,7 @@ class Row:
     steps_to_95_cold: int | None
     steps_to_95_after_change: int | None
     needless_changes: int
-    decide_s: float
+    decide_s: float | None
 
 
 FIELDS = tuple(field.name for field in fields(Row))
@@ -127,7 +127,7 @@ class Stage:
             steps_to_95_cold=cold,
             steps_to_95_after_change=_worst(found),
             needless_changes=sum(move.gain < NEEDLESS for move in track.decisions),
-            decide_s=float(np.median(track.decide_s)) if track.decide_s else 0.0,
+            decide_s=float(np.median(track.decide_s)) if track.decide_s else None,
         )
 
 

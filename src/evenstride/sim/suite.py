@@ -9,6 +9,7 @@ from typing import Any
 
 from evenstride.core.fleet import Fleet
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.policies.static import Given
 from evenstride.errors import ConfigError, ScenarioError
 from evenstride.sim.cluster import Cluster
 from evenstride.sim.loading import ScenarioFile, changed
@@ -101,7 +102,9 @@ def load_all(places: Sequence[Path]) -> list[ScenarioFile]:
     for place in places:
         found = sorted(place.glob("*.y*ml")) if place.is_dir() else [place]
         if not found:
-            raise ScenarioError(f"there is no scenario in {place} (no file that ends in .yaml)")
+            raise ScenarioError(
+                f"there is no scenario in {place} (no file that ends in .yaml or .yml)"
+            )
         files += found
     read, known = [], dict[str, Path]()
     for file in files:
@@ -187,6 +190,11 @@ def unfit(spec: str, scenario: Scenario) -> str:
         try:
             policy.init(Fleet(workers, scenario.global_batch))
         except ConfigError as error:
+            if step and isinstance(policy, Given) and len(workers) != len(policy.shares):
+                return (
+                    f"policy {spec} cannot serve a fleet that changes: from step {step} on there "
+                    f"are {len(workers)} workers; use static:cores, static:flops or adaptive"
+                )
             return str(error)
     return ""
 

@@ -66,11 +66,39 @@ def test_a_policy_that_waits_for_an_epoch_longer_than_the_run_is_told(policy: st
 
     assert note == (
         f"in s0 at lag 1, s1 at lag 1, s2 at lag 1, s3 at lag 1, s4 at lag 1, s5 at lag 1 and 2 "
-        f"more: {policy} never changed the split; it decides once an epoch, which here is 100 "
-        f"steps, and the run has 100; for shorter epochs ask for {policy}:epoch_steps=20"
+        f"more: {policy} never changed the split; it decides at the first exchange after an "
+        "epoch, which here is 100 steps, so the first split of its own would hold from step 100 "
+        "on, and the run has 100; its setting epoch_steps makes epochs shorter"
     )
-    policy_from_spec(note.rpartition(" ")[2])
     assert Stage.of(scenarios[0], 0).run(policy)[1].decisions == []
+
+
+@pytest.mark.parametrize(
+    ("exchange", "steps", "first"),
+    [
+        ({"every": 90}, 180, 180),
+        ({"every": 90, "lag": 3}, 182, 182),
+    ],
+)
+def test_who_decides_after_an_epoch_waits_for_the_next_exchange(
+    exchange: dict[str, Any], steps: int, first: int
+) -> None:
+    (note,) = told(made(steps=steps, **exchange), policies=("dbs",))
+    longer = made(steps=steps + 1, **exchange)
+
+    assert f"would hold from step {first} on" in note
+    assert Stage.of(made(steps=steps, **exchange), 0).run("dbs")[1].decisions == []
+    assert told(longer, policies=("dbs",)) == []
+    assert Stage.of(longer, 0).run("dbs")[1].decisions
+
+
+def test_the_first_decision_waits_for_the_cold_lag_however_long() -> None:
+    late: dict[str, Any] = {"lag": 3, "cold_lag": 19, "every": 2}
+
+    assert "the first would after 20 steps" in told(made(**late))[0]
+    assert Stage.of(made(**late), 0).run("lb-bsp-cpu:predictor=last")[1].decisions == []
+    assert told(made(steps=21, **late)) == []
+    assert Stage.of(made(steps=21, **late), 0).run("lb-bsp-cpu:predictor=last")[1].decisions
 
 
 def test_an_epoch_that_ends_in_time_is_not_told() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +175,20 @@ def test_the_doctor_refuses_a_world_size_that_is_no_number(
     monkeypatch.setenv("WORLD_SIZE", "two")
 
     assert "WORLD_SIZE is 'two'" in shell("doctor").refusal()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=str)
+def test_output_that_cannot_be_written_is_one_line_and_no_traceback(more: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "evenstride", "estimate", "1,0.5", *more],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    assert ended.returncode == 2
+    assert ended.stderr == "evenstride: the output cannot be written: No space left on device\n"

@@ -235,8 +235,11 @@ REFUSALS = [
     (["small.yaml", "-p", "uniform", "--seeds", "-1"], "seeds '-1' are not understood"),
     (["small.yaml", "-p", "uniform", "--lag", "0"], "a lag of 0 cannot be; give steps from 1 to"),
     (["small.yaml", "-p", "uniform", "--lag", "1,x"], "lag '1,x' is not understood; give steps"),
-    (["small.yaml", "-p", "uniform", "--every", "0"], "every '0' is not understood; give steps f"),
-    (["small.yaml", "-p", "uniform", "--every", "often"], "every 'often' is not understood"),
+    (
+        ["small.yaml", "-p", "uniform", "--every", "0"],
+        "every '0' cannot be; give steps from",
+    ),
+    (["small.yaml", "-p", "uniform", "--every", "often"], "every 'often' cannot be"),
     (["gone.yaml", "-p", "uniform"], "gone.yaml cannot be read: No such file or directory"),
     (["bad.yaml", "-p", "uniform"], "bad.yaml:2: global_batch: -60 (allowed: a whole number from"),
     (["small.yaml", "bad.yaml", "-p", "uniform"], "bad.yaml:2: global_batch: -60 (allowed: a "),

@@ -43,8 +43,16 @@ def test_a_value_is_read_as_the_type_of_its_default(
 
 @pytest.mark.parametrize("argument", ["flag=1", "count=1.5", "part=nan", "part=inf", "other=1"])
 def test_a_value_of_another_type_is_refused(argument: str) -> None:
-    with pytest.raises(ConfigError, match=f"at '{argument}'; its settings are: flag=False, count"):
+    name = argument.partition("=")[0]
+    kinds = {"flag": "true or false", "count": "a whole number", "part": "a finite number"}
+    what = rf" \({name} is {kinds[name]}\)" if name in kinds else ""
+    with pytest.raises(ConfigError, match=f"at '{argument}'{what}; its settings are: flag=False"):
         _settings(f"policy:{argument}", Settings, argument)
+
+
+def test_a_setting_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sets count twice"):
+        _settings("policy:count=7,count=8", Settings, "count=7,count=8")
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ MEMBERSHIP = [
         "events[1].workers: worker 1 is there already at step 9 "
         "(allowed: workers that are not there then)",
     ),
-    ([("join", 5, "all")], "global_batch: no worker is there at step 0 (allowed: at least 1)"),
+    ([("join", 5, "all")], "events[0].workers: nobody is there before them, at step 0 (allowed"),
     ([("leave", 3, 0), ("leave", 5, "[1, 2]")], "events[1].workers: no worker is there at step 5"),
     ([("join", 3, "[0, 1]")], "global_batch: a global batch of 64 cannot be shared by the worker"),
     ([("leave", 0, "all")], "events[0].workers: no worker is there at step 0"),
@@ -283,7 +283,7 @@ OTHERS = [
         "made.yaml:8: mapping values are not allowed here: check the indentation, and put a text "
         "that has a colon in quotes",
     ),
-    ("---\nname: x\n", "made.yaml:7: "),
+    ("---\nname: x\n", "made.yaml:7: but found another document: a file holds one scenario"),
     (f"about: {'9' * 5000}\n", "made.yaml:7: about: inf (allowed: a text)"),
 ]
 
@@ -295,9 +295,10 @@ def test_what_else_is_wrong_is_told_with_its_line(told: Path, more: str, text: s
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n", "- 1\n- 2\n", "hello\n", "5\n", "~\n"])
 def test_what_is_no_scenario_at_all_is_refused(told: Path, text: str) -> None:
-    assert refusal(told, text) == (
-        "made.yaml:1: a scenario is a list of names and values (name, global_batch, workers, ...)"
-    )
+    empty = "the file is empty; " if text[:1] in "\n#" else ""
+    fields = "(name, global_batch, workers, ...)"
+    said = f"made.yaml:1: {empty}a scenario is a list of names and values {fields}"
+    assert refusal(told, text) == said
 
 
 def test_all_that_is_missing_is_told_at_once(told: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_policy_is_asked_about_every_fleet_there_will_be() -> None:
     )
 
     assert suite.cases[0][1] == ("uniform",)
-    assert "gives 3 shares, but there are 2 workers" in suite.left_out[0].reason
+    assert "from step 9 on there are 2 workers" in suite.left_out[0].reason
 
 
 def test_static_serves_those_who_declare_their_resource() -> None:

@@ -26,6 +26,7 @@ _PLAIN: dict[str, type[Any]] = {
     "omnilearn": OmniLearn,
     "uniform": Uniform,
 }
+_TYPES = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
 POLICY_NAMES = tuple(sorted([*_PLAIN, "static"]))
 
 
@@ -64,12 +65,15 @@ def _settings(spec: str, policy: type[Any], argument: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for part in filter(None, argument.split(",")):
         name, _, text = part.partition("=")
+        if name in values:
+            raise ConfigError(f"policy {spec!r} sets {name} twice; set it once")
         try:
             values[name] = _value(text, type(known[name]))
         except (KeyError, ValueError):
             options = ", ".join(f"{n}={v}" for n, v in known.items()) or "none"
+            what = f" ({name} is {_TYPES[type(known[name])]})" if name in known else ""
             raise ConfigError(
-                f"policy {spec!r} is not understood at {part!r}; its settings are: {options}"
+                f"policy {spec!r} is not understood at {part!r}{what}; its settings are: {options}"
             ) from None
     return values
 

@@ -35,7 +35,8 @@ from evenstride.core.observation import Measured
 from evenstride.core.policies.dynamic_batching import SHORTEST_S
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.core.predictors import predictor_named
+from evenstride.core.predictors import PREDICTOR_NAMES, predictor_named
+from evenstride.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +63,10 @@ class LbBspCpu:
     predictor: str = "narx"
 
     def __post_init__(self) -> None:
-        predictor_named(self.predictor)
+        if self.predictor not in PREDICTOR_NAMES:
+            known = ", ".join(PREDICTOR_NAMES)
+            problem = f"there is no predictor {self.predictor!r}; choose one of: {known}"
+            raise ConfigError(f"policy lb-bsp-cpu: {problem}")
 
     @property
     def predicts_from_loads(self) -> bool:
