@@ -58,14 +58,14 @@ def test_equal_workers_are_told_that_balancing_cannot_help() -> None:
     text = str(replace(RUN, bound_model=1.029, step_s=1.25))
 
     assert "a step takes 1.2 s; the workers are equal, so balancing cannot help" in text
+    assert "times as fast" not in text
 
 
 def test_of_equal_workers_under_a_split_that_suits_others_it_is_told_what_that_costs() -> None:
     text = str(replace(RUN, bound_model=1.0, speedup_model=0.79, efficiency_model=0.79))
 
-    assert "0.79 times as fast as the equal split would be (bound 1.00)" in text
+    assert "0.79 times as fast as the equal split would be " in text
     assert "balancing cannot help" not in text
-    assert "times as fast" not in text
 
 
 def test_without_fitted_curves_only_what_was_measured_is_told() -> None:
