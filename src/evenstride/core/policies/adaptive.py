@@ -140,8 +140,10 @@ class Outlook:
         for std in (late - _late_std(_FEW), late):
             if doubtful and std > 0 and (std < late or found[1] > (1.0 + _STUCK) * now_s):
                 found = self._better(found, _latest(self.estimate, now, found[0], std))
-        for std in _WARY if len(now) > _FEW else ():
-            if found[1] > (1.0 + _VERY_DOUBTFUL) * model.makespan_s(found[0]):
+        for std in _WARY:
+            stuck = found[1] >= now_s
+            doubt = found[1] / model.makespan_s(found[0]) - 1.0
+            if (stuck or len(now) > _FEW) and doubt > (_STUCK if stuck else _VERY_DOUBTFUL):
                 found = self._better(found, _latest(self.estimate, now, found[0], std))
         if self.noise_margin:
             late_s = 1.0 + self.noise_margin * np.sqrt(self.estimate.noise)
