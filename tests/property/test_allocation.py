@@ -285,3 +285,13 @@ def test_affine_times_have_the_closed_form() -> None:
     split = equal_finish(TimeModel.affine(fixed, slope), np.ones(3, int), np.full(3, 512), 512)
 
     assert np.abs(split - (finish_s - fixed) / slope).max() < 1
+
+
+@given(st.integers(1, 10**6), st.sampled_from([2, 4, 6]), st.integers(0, 10**6))
+def test_equal_remainders_go_to_the_lower_rank(most: int, count: int, seed: int) -> None:
+    whole = np.random.default_rng(seed).integers(1, most + 1, count)
+    exact = whole + 0.5  # each is as close to one as to the other
+
+    split = apportion(exact, int(exact.sum()), np.zeros(count, int), np.full(count, 10**7))
+
+    assert split.tolist() == (whole + (np.arange(count) < count // 2)).tolist()

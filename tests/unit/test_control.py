@@ -171,12 +171,30 @@ def test_impossible_times_are_refused_counted_and_shown(time_s: float) -> None:
     control, (verdict, *_) = advance(control, Exchanged(3, 4, told))
 
     assert control.refused == (0, 1)
-    assert "refused 1 report" in verdict.reason  # type: ignore[union-attr]
+    assert "refused 1 impossible report" in verdict.reason  # type: ignore[union-attr]
     assert control.estimate is not None
     assert control.estimate.steps.tolist() == [1, 0], "nothing was learned from it"
 
     fleet = FleetFormed(1, 4, 100, (Worker("newcomer"), TWO[1]))
     assert advance(control, fleet)[0].refused == (0, 1), "a worker that stays keeps its count"
+
+
+@pytest.mark.parametrize(
+    ("worker", "share", "counted"),
+    [(1, 101, (0, 1)), (1, 2**62, (0, 1)), (1, -3, (0, 1)), (2, 50, (0, 0)), (-1, 50, (0, 0))],
+)
+def test_shares_and_workers_that_cannot_be_are_refused(
+    worker: int, share: int, counted: tuple[int, int]
+) -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
+    told = Measured.of((_seen(0, 50, 0.1), _seen(worker, share, 0.1)))
+
+    control, (verdict, *_) = advance(control, Exchanged(3, 4, told))
+
+    assert control.refused == counted
+    assert "refused 1 impossible report" in verdict.reason  # type: ignore[union-attr]
+    assert control.estimate is not None
+    assert control.estimate.steps.tolist() == [1, 0], "nothing was learned from it"
 
 
 def test_a_fleet_that_changes_keeps_what_is_known_of_those_who_stay() -> None:

@@ -12,6 +12,7 @@ from evenstride.errors import InfeasibleShares
 # unit costs little, a halving a look at all workers; and among many workers the rounding of
 # their shares alone makes the sum jump by more than a few dozen.
 _FILL_AT_MOST, _FILL_WORKERS = 32, 8
+_TIED = 6  # decimals of a remainder
 
 
 def equal_finish(
@@ -257,7 +258,7 @@ def apportion(weights: FloatArray, total: int, lower: IntArray, upper: IntArray)
         )
     exact = _proportional_within(np.asarray(weights, np.float64), float(total), lower, upper)
     shares = np.clip(np.floor(exact + 1e-9).astype(np.int64), lower, upper)
-    remainder = exact - shares
+    remainder = np.round(exact - shares, _TIED)  # what rounding alone makes differ is a tie
     while (missing := total - int(shares.sum())) != 0:
         step = 1 if missing > 0 else -1
         room = shares < upper if missing > 0 else shares > lower

@@ -14,6 +14,7 @@ import numpy as np
 
 from evenstride.core.allocation import in_quanta
 from evenstride.core.cadence import Cadence
+from evenstride.core.curves import Mask
 from evenstride.core.estimation import Estimate
 from evenstride.core.fleet import Fleet, IntArray, Shares, Worker, as_array, as_shares
 from evenstride.core.observation import Measured, communication_s
@@ -114,8 +115,8 @@ class Control:
     """Everything the leader knows; replaced as a whole by every event.
 
     ``refused`` counts, for each worker, the observations that could not be believed: those with
-    a time that is not a positive, finite number. Nothing is learned from them. All shares are
-    multiples of ``quantum``, whatever the policy asks for (`in_quanta`).
+    a time that is not a positive, finite number, or with a share that cannot be. Nothing is learned
+    from them. All shares are multiples of ``quantum``, whatever the policy asks for (`in_quanta`).
     """
 
     policy: Policy[Any]
@@ -188,7 +189,7 @@ def _remembered(control: Control, fleet: Fleet) -> Estimate:
 def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruction, ...]]:
     assert control.fleet is not None, "a fleet forms before it exchanges"
     assert control.estimate is not None, "a fleet forms with an empty estimate"
-    sound = event.observations.sound
+    sound = event.observations.sound & _possible(event.observations, control.fleet)
     measured = event.observations.only(sound)
     estimate = control.estimate.learn(measured)
     shared_s = _smoothed_communication(control, measured)
@@ -214,12 +215,18 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
     )
     reason = decision.reason
     if not sound.all():
-        reason += f" (refused {int((~sound).sum())} reports with impossible times)"
+        reason += f" (refused {int((~sound).sum())} impossible report(s))"
     verdict: Instruction = (
         SetShares(event.effective, shares, reason) if moved else KeepShares(reason)
     )
     following = ExchangeAfter(1, True) if opening_left else ExchangeAfter(cadence.steps, False)
     return after, (verdict, expect, following)
+
+
+def _possible(told: Measured, fleet: Fleet) -> Mask:
+    """Return which observations are of workers that there are, at shares that there can be."""
+    here = (told.worker >= 0) & (told.worker < len(fleet))
+    return np.asarray(here & (told.share >= 0) & (told.share <= fleet.global_batch))
 
 
 def _allowed(shares: Shares, fleet: Fleet) -> Shares:
@@ -239,9 +246,10 @@ def _still_refused(control: Control, fleet: Fleet) -> tuple[int, ...]:
 
 
 def _refused(control: Control, workers: IntArray) -> tuple[int, ...]:
-    if not len(workers):
+    known = workers[(workers >= 0) & (workers < len(control.shares))]
+    if not len(known):
         return control.refused
-    new = np.bincount(workers, minlength=len(control.shares)).tolist()
+    new = np.bincount(known, minlength=len(control.shares)).tolist()
     return tuple(before + now for before, now in zip(control.refused, new, strict=True))
 
 

@@ -142,7 +142,22 @@ class Curves:
             fs - gain_fixed * with_slope,
             ss - gain_slope * with_slope,
         )
-        return Curves(np.stack([fixed, slope, *left]))
+        return Curves(np.stack([fixed, slope, *left]))._possible(shares)
+
+    def _possible(self, shares: Shares) -> Curves:
+        """Return the curves, in place, with no more doubt about their shape than there can be.
+
+        What is left of doubt about far longer times is more than a fixed time between nothing and
+        the whole allows. The doubt about the time at ``shares`` stays.
+        """
+        widest = (_WIDEST_STD * self.time_s(shares)) ** 2
+        some = np.flatnonzero(self.rows[2] > widest)
+        if len(some):
+            at = np.maximum(np.broadcast_to(shares, widest.shape)[some], 1.0)
+            variance = self.of(some).variance_s(at)
+            self.rows[2, some], self.rows[3, some] = widest[some], -widest[some] / at
+            self.rows[4, some] = (variance + widest[some]) / at**2
+        return self
 
     def times(self, ratio: FloatArray | float, variance: FloatArray) -> Curves:
         """Return the curves with all times multiplied, the multiple being known only roughly.

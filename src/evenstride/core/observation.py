@@ -93,9 +93,14 @@ class Measured:
 
     @classmethod
     def of(cls, observations: Iterable[Observation]) -> Measured:
-        """Return the columns of some observations."""
+        """Return the columns of some observations.
+
+        Raises:
+            ValueError: one of them has not both times of each step.
+        """
         seen = tuple(observations)
-        assert all(len(o.wait_s) == o.steps for o in seen), "each step has both times"
+        if not all(len(o.wait_s) == o.steps for o in seen):
+            raise ValueError("each step has both times, at work and waiting")
 
         def whole(values: Iterable[int]) -> IntArray:
             return np.fromiter(values, dtype=np.int64, count=len(seen))

@@ -28,6 +28,8 @@ from evenstride.core.observation import medians
 # small as some six steps make it under its own noise.
 _DOUBTFUL, _DOUBTFUL_STD, _DOUBTFUL_NOISE, _UNCLEAR = 3.0, 0.015, 0.4, 1e3
 
+_APART = 2.0  # in logarithms; more than the times of a kind differ by
+
 
 def pooled(estimate: Estimate, shares: IntArray) -> Estimate:
     """Return the estimate with each worker at the mean of its kind.
@@ -85,7 +87,8 @@ def _drawn_together(curves: Curves, shares: IntArray, kinds: IntArray, stray: Fl
     total = whole(own)
     mean = whole(own * level) / total
     others = np.maximum(total - own, 1e-12)
-    told = mean + (mean - level) * own / others
+    # Of one who outweighs all others by far, rounding is all that is left of this.
+    told = mean + np.clip((mean - level) * own / others, -_APART, _APART)
     spare = np.maximum(total - whole(own**2) / total, 1e-12)
     between = excess(whole(own * (level - mean) ** 2), members) / spare
     apart = np.maximum(np.abs(mean - level), 1.0 / np.sqrt(weight))

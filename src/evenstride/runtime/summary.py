@@ -23,7 +23,7 @@ class WorkerSummary:
         slowest_steps: steps in which it was the slowest.
         data_s: of the busy time, spent waiting for data.
         outside_s: outside training (evaluation, saving) beyond the usual.
-        refused: reports of impossible times, from which nothing was learned.
+        refused: reports of impossible times or shares, from which nothing was learned.
     """
 
     name: str
@@ -90,8 +90,8 @@ class Summary:
             lines.append(self._speed())
         lines += self._waits()
         lines += [
-            f"worker {worker.name} reported impossible times {worker.refused} time(s); nothing was "
-            "learned from them"
+            f"worker {worker.name} reported what cannot be {worker.refused} time(s); nothing was "
+            "learned from that"
             for worker in self.workers
             if worker.refused
         ]

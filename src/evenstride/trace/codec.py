@@ -60,7 +60,7 @@ def decode(plain: dict[str, Any]) -> Event | Instruction:
     try:
         values = {f.name: _value(tag, f.name, plain[f.name]) for f in fields(_BY_TAG[tag])}
         return _BY_TAG[tag](**values)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"a {tag} lacks a field or has a wrong one: {error}") from None
 
 
