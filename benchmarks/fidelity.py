@@ -5,9 +5,9 @@
 For each mix of speeds, throttled processes calibrate themselves, train some steps with the equal
 split, calibrate themselves again, train some steps under `adaptive`, and so on, for some rounds
 (`fidelity_ranks.py`). Each block is predicted from the calibrations before and after it: the
-simulator gets the curves through their mean times, their communication, and the scatter of all
-calibrated steps as noise. Nothing is taken from the steps that are predicted. Both policies have
-had 40 steps to settle before.
+simulator gets the curves through their mean times, their communication, and how much calibrated
+steps differ from one to the next as noise. Nothing is taken from the steps that are predicted.
+Both policies have had 40 steps to settle before.
 
 The error is that of the mean step over all rounds. A machine that changes its own speed meanwhile,
 as shared ones do, changes neighbouring blocks and calibrations alike; what is left of it shows in
@@ -94,13 +94,18 @@ def curves(calibration: dict[str, Any]) -> list[Curve]:
 
 
 def noise(report: dict[str, Any], worker: int) -> float:
-    """Return the scatter of a worker's calibrated steps about their size's mean, in parts."""
-    squares, free = 0.0, 0
-    for calibration in report["calibrations"]:
-        for _, steps_s in calibration["steps_s"][worker]:
-            squares += float(np.sum((np.array(steps_s) / np.mean(steps_s) - 1.0) ** 2))
-            free += len(steps_s) - 1
-    return min(float(np.sqrt(squares / max(free, 1))), 1.0)
+    """Return the scatter of a worker's calibrated steps, in parts.
+
+    From one step to the next, as a machine that wanders slows down all of them alike; and their
+    median, as what happens seldom is in the mean times already.
+    """
+    apart = [
+        np.abs(np.diff(steps_s)) / np.mean(steps_s)
+        for calibration in report["calibrations"]
+        for _, steps_s in calibration["steps_s"][worker]
+    ]
+    # Of normal values, the median of the differences is 0.6745 times sqrt(2) deviations.
+    return min(float(np.median(np.concatenate(apart))) / (0.6745 * 2**0.5), 1.0)
 
 
 def scenario(mix: str, report: dict[str, Any], block: int) -> Scenario:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import TensorDataset
 
 from evenstride.lab.demo.arm import Arm
 from evenstride.lab.demo.probe import Bench, choose_batch, sizes_for
@@ -46,6 +48,8 @@ def measured(schedule: dict[str, Any]) -> dict[str, Any]:
     batch = choose_batch(rates, STEP_S, len(task.train) // 2)
     sizes = sizes_for(rates[rank], rates, batch)
     bench.measure(sizes[-1], schedule["size_s"])  # the allocator's heap has to grow first
+    whole = len(task.train) // batch * batch  # no step of an epoch is shorter than the others
+    task = replace(task, train=TensorDataset(*task.train[:whole]))
     arms = [Arm(policy, task, batch, None) for policy in schedule["policies"]]
     for arm in arms:
         arm.run(schedule["cold_steps"])

@@ -290,7 +290,7 @@ def test_affine_times_have_the_closed_form() -> None:
 @given(st.integers(1, 10**6), st.sampled_from([2, 4, 6]), st.integers(0, 10**6))
 def test_equal_remainders_go_to_the_lower_rank(most: int, count: int, seed: int) -> None:
     whole = np.random.default_rng(seed).integers(1, most + 1, count)
-    exact = whole + 0.5  # each is as close to one as to the other
+    exact = np.asarray(whole + 0.5, dtype=np.float64)  # each is as close to one as to the other
 
     split = apportion(exact, int(exact.sum()), np.zeros(count, int), np.full(count, 10**7))
 
