@@ -141,9 +141,9 @@ class Outlook:
             if doubtful and std > 0 and (std < late or found[1] > (1.0 + _STUCK) * now_s):
                 found = self._better(found, _latest(self.estimate, now, found[0], std))
         for std in _WARY:
-            stuck = found[1] >= now_s
             doubt = found[1] / model.makespan_s(found[0]) - 1.0
-            if (stuck or len(now) > _FEW) and doubt > (_STUCK if stuck else _VERY_DOUBTFUL):
+            many = len(now) > _FEW  # of few, only where there is no better way out
+            if (many or found[1] >= now_s) and doubt > (_VERY_DOUBTFUL if many else _STUCK):
                 found = self._better(found, _latest(self.estimate, now, found[0], std))
         if self.noise_margin:
             late_s = 1.0 + self.noise_margin * np.sqrt(self.estimate.noise)
