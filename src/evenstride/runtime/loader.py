@@ -17,7 +17,6 @@ from evenstride.runtime.progress import Progress
 from evenstride.runtime.sampler import Draw, Order, StepSampler
 from evenstride.runtime.scaling import Scaling
 from evenstride.runtime.seeding import SeededDataset, item_seeds, seeded_dataset
-from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.weights import checked
 
 _Item = tuple[Any, Draw, float | None]
@@ -143,7 +142,6 @@ class Rank:
     """The parts of a rank's `Stride` that its training loader works with."""
 
     gate: Gate
-    timer: StepTimer
     scaling: Scaling
     progress: Progress
     rank: int
@@ -236,13 +234,13 @@ class TrainLoader(DataLoader[Any]):
         steps_before = progress.step
         try:
             yield from self._deliver()
-            rank.timer.epoch_ended()
+            rank.scaling.timer.epoch_ended()
             rank.scaling.loop_ended()
             progress.empty_passes += progress.step == steps_before
         finally:
             self._busy = False
             self._ready.clear()
-            rank.timer.pass_ended()
+            rank.scaling.timer.pass_ended()
             rank.scaling.forget()
             progress.end_pass()
             if rank.tick is not None:
@@ -256,22 +254,24 @@ class TrainLoader(DataLoader[Any]):
         while True:
             if rank.scaling.failed:
                 rank.explain_failure()
-            asked_s = rank.timer.fetch_started()
+            asked_s = rank.scaling.timer.fetch_started()
             rank.scaling.check_finished()
+            if rank.gate.opening:
+                rank.scaling.timer.settle()  # the decision about the next step waits for the last
             if between_steps:
                 if rank.tick is not None:
                     rank.tick()
                 if opening and not rank.gate.opening:
                     opening, fresh, source = False, True, super().__iter__()
-            fetching_s = rank.timer.now()
+            fetching_s = rank.scaling.timer.now()
             item = self._fetch(source)
-            fetched_s = rank.timer.now()
+            fetched_s = rank.scaling.timer.now()
             if item is None:
                 return
             batch, draw, weight = item
             rank.scaling.begin(draw, weight)
             modelled = not fresh and draw.share > 0
-            handed_s = rank.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
+            handed_s = rank.scaling.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
             self._own_s += fetching_s - asked_s + handed_s - fetched_s
             yield batch
             between_steps, fresh = draw.last, fresh and not draw.last
@@ -299,7 +299,7 @@ class TrainLoader(DataLoader[Any]):
         finally:
             waited_s = self._rank.gate.waited_s - waited_s
             if waited_s:
-                self._rank.timer.control_waited(waited_s)
+                self._rank.scaling.timer.control_waited(waited_s)
         draw = self._steps.delivered()
         if weight_fn is None:
             return batch, draw, None

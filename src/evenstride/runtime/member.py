@@ -50,9 +50,10 @@ class Member:
     def __init__(self, team: Team, settings: Settings, environment: Environment) -> None:
         self._team, self._settings, self._environment = team, settings, environment
         self._recorder = Recorder(team.rank, self._ask, loads_for(settings.policy))
-        self.timer = StepTimer(self._recorder.add)
         self.progress = Progress(settings.seed, settings.global_batch)
-        self.scaling = Scaling(team.world_size, self.timer, self._commit, self._weight_exchange)
+        self.scaling = Scaling(
+            team.world_size, StepTimer(self._recorder.add), self._commit, self._weight_exchange
+        )
         self._weights: WeightExchange | None = None
         # Weak, because a loader in a reference cycle takes its workers down slowly (5 s each).
         self._loader: Callable[[], TrainLoader | None] = lambda: None
@@ -66,6 +67,11 @@ class Member:
         )
         local = Local(self._gate, self._recorder, lambda: self.progress.now)
         self._bond = tie(local, team, lambda: self.timer.at)
+
+    @property
+    def timer(self) -> StepTimer:
+        """The clock of this rank's steps."""
+        return self.scaling.timer
 
     def train_loader(
         self, dataset: Any, asked: LoaderOptions, options: DataLoaderOptions
@@ -92,7 +98,6 @@ class Member:
         self.progress.attach(order_of(verdict["length"], self._settings.seed, asked))
         rank = Rank(
             gate=self._gate,
-            timer=self.timer,
             scaling=self.scaling,
             progress=self.progress,
             rank=self._team.rank,
@@ -139,7 +144,7 @@ class Member:
     def watch(self, model: nn.Module) -> None:
         """Time the model's forward pass, and know its parameters."""
         self.scaling.models.append(model)
-        watch_forward(model, self.timer, self._team.world_size)
+        watch_forward(model, lambda: self.timer, self._team.world_size)
 
     def latest_shares(self) -> Shares:
         """Return the shares of the latest committed step, which every rank knows."""
@@ -181,6 +186,7 @@ class Member:
         if self._closed:
             return
         self._closed = True
+        self.timer.settle()
         self._bond.close(at_exit=at_exit)
         # See Channel.close: nothing of torch.distributed may be left in our reference cycles.
         self._team, self._weights = replace(self._team, group=None, channel=None), None
@@ -229,7 +235,7 @@ class Member:
         if self._weights is None:
             with self.timer.waiting():
                 group = _cpu_group(self._team.group)
-            self._weights = WeightExchange(group, self.timer)
+            self._weights = WeightExchange(group, lambda: self.timer.waiting())
         return self._weights
 
 

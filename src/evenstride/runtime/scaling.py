@@ -19,6 +19,7 @@ from evenstride.core.weighting import loss_factor
 from evenstride.errors import ScaleError, UsageError
 from evenstride.runtime.ghost import silence, zero_loss
 from evenstride.runtime.sampler import Draw
+from evenstride.runtime.stream_timer import CudaMarks, StreamTimer
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.weights import WeightExchange, checked
 
@@ -32,7 +33,8 @@ class Scaling:
 
     Args:
         world_size: ranks the engine averages over.
-        timer: gets the marks of the backward pass.
+        timer: gets the marks of the backward pass. Replaced by one that measures on the device
+            as soon as a loss is found there.
         commit: called when a step's synchronisation has ended.
         exchange: makes the weight exchange when it is first needed; collective.
     """
@@ -124,6 +126,8 @@ class Scaling:
 
     def scale(self, loss: Tensor, weight: float | None) -> Tensor:
         """Return ``loss * W * n_k / N``; see `Stride.scale`."""
+        if loss.is_cuda and not self.timer.on_device:
+            self.timer = StreamTimer.instead_of(self.timer, CudaMarks(loss.device))
         started_s, waited_s = self.timer.now(), 0.0
         draw = self.draw
         if draw is None or self.micro or weight is not None or hasattr(loss, "_evenstride_scaled"):

@@ -68,6 +68,8 @@ class StepTimer:
         now: a monotonic clock in seconds.
     """
 
+    on_device = False  # whether steps are timed where a device works on them
+
     __slots__ = (
         "_between",
         "_compute_s",
@@ -83,6 +85,7 @@ class StepTimer:
         "_share",
         "_step",
         "_synchronised",
+        "_wait_began_s",
         "_wait_s",
         "finished",
         "now",
@@ -99,7 +102,7 @@ class StepTimer:
         self._data_s = self._compute_s = self._wait_s = self._control_s = 0.0
         # Waiting during a fetch belongs to the step that is being fetched.
         self._early_wait_s = self._early_control_s = 0.0
-        self._mark_s = self._excluded_s = 0.0
+        self._mark_s = self._excluded_s = self._wait_began_s = 0.0
         self._between = RunningMedian(_BETWEEN_STEPS)
 
     @property
@@ -166,14 +169,19 @@ class StepTimer:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Count the time inside as waiting for others, not as work."""
-        started_s = self.now()
+        self.wait_began()
         try:
             yield
         finally:
-            self.waited(self.now() - started_s)
+            self.wait_ended()
 
-    def waited(self, seconds: float) -> None:
-        """Count ``seconds`` of the stretch in progress as waiting for others."""
+    def wait_began(self) -> None:
+        """Mark that what follows is waiting for others, until `wait_ended`."""
+        self._wait_began_s = self.now()
+
+    def wait_ended(self) -> None:
+        """Mark that the waiting that began is over."""
+        seconds = self.now() - self._wait_began_s
         self._excluded_s += seconds
         if self._phase == "data":
             self._early_wait_s += seconds
@@ -185,20 +193,39 @@ class StepTimer:
         self._excluded_s += seconds
         self._early_control_s += seconds
 
+    def settle(self) -> None:
+        """Report all steps that are finished; here they have been already."""
+
     def _finish(self, between_s: float) -> None:
-        if self._modelled:
+        self._in_step = self._synchronised = False
+        self._report(
+            self._step,
+            self._share,
+            self._data_s + self._compute_s,
+            between_s,
+            self._wait_s,
+            self._data_s,
+            self._control_s,
+            modelled=self._modelled,
+        )
+
+    def _report(
+        self,
+        step: int,
+        share: int,
+        worked_s: float,
+        between_s: float,
+        wait_s: float,
+        data_s: float,
+        control_s: float,
+        *,
+        modelled: bool,
+    ) -> None:
+        if modelled:
             self._between.add(between_s)
         usual_s = self._between.median(between_s)
-        self._in_step = self._synchronised = False
+        outside_s = between_s - usual_s if between_s > usual_s else 0.0
+        busy_s = worked_s + usual_s
         self.finished(
-            StepRecord(
-                self._step,
-                self._share,
-                self._data_s + self._compute_s + usual_s,
-                self._wait_s,
-                self._data_s,
-                between_s - usual_s if between_s > usual_s else 0.0,
-                self._control_s,
-                self._modelled,
-            )
+            StepRecord(step, share, busy_s, wait_s, data_s, outside_s, control_s, modelled)
         )

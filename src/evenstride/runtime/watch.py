@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from evenstride.runtime.timing import StepTimer
 logger = logging.getLogger("evenstride")
 
 
-def watch_forward(model: nn.Module, timer: StepTimer, world_size: int) -> None:
+def watch_forward(model: nn.Module, timer: Callable[[], StepTimer], world_size: int) -> None:
     """Count what DDP does before the module's own forward pass as waiting.
 
     DDP broadcasts the buffers there, if the module has any; a fast rank would spend the time
@@ -32,15 +33,14 @@ def watch_forward(model: nn.Module, timer: StepTimer, world_size: int) -> None:
         return
     if not (engine.broadcast_buffers and any(True for _ in engine.module.buffers())):
         return  # nothing to synchronise, and hooks would slow every forward pass down
-    began_s = [0.0]
 
     def outer(*_: Any) -> None:
-        began_s[0] = timer.now()
+        timer().wait_began()
         if not engine.training:
             engine.require_forward_param_sync = False  # DDP sets it anew after each forward pass
 
     def inner(*_: Any) -> None:
-        timer.waited(timer.now() - began_s[0])
+        timer().wait_ended()
 
     engine.register_forward_pre_hook(outer)
     engine.module.register_forward_pre_hook(inner, prepend=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
 
 from evenstride.errors import ScaleError
-from evenstride.runtime.timing import StepTimer
 
 
 class WeightExchange:
@@ -19,11 +20,13 @@ class WeightExchange:
 
     Args:
         group: a Gloo group of the same ranks; ``None`` with one process.
-        timer: told about the waiting.
+        waiting: counts the time inside as waiting.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, timer: StepTimer) -> None:
-        self._group, self._timer = group, timer
+    def __init__(
+        self, group: dist.ProcessGroup | None, waiting: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._group, self._waiting = group, waiting
         self._sum = torch.zeros(1, dtype=torch.float64)
         self._work: dist.Work | None = None
 
@@ -38,7 +41,7 @@ class WeightExchange:
     def total(self) -> float:
         """Return the sum that `start` began; may be called again."""
         if self._work is not None:
-            with self._timer.waiting():
+            with self._waiting():
                 self._work.wait()
             self._work = None
         return float(self._sum)

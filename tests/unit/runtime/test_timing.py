@@ -165,8 +165,8 @@ def test_waiting_during_a_fetch_belongs_to_the_step_that_is_fetched() -> None:
     bench.train(1.0, 1.0, 1.0)
 
     bench.timer.fetch_started()
-    bench.clock.spend(2.0)
-    bench.timer.waited(2.0)
+    with bench.timer.waiting():
+        bench.clock.spend(2.0)
     bench.clock.spend(6.0)
     bench.timer.control_waited(6.0)
     bench.clock.spend(3.0)

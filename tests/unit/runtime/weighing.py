@@ -19,7 +19,7 @@ class Rank:
     def __init__(self, world_size: int = 1) -> None:
         self.committed: list[Draw] = []
         timer = StepTimer(lambda _: None)
-        exchange = WeightExchange(None, timer)
+        exchange = WeightExchange(None, timer.waiting)
         self.exchange = exchange
         self.scaling = Scaling(world_size, timer, self.committed.append, lambda: exchange)
         self.model = nn.Linear(1, 1)
