@@ -10,6 +10,7 @@ EvenstrideError
 │   ├── LoaderBusy         two loops draw from one loader
 │   ├── ScaleError         a batch was scaled twice, or not at all
 │   └── StepInFlight       the state was asked for in the middle of a step
+├── OutOfMemory            a batch does not fit, and its step cannot be repeated
 ├── WorkerLost             another rank is gone; this one cannot finish its step
 ├── SplitDiverged          a rank applied other shares than the leader decided
 ├── TraceError             a trace file cannot be read
@@ -99,6 +100,10 @@ class ScaleError(UsageError):
 
 class StepInFlight(UsageError):
     """The state was asked for between a step's backward pass and its optimizer step."""
+
+
+class OutOfMemory(EvenstrideError, RuntimeError):
+    """A batch does not fit into memory, and the step cannot be repeated in smaller ones."""
 
 
 class WorkerLost(EvenstrideError, RuntimeError):

@@ -35,6 +35,11 @@ def meet(fate: str) -> None:
                 pass
 
 
+def run_short(_: torch.Tensor) -> None:
+    """Run out of memory in the backward pass."""
+    raise torch.OutOfMemoryError
+
+
 def main(fate: str, victim: int, step: int, timeout_s: float) -> None:
     """Train until the end of the world."""
     torch.set_num_threads(1)
@@ -44,10 +49,14 @@ def main(fate: str, victim: int, step: int, timeout_s: float) -> None:
     model = stride.watch(DistributedDataParallel(nn.Linear(4, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for (x,) in loader:
-        loss = model(x).square().mean()
-        if stride.step == step and dist.get_rank() == victim:
-            meet(fate)
-        stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+        with stride.guard(), stride.accumulate(model):
+            out = model(x)
+            if stride.step == step and dist.get_rank() == victim:
+                if fate == "runs short":
+                    out.register_hook(run_short)
+                else:
+                    meet(fate)
+            stride.scale(out.square().mean()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
 

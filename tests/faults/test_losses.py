@@ -68,12 +68,21 @@ FATES = {
     "stopped": "no heartbeat since",
     "spins": "still in compute of step 25",
     "leaves": "its program ended early",
+    "runs short": "OutOfMemory: rank 1 ran out of memory in step 25 with a batch of",
 }
 
 
 @pytest.mark.parametrize(
     ("fate", "victim"),
-    [("killed", 0), ("killed", 1), ("raises", 1), ("stopped", 0), ("spins", 1), ("leaves", 0)],
+    [
+        ("killed", 0),
+        ("killed", 1),
+        ("raises", 1),
+        ("stopped", 0),
+        ("spins", 1),
+        ("leaves", 0),
+        ("runs short", 1),
+    ],
 )
 def test_every_survivor_names_the_lost_rank_in_one_line(
     tmp_path: Path, fate: str, victim: int

@@ -15,6 +15,7 @@ from evenstride.runtime.seeding import epoch_order
 from tests.multiproc.training import (
     Loop,
     Sentences,
+    Short,
     flat,
     net,
     padded,
@@ -38,7 +39,8 @@ def train(rank: int, loop: Loop) -> list[list[float]]:
 def _train(rank: int, loop: Loop) -> list[list[float]]:
     stride = evenstride.Stride(global_batch=loop.batch, policy=loop.policy)
     loader, module = _loader(stride, loop)
-    model = stride.watch(DistributedDataParallel(module))
+    whole = module if loop.fits is None else Short(module, loop.fits[rank])
+    model = stride.watch(DistributedDataParallel(whole, static_graph=loop.static_graph))
     if loop.hook == "fp16":
         model.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
@@ -46,7 +48,7 @@ def _train(rank: int, loop: Loop) -> list[list[float]]:
     gradients: list[list[float]] = []
     for _ in range(stride.epoch, 100):
         for batch in loader:
-            with stride.accumulate(model):
+            with stride.guard(), stride.accumulate(model):
                 loss = _loss(model, batch, loop)
                 if rank == loop.poison:
                     loss = loss / torch.zeros(())

@@ -31,6 +31,12 @@ CASES = {
     "token weights beside a share of 0": (3, Loop(14, 42, "static:0,9,5", kind="tokens")),
     "gradient clipping": (2, Loop(30, 90, "static:7,23", clip=1e-3)),
     "a gradient scaler": (2, Loop(30, 90, "static:7,23", scaler=True)),
+    "a static graph in micro-batches": (2, Loop(16, 48, "static:3,13", micro=4, static_graph=True)),
+    "memory for less on one rank": (2, Loop(30, 90, "static:7,23", fits=(99, 6))),
+    "memory for less on all ranks": (3, Loop(30, 90, "static:7,11,12", fits=(3, 4, 1))),
+    "memory for less, tokens": (2, Loop(14, 42, "static:3,11", kind="tokens", fits=(2, 4))),
+    "memory for less beside a share of 0": (3, Loop(30, 90, "static:0,20,10", fits=(1, 6, 9))),
+    "memory for less than a micro-batch": (2, Loop(30, 90, "static:7,23", micro=9, fits=(3, 5))),
     "adaptive shares": (3, Loop(30, 90, "adaptive", steps=8)),
 }
 

@@ -32,6 +32,30 @@ def net(dtype: torch.dtype = torch.float64) -> nn.Module:
     return model
 
 
+class Short(nn.Module):
+    """A model that runs out of memory behind its first layer, and has a buffer.
+
+    Args:
+        module: layers in a row.
+        fits: samples that it has memory for.
+    """
+
+    def __init__(self, module: nn.Module, fits: int) -> None:
+        super().__init__()
+        self.module, self.fits = module, fits
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the layers."""
+        first, *rest = self.module.children()
+        x = first(x)
+        if len(x) > self.fits:
+            raise torch.OutOfMemoryError
+        for layer in rest:
+            x = layer(x)
+        return x
+
+
 class Sentences(Dataset[tuple[int, Tensor]]):
     """Token sequences of different lengths."""
 
@@ -121,6 +145,8 @@ class Loop:
         scaler: whether a gradient scaler is used.
         dtype: ``float64`` or ``float32``.
         poison: a rank whose every loss is infinite.
+        fits: samples that each rank has memory for; more end its forward pass in the middle.
+        static_graph: whether DDP records the graph in its first step.
         broken: whether the weighting is broken on purpose.
     """
 
@@ -135,6 +161,8 @@ class Loop:
     scaler: bool = False
     dtype: str = "float64"
     poison: int | None = None
+    fits: tuple[int, ...] | None = None
+    static_graph: bool = False
     broken: bool = False
 
     @property

@@ -49,7 +49,7 @@ class Rank:
                 self.ready.append(keys)
             if not self.ready:
                 return []
-            step.append((self.ready.popleft(), self.sampler.delivered()))
+            step.append((self.ready.popleft(), self.sampler.delivered()[0]))
         return step
 
 

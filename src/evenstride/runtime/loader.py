@@ -13,13 +13,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 
 from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime.gate import Gate
+from evenstride.runtime.pieces import Item, check_weights, smaller
 from evenstride.runtime.progress import Progress
 from evenstride.runtime.sampler import Draw, Order, StepSampler
 from evenstride.runtime.scaling import Scaling
 from evenstride.runtime.seeding import SeededDataset, item_seeds, seeded_dataset
 from evenstride.runtime.weights import checked
-
-_Item = tuple[Any, Draw, float | None]
 
 _DECIDED_BY_US = ("batch_size", "sampler", "batch_sampler")
 
@@ -167,7 +166,7 @@ class TrainLoader(DataLoader[Any]):
     ) -> None:
         self._rank, self._options = rank, options
         self._busy, self._own_s = False, 0.0
-        self._ready: deque[_Item] = deque()
+        self._ready: deque[Item] = deque()
         order = rank.progress.order
         assert order is not None, "the layout is set before the loader is made"
         samples = seeded_dataset(dataset, seeded=options.seeded)
@@ -230,7 +229,13 @@ class TrainLoader(DataLoader[Any]):
         rank, progress = self._rank, self._rank.progress
         self._busy = True
         progress.begin_pass()
-        self._steps.begin(progress.epoch, progress.cursor, progress.step, rank.max_steps)
+        self._steps.begin(
+            progress.epoch,
+            progress.cursor,
+            progress.step,
+            rank.max_steps,
+            whole_first=bool(rank.scaling.unrecorded),
+        )
         steps_before = progress.step
         try:
             yield from self._deliver()
@@ -250,11 +255,15 @@ class TrainLoader(DataLoader[Any]):
         """Yield the batches, fetched in this process at first and by the workers then."""
         rank, fresh, between_steps = self._rank, True, True
         opening = rank.gate.opening and self.num_workers > 0
-        source = self._fetch_here() if opening else super().__iter__()
+        source = self._here(self.batch_sampler) if opening else super().__iter__()
+        item: Item | None = None
         while True:
             if rank.scaling.failed:
                 rank.explain_failure()
             asked_s = rank.scaling.timer.fetch_started()
+            if rank.scaling.retry and item is not None:
+                self._put_back(item)
+                between_steps = False
             rank.scaling.check_finished()
             if rank.gate.opening:
                 rank.scaling.timer.settle()  # the decision about the next step waits for the last
@@ -268,30 +277,52 @@ class TrainLoader(DataLoader[Any]):
             fetched_s = rank.scaling.timer.now()
             if item is None:
                 return
-            batch, draw, weight = item
-            rank.scaling.begin(draw, weight)
+            draw = item.draw
+            rank.scaling.begin(draw, item.weight)
             modelled = not fresh and draw.share > 0
             handed_s = rank.scaling.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
             self._own_s += fetching_s - asked_s + handed_s - fetched_s
-            yield batch
+            yield item.batch
             between_steps, fresh = draw.last, fresh and not draw.last
 
-    def _fetch_here(self) -> Iterator[Any]:
-        """Return an iterator that loads in the training process, from the same position."""
+    def _here(self, batches: Any) -> Iterator[Any]:
+        """Return an iterator that loads batches in the training process."""
         options = DataLoaderOptions(
             collate_fn=self.collate_fn, pin_memory=self.pin_memory, generator=self.generator
         )
-        return iter(DataLoader(self.dataset, batch_sampler=self.batch_sampler, **options))
+        return iter(DataLoader(self.dataset, batch_sampler=batches, **options))
 
-    def _fetch(self, source: Iterator[Any]) -> _Item | None:
-        """Return the next batch, or ``None`` at the end of the epoch.
+    def _fetch(self, source: Iterator[Any]) -> Item | None:
+        """Return the next batch that fits into memory, or ``None`` at the end of the epoch."""
+        item, fits = self._fetch_drawn(source), self._rank.scaling.fits
+        if item is None or fits is None or item.draw.samples <= fits:
+            return item
+        self._put_back(item)  # it was drawn before that was known
+        return self._ready.popleft()
+
+    def _put_back(self, item: Item) -> None:
+        """Let the samples of a batch that does not fit into memory come again, in smaller ones."""
+        fits = self._rank.scaling.fits
+        assert fits is not None, "what does not fit is known by a size that may"
+        self._steps.limit(fits)
+        pieces = list(smaller(item.draw, item.keys, fits))
+        batches = self._here(BatchStream([keys for _, keys in pieces]))
+        items = [
+            Item(batch, draw, keys, self._weight_of(batch, draw))
+            for batch, (draw, keys) in zip(batches, pieces, strict=True)
+        ]
+        check_weights(item, items)
+        self._ready.extendleft(reversed(items))
+
+    def _fetch_drawn(self, source: Iterator[Any]) -> Item | None:
+        """Return the next batch as it was drawn, or ``None`` at the end of the epoch.
 
         With a weight function all of a step's micro-batches are fetched before the first is
         handed out, because their weights' sum is needed to scale it.
         """
         if self._ready:
             return self._ready.popleft()
-        weight_fn, waited_s = self._options.weight_fn, self._rank.gate.waited_s
+        waited_s = self._rank.gate.waited_s
         try:
             batch = next(source)
         except StopIteration:
@@ -300,18 +331,24 @@ class TrainLoader(DataLoader[Any]):
             waited_s = self._rank.gate.waited_s - waited_s
             if waited_s:
                 self._rank.scaling.timer.control_waited(waited_s)
-        draw = self._steps.delivered()
-        if weight_fn is None:
-            return batch, draw, None
-        self._ready.append(_weighed(batch, draw, weight_fn))
-        while not self._ready[-1][1].last:
-            self._ready.append(_weighed(next(source), self._steps.delivered(), weight_fn))
-        self._rank.scaling.exchange().start(sum(weight for *_, weight in self._ready if weight))
+        item = self._item(batch)
+        if item.weight is None:
+            return item
+        self._ready.append(item)
+        while not self._ready[-1].draw.last:
+            self._ready.append(self._item(next(source)))
+        self._rank.scaling.exchange().start(sum(item.weight or 0.0 for item in self._ready))
         return self._ready.popleft()
 
+    def _item(self, batch: Any) -> Item:
+        draw, keys = self._steps.delivered()
+        return Item(batch, draw, keys, self._weight_of(batch, draw))
 
-def _weighed(batch: Any, draw: Draw, weight_fn: Callable[[Any], float]) -> _Item:
-    return batch, draw, checked(weight_fn(batch)) if draw.samples else 0.0
+    def _weight_of(self, batch: Any, draw: Draw) -> float | None:
+        weight_fn = self._options.weight_fn
+        if weight_fn is None:
+            return None
+        return checked(weight_fn(batch)) if draw.samples else 0.0
 
 
 def order_of(length: int, seed: int, options: LoaderOptions) -> Order:

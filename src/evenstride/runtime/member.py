@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from evenstride.runtime.control_plane import Local
 from evenstride.runtime.environment import Environment
 from evenstride.runtime.evaluation import EvalLoader, EvalSampler, exact_mean
 from evenstride.runtime.gate import Gate
+from evenstride.runtime.guard import guarded
 from evenstride.runtime.load import loads_for
 from evenstride.runtime.loader import (
     DataLoaderOptions,
@@ -40,7 +42,7 @@ from evenstride.runtime.seeding import SeededDataset, seeded_dataset
 from evenstride.runtime.setup import Settings, Team
 from evenstride.runtime.summary import Summary, summarise
 from evenstride.runtime.timing import StepTimer
-from evenstride.runtime.watch import watch_forward
+from evenstride.runtime.watch import static_graph, watch_forward
 from evenstride.runtime.weights import WeightExchange
 
 
@@ -144,7 +146,12 @@ class Member:
     def watch(self, model: nn.Module) -> None:
         """Time the model's forward pass, and know its parameters."""
         self.scaling.models.append(model)
+        self.scaling.unrecorded = self.scaling.unrecorded or static_graph(model)
         watch_forward(model, lambda: self.timer, self._team.world_size)
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Return a context that repeats a batch in pieces if it does not fit into memory."""
+        return guarded(self.scaling, self._team.rank)
 
     def latest_shares(self) -> Shares:
         """Return the shares of the latest committed step, which every rank knows."""

@@ -98,16 +98,24 @@ class StepSampler:
         self.order, self.own_s = order, 0.0
         self._gate, self._rank, self._max_micro_batch = gate, rank, max_micro_batch
         self._seeded, self._sizes = seeded, sizes
-        self._drawn: deque[Draw] = deque()
+        self._drawn: deque[tuple[Draw, Keys]] = deque()
         self._plan: deque[_Planned] = deque()
         self._positions: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._epoch, self._step, self._limit = -1, 0, -1
+        self._epoch, self._step, self._limit, self._whole_step = -1, 0, -1, -1
         self._cursor, self._position = EpochCursor(order.length, 1), 0
 
     def __len__(self) -> int:
         return self._cursor.steps
 
-    def begin(self, epoch: int, cursor: EpochCursor, step: int, limit: int | None) -> None:
+    def begin(
+        self,
+        epoch: int,
+        cursor: EpochCursor,
+        step: int,
+        limit: int | None,
+        *,
+        whole_first: bool = False,
+    ) -> None:
         """Start drawing at a committed position; whatever was drawn before is forgotten.
 
         Args:
@@ -115,6 +123,7 @@ class StepSampler:
             cursor: position in the epoch.
             step: global index of the next step.
             limit: step to stop before; ``None`` for no limit.
+            whole_first: whether the first step is not cut into micro-batches, on any rank.
         """
         if epoch != self._epoch:
             order = self.order
@@ -124,11 +133,17 @@ class StepSampler:
         self._plan.clear()
         self._cursor, self._position, self._step = cursor, cursor.position, step
         self._limit = -1 if limit is None else limit
+        self._whole_step = step if whole_first else -1
         self._gate.rewind(step)
 
-    def delivered(self) -> Draw:
-        """Return the draw of the batch that the loader hands out now."""
+    def delivered(self) -> tuple[Draw, Keys]:
+        """Return the draw and the keys of the batch that the loader hands out now."""
         return self._drawn.popleft()
+
+    def limit(self, max_micro_batch: int) -> None:
+        """Draw no larger micro-batches from now on."""
+        self._max_micro_batch = min(self._max_micro_batch or max_micro_batch, max_micro_batch)
+        self._plan.clear()
 
     def __iter__(self) -> Iterator[Keys]:
         while self._step != self._limit:
@@ -148,7 +163,7 @@ class StepSampler:
         if self._plan[0].shares is not shares:
             self._plan_ahead(shares)
         planned = self._plan.popleft()
-        self._drawn.extend(planned.draws)
+        self._drawn.extend(zip(planned.draws, planned.batches, strict=True))
         self._position, self._step = self._position + planned.window, self._step + 1
         return planned.batches
 
@@ -195,7 +210,8 @@ class StepSampler:
         """Return the plan of the next step, whatever its size and its cut."""
         window = self._cursor.window
         piece = cut(window, step_shares(shares, len(window)))[self._rank]
-        parts = micro_batches(piece.positions, self._max_micro_batch)
+        at_most = None if self._step == self._whole_step else self._max_micro_batch
+        parts = micro_batches(piece.positions, at_most)
         draws = tuple(
             Draw(
                 step=self._step,

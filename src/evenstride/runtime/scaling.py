@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from evenstride.core.weighting import loss_factor
@@ -50,11 +51,14 @@ class Scaling:
         self._commit = commit
         self.micro = False  # whether the loader may cut a share into micro-batches
         self.models: list[nn.Module] = []  # the watched ones
+        self.unrecorded = False  # whether one has a static graph whose first step is still to come
         self.own_s = 0.0
         self.draw: Draw | None = None  # of the batch in the training loop's hands
+        self.retry = False  # whether its samples come again, because they did not fit into memory
+        self.fits: int | None = None  # samples that may, once some did not
         self._weight: float | None = None  # of that batch, from weight_fn
         self._scaled = self._backward = self._committed = self._stepped = False
-        self._accumulating = self._queued = False
+        self._accumulating = self._queued = self.accumulated = False
         self._silenced: list[RemovableHandle] = []
 
     @property
@@ -75,6 +79,21 @@ class Scaling:
         return not self.models or any(g is not None and bool(g.any()) for g in gradients)
 
     @property
+    def synced(self) -> bool:
+        """Whether the batch in hand is the last of its step, so that the optimizer is due."""
+        return self.draw is None or (self.draw.last and not self.retry)
+
+    @property
+    def samples(self) -> int:
+        """Samples of the batch in hand that count."""
+        return 0 if self.draw is None or self.retry else self.draw.samples
+
+    @property
+    def backward_began(self) -> bool:
+        """Whether a backward pass of the batch in hand has begun, ended or not."""
+        return self._queued or self._backward
+
+    @property
     def failed(self) -> bool:
         """Whether a backward pass began to synchronise the step and never came through."""
         draw = self.draw
@@ -85,6 +104,12 @@ class Scaling:
         self._loud_again()
         self.draw, self._weight = draw, weight
         self._scaled = self._backward = self._committed = self._stepped = self._queued = False
+        self.retry = self.accumulated = False
+
+    def give_up(self, fits: int) -> None:
+        """Let the batch in hand come again, in pieces of at most ``fits`` samples."""
+        self.retry, self.fits, self.micro = True, fits, True
+        self.timer.spoil()
 
     def forget(self) -> None:
         """Drop the batch in hand: the loop was left."""
@@ -95,7 +120,22 @@ class Scaling:
                 self.draw.step if self.draw else 0,
             )
         self._loud_again()
-        self.draw = None
+        self.draw, self.retry = None, False
+
+    def optimizer_steps(self, optimizer: Optimizer, *_: Any) -> None:
+        """Refuse to update a watched model with a part of its step's gradient.
+
+        Raises:
+            UsageError: the batch in hand is not the last of its step.
+        """
+        if self.synced:
+            return
+        ours = {id(p) for model in self.models for p in model.parameters()}
+        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+            raise UsageError(
+                f"optimizer.step() was called in the middle of step {self.draw and self.draw.step},"
+                " between two of its micro-batches; put it under `if stride.synced:`"
+            )
 
     def optimizer_stepped(self, *_: Any) -> None:
         """Note that an optimizer has stepped: a committed step is whole."""
@@ -111,7 +151,7 @@ class Scaling:
         Raises:
             ScaleError: it was not.
         """
-        if self._backward or self.draw is None:
+        if self._backward or self.retry or self.draw is None:
             return
         if not self._scaled:
             raise ScaleError(
@@ -154,7 +194,7 @@ class Scaling:
                 "accumulate() was called outside the training loop; call it inside "
                 "`for batch in loader:`, around forward and backward"
             )
-        self._accumulating = True
+        self._accumulating = self.accumulated = True
         try:
             with contextlib.nullcontext() if self.draw.last else self._held_back(model):
                 yield
@@ -249,7 +289,7 @@ class Scaling:
         started_s = self.timer.now()
         self.timer.synchronised()
         if self.draw is not None and not self._committed:
-            self._committed = True
+            self._committed, self.unrecorded = True, False
             self._commit(self.draw)
         self.own_s += self.timer.now() - started_s
 

@@ -179,6 +179,11 @@ class StreamTimer(StepTimer):
         self._phase, self._synchronised = "between", self._in_step
         self._mark(_WAIT)
 
+    def spoil(self) -> None:
+        """Mark that the step in hand has had trouble of its own and tells nothing."""
+        if self._in_hand is not None:
+            self._in_hand.modelled = False
+
     def pass_ended(self) -> None:
         """Mark that the loop over the loader was left; what follows is nobody's step."""
         super().pass_ended()

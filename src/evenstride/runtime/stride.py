@@ -12,7 +12,10 @@ from typing import Any, TypeVar, Unpack, overload
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data import DataLoader
 
 from evenstride.errors import ConfigError, StepInFlight
@@ -91,7 +94,10 @@ class Stride:
         )
         self._member = Member(form_team(settings, group), settings, environment)
         scaling = self._member.scaling
-        self._unhook = register_optimizer_step_post_hook(scaling.optimizer_stepped)
+        self._hooks = (
+            register_optimizer_step_pre_hook(scaling.optimizer_steps),
+            register_optimizer_step_post_hook(scaling.optimizer_stepped),
+        )
         atexit.register(self._close_at_exit)
 
     def loader(
@@ -199,17 +205,39 @@ class Stride:
         with self._member.scaling.accumulate(model):
             yield
 
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Go on when a batch does not fit into memory.
+
+        Put forward and backward pass inside, with `accumulate` within it::
+
+            for x, y in loader:
+                with stride.guard(), stride.accumulate(model):
+                    stride.scale(F.cross_entropy(model(x), y)).backward()
+                if stride.synced:
+                    optimizer.step(); optimizer.zero_grad()
+
+        An out-of-memory error of the *forward* pass is swallowed: `synced` is false, `samples` is
+        0, and the loader yields the same samples again as smaller micro-batches, so that the
+        gradient stays exact. This rank's batches remain that small. Buffers that a forward pass
+        updates (batch norm's statistics) may see the samples twice. Costs nothing else.
+
+        Raises:
+            OutOfMemory: the memory ended in a backward pass, or with a batch that cannot be cut
+                (a single sample, a sharded model, outside of `accumulate`).
+        """
+        with self._member.guard():
+            yield
+
     @property
     def synced(self) -> bool:
         """Whether the batch in hand is the step's last, so that the optimizer is due."""
-        draw = self._member.scaling.draw
-        return draw is None or draw.last
+        return self._member.scaling.synced
 
     @property
     def samples(self) -> int:
         """Samples of the batch in hand that count: 0 for a worker left out, and after the loop."""
-        draw = self._member.scaling.draw
-        return 0 if draw is None else draw.samples
+        return self._member.scaling.samples
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -276,7 +304,8 @@ class Stride:
     def close(self) -> None:
         """End the control threads and close the trace; otherwise done when the program ends."""
         atexit.unregister(self._close_at_exit)
-        self._unhook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._member.close(at_exit=False)
 
     def _close_at_exit(self) -> None:

@@ -152,6 +152,10 @@ class StepTimer:
         self._wait_s += now_s - self._mark_s - self._excluded_s
         self._mark_s, self._excluded_s = now_s, 0.0
 
+    def spoil(self) -> None:
+        """Mark that the step in hand has had trouble of its own and tells nothing."""
+        self._modelled = False
+
     def pass_ended(self) -> None:
         """Mark that the loop over the loader was left; what follows is nobody's step.
 

@@ -1,4 +1,4 @@
-"""Time a model's forward pass without the collectives inside it."""
+"""Time a model's forward pass without the collectives inside it, and know its state."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from evenstride.runtime.timing import StepTimer
 
 logger = logging.getLogger("evenstride")
 
+_BROADCAST = "_evenstride_broadcast"
+
+
+def engine_of(model: nn.Module) -> nn.Module:
+    """Return the model itself, out of torch.compile's wrapper."""
+    engine = getattr(model, "_orig_mod", model)
+    assert isinstance(engine, nn.Module), "torch.compile wraps modules"
+    return engine
+
 
 def watch_forward(model: nn.Module, timer: Callable[[], StepTimer], world_size: int) -> None:
     """Count what DDP does before the module's own forward pass as waiting.
@@ -21,7 +30,7 @@ def watch_forward(model: nn.Module, timer: Callable[[], StepTimer], world_size: 
     waiting for rank 0 and look slow. In evaluation it is kept from doing so: a rank without a
     batch would never come to that broadcast. Other wrappers synchronise later and need nothing.
     """
-    engine = getattr(model, "_orig_mod", model)  # inside torch.compile's wrapper
+    engine = engine_of(model)
     if not isinstance(engine, DistributedDataParallel):
         if world_size > 1 and not _averages(engine):
             logger.warning(
@@ -41,9 +50,32 @@ def watch_forward(model: nn.Module, timer: Callable[[], StepTimer], world_size: 
 
     def inner(*_: Any) -> None:
         timer().wait_ended()
+        setattr(engine, _BROADCAST, engine.training)
+
+    def after(*_: Any) -> None:
+        setattr(engine, _BROADCAST, False)
 
     engine.register_forward_pre_hook(outer)
     engine.module.register_forward_pre_hook(inner, prepend=True)
+    engine.register_forward_hook(after)
+
+
+def reforward(model: nn.Module) -> None:
+    """Prepare for another forward pass in place of one that failed.
+
+    DDP broadcasts buffers once per step, and had done so when the module's own pass began; the
+    other ranks would not take part in a second time.
+    """
+    engine = engine_of(model)
+    if getattr(engine, _BROADCAST, False) and isinstance(engine, DistributedDataParallel):
+        engine.require_forward_param_sync = False
+        setattr(engine, _BROADCAST, False)
+
+
+def static_graph(model: nn.Module) -> bool:
+    """Return whether DDP records the model's graph in its first step, to rely on it later."""
+    engine = engine_of(model)
+    return isinstance(engine, DistributedDataParallel) and bool(engine.static_graph)
 
 
 def _averages(model: nn.Module) -> bool:

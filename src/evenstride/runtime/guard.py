@@ -1,0 +1,98 @@
+"""Running out of memory in a forward pass: the same samples come again, in smaller batches.
+
+In the forward pass nothing has left this rank yet, so the others need not know: the loader yields
+the samples of the batch again as several micro-batches, whose gradients add up to the same sum.
+In a backward pass gradients may be on their way to the other ranks already, and which of them is
+not known, so the step cannot be finished; the error says how to make it fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import traceback
+from collections.abc import Iterator
+
+import torch
+
+from evenstride.errors import OutOfMemory
+from evenstride.runtime.memory import is_out_of_memory
+from evenstride.runtime.sampler import Draw
+from evenstride.runtime.scaling import Scaling
+from evenstride.runtime.watch import reforward
+
+logger = logging.getLogger("evenstride")
+
+
+@contextlib.contextmanager
+def guarded(scaling: Scaling, rank: int) -> Iterator[None]:
+    """Swallow an out-of-memory error of a forward pass, and have its samples come again.
+
+    Raises:
+        OutOfMemory: the step cannot be repeated; the message says why.
+    """
+    try:
+        yield
+    except Exception as error:
+        draw = scaling.draw
+        if draw is None or not is_out_of_memory(error):
+            raise
+        obstacle = _obstacle(scaling, draw)
+        if obstacle is not None:
+            raise OutOfMemory(_refusal(rank, draw, obstacle)) from error
+        # Locals of the frames it went through hold activations, and more of them in cycles.
+        traceback.clear_frames(error.__traceback__)
+        _begin_again(scaling, draw, rank)
+    if scaling.retry:
+        gc.collect()
+        if scaling.timer.on_device:
+            torch.cuda.empty_cache()
+
+
+def _begin_again(scaling: Scaling, draw: Draw, rank: int) -> None:
+    fits = -(-draw.samples // 2)
+    logger.warning(
+        "rank %d ran out of memory in the forward pass of step %d with %d samples; they come again "
+        "in batches of at most %d, and so do all others of this rank from now on",
+        rank,
+        draw.step,
+        draw.samples,
+        fits,
+    )
+    for model in scaling.models:
+        reforward(model)
+    scaling.give_up(fits)
+
+
+def _obstacle(scaling: Scaling, draw: Draw) -> str | None:
+    """Return why the samples of the batch in hand cannot come again, if they cannot."""
+    if scaling.backward_began:
+        return (
+            "in its backward pass, when gradients may be on their way to other ranks, so that the "
+            "step cannot be repeated"
+        )
+    if not scaling.accumulated:
+        return (
+            "and smaller batches are possible inside `with stride.accumulate(model):` only, within "
+            "the guard"
+        )
+    if draw.samples < 2:
+        return "and fewer samples than one there are not"
+    if scaling.unrecorded:
+        return "in the first step of a static graph, which cannot be cut into micro-batches"
+    if any(hasattr(part, "unshard") for model in scaling.models for part in model.modules()):
+        return (
+            "and its model is sharded, so the other ranks of its shard group run the same "
+            "collectives in every layer and would wait for it"
+        )
+    return None
+
+
+def _refusal(rank: int, draw: Draw, obstacle: str) -> str:
+    less = max(draw.samples // 2, 1)
+    return (
+        f"rank {rank} ran out of memory in step {draw.step} with a batch of {draw.samples} "
+        f"samples, {obstacle}; give this rank smaller batches: loader(max_micro_batch={less}) with "
+        f"`with stride.accumulate(model):`, or Stride(max_share={less})"
+    )

@@ -1,0 +1,62 @@
+"""Batches on their way to the training loop, and how one is cut into smaller ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from evenstride.core.partition import micro_batches
+from evenstride.errors import ConfigError
+from evenstride.runtime.sampler import Draw
+from evenstride.runtime.seeding import Keys
+
+# Rounding of a sum of weights.
+_ALIKE = 1e-6
+
+
+class Item(NamedTuple):
+    """A loaded batch.
+
+    Args:
+        batch: what the training loop gets.
+        draw: which step and samples it is of.
+        keys: of its samples in the data set.
+        weight: from the weight function; ``None`` counts samples.
+    """
+
+    batch: Any
+    draw: Draw
+    keys: Keys
+    weight: float | None
+
+
+def smaller(draw: Draw, keys: Keys, at_most: int) -> Iterator[tuple[Draw, Keys]]:
+    """Yield the same samples in the fewest batches of at most ``at_most``, sizes alike."""
+    parts = micro_batches(range(len(keys)), at_most)
+    for number, part in enumerate(parts):
+        piece = draw._replace(
+            samples=len(part),
+            first=draw.first and number == 0,
+            last=draw.last and number == len(parts) - 1,
+        )
+        yield piece, keys[part.start : part.stop]
+
+
+def check_weights(whole: Item, pieces: list[Item]) -> None:
+    """Raise unless the weights of the pieces add up to that of the whole.
+
+    The sum over all ranks was exchanged before the batch was cut.
+
+    Raises:
+        ConfigError: the weight function is no sum over samples.
+    """
+    if whole.weight is None:
+        return
+    total = sum(piece.weight or 0.0 for piece in pieces)
+    if not math.isclose(total, whole.weight, rel_tol=_ALIKE):
+        raise ConfigError(
+            f"weight_fn gave {whole.weight:g} for a batch of {whole.draw.samples} samples, and "
+            f"{total:g} for its {len(pieces)} pieces together; a batch that does not fit into "
+            "memory is trained in pieces, so the weight must be a sum over samples (tokens, say)"
+        )
