@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from evenstride.core.curves import Curves
 from evenstride.core.estimation import Estimate
 from evenstride.core.fleet import FloatArray
 from evenstride.core.observation import Measured
@@ -113,3 +116,19 @@ def test_two_kinds_among_very_many_workers_are_told_apart_whatever_their_order()
         together = _times(pooled(_estimate(truth, 5, 0.05), np.full(5000, 64)), 5000)
 
         assert np.count_nonzero(np.abs(together / truth - 1) > 0.01) < 25
+
+
+def test_who_outweighs_all_others_stays_as_it_is() -> None:
+    """Of what the others tell, rounding alone is left: of some times, more than an exp can hold."""
+    known, shares = Estimate.unknown(3), np.full(3, 64)
+    for sure_s in np.linspace(0.01, 0.2, 200):
+        time_s = sure_s * np.array([1.0, 1.2, 0.8])
+        doubt_s = np.array([0.0, 0.7, 0.7]) * time_s
+        none = np.zeros(3)
+        slope, slope_doubt = 0.8 * time_s / 64, (doubt_s / 64) ** 2
+        rows = np.stack([0.2 * time_s, slope, doubt_s**2, none, slope_doubt])
+        together = pooled(replace(known, now=Curves(rows)), shares)
+
+        assert np.isfinite(together.now.rows).all()
+        assert np.allclose(together.now.rows[:, 0], rows[:, 0], rtol=1e-12, atol=0.0)
+        assert np.allclose(_times(together, 3), time_s, rtol=1e-6)

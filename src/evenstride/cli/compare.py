@@ -7,20 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenstride.cli.lists import whole
-from evenstride.cli.suites import (
-    COLD_LAG_HELP,
-    EVERY_HELP,
-    JSON_HELP,
-    LAG_HELP,
-    MOST_LAG,
-    MOST_STEPS,
-    POLICIES_HELP,
-    POLICY_METAVAR,
-    SEEDS_HELP,
-    STEPS_HELP,
-    Asked,
+from evenstride.cli.options import (
+    AsJson,
+    ColdLag,
+    Every,
+    Lag,
+    policies_option,
+    seeds_option,
+    steps_option,
 )
+from evenstride.cli.suites import Asked
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,56 +26,48 @@ if TYPE_CHECKING:
 _EXAMPLE = "evenstride compare cluster.yaml"
 _SEEDS = "5"
 
+_Files = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Scenario files, or folders of them; with --real a script and its arguments.",
+        metavar="FILE... | -- SCRIPT ARGS",
+    ),
+]
+_Plot = Annotated[
+    Path | None,
+    typer.Option(help="Draw step times and shares into this folder, a file per scenario."),
+]
+_Real = Annotated[
+    bool, typer.Option("--real", help="Run a script on local workers of chosen speed instead.")
+]
+_Speeds = Annotated[
+    str | None, typer.Option(help="With --real: speeds of the workers; 1,0.5,0.2 if not given.")
+]
+_Change = Annotated[
+    list[str] | None,
+    typer.Option(help="With --real: change of speed in each run, as STEP:SPEEDS."),
+]
+_Repeats = Annotated[
+    int | None, typer.Option(help="With --real: runs of each policy; 1 if not given.", min=1)
+]
+
 
 def compare(
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Scenario files, or folders of them; with --real a script and its arguments.",
-            metavar="FILE... | -- SCRIPT ARGS",
-        ),
-    ] = None,
+    files: _Files = None,
     policies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy",
-            "-p",
-            help=f"As a list or one by one; all of them if not given. {POLICIES_HELP}",
-            metavar=POLICY_METAVAR,
-        ),
+        list[str] | None, policies_option("As a list or one by one; all of them if not given.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help=f"{SEEDS_HELP} {_SEEDS} if not given.")] = None,
-    lag: Annotated[str | None, typer.Option(help=LAG_HELP)] = None,
-    cold_lag: Annotated[
-        int | None, typer.Option(help=COLD_LAG_HELP, metavar="N", parser=whole(1, MOST_LAG))
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            help=f"{STEPS_HELP} With --real steps per run.",
-            metavar="N",
-            parser=whole(1, MOST_STEPS),
-        ),
-    ] = None,
-    every: Annotated[str | None, typer.Option(help=EVERY_HELP, metavar="N|leader")] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw step times and shares into this folder, a file per scenario."),
-    ] = None,
-    real: Annotated[
-        bool, typer.Option("--real", help="Run a script on local workers of chosen speed instead.")
-    ] = False,
-    speeds: Annotated[
-        str | None, typer.Option(help="With --real: speeds of the workers; 1,0.5,0.2 if not given.")
-    ] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option(help="With --real: change of speed in each run, as STEP:SPEEDS."),
-    ] = None,
-    repeats: Annotated[
-        int | None, typer.Option(help="With --real: runs of each policy; 1 if not given.", min=1)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    seeds: Annotated[str | None, seeds_option(f"{_SEEDS} if not given.")] = None,
+    lag: Lag = None,
+    cold_lag: ColdLag = None,
+    steps: Annotated[int | None, steps_option("With --real steps per run.")] = None,
+    every: Every = None,
+    plot: _Plot = None,
+    real: _Real = False,
+    speeds: _Speeds = None,
+    change: _Change = None,
+    repeats: _Repeats = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compare policies: how close each comes to the best split, in every scenario.
 

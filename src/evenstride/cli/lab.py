@@ -16,12 +16,21 @@ if TYPE_CHECKING:
 
 __all__ = ["lab", "perform", "split_policies", "tell"]
 
+_Command = Annotated[
+    list[str],
+    typer.Argument(help="Script and its arguments, after --.", metavar="-- SCRIPT ARGS"),
+]
+_Change = Annotated[
+    list[str] | None,
+    typer.Option(help="Change of speed in each run, as STEP:SPEEDS or SECONDSs:SPEEDS."),
+]
+_Calibrate = Annotated[
+    bool, typer.Option(help="Measure the true curves before and after, and run fixed splits.")
+]
+
 
 def lab(
-    command: Annotated[
-        list[str],
-        typer.Argument(help="Script and its arguments, after --.", metavar="-- SCRIPT ARGS"),
-    ],
+    command: _Command,
     speeds: Annotated[str, typer.Option(help="Speed of each worker as a part of one core.")],
     policies: Annotated[
         str, typer.Option(help="Policies to compare, in the order they alternate.")
@@ -30,14 +39,8 @@ def lab(
         int, typer.Option(min=1, help="Steps per run; the first 40 are cold and counted apart.")
     ] = 120,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 2,
-    change: Annotated[
-        list[str] | None,
-        typer.Option(help="Change of speed in each run, as STEP:SPEEDS or SECONDSs:SPEEDS."),
-    ] = None,
-    calibrate: Annotated[
-        bool,
-        typer.Option(help="Measure the true curves before and after, and run fixed splits."),
-    ] = True,
+    change: _Change = None,
+    calibrate: _Calibrate = True,
     out: Annotated[
         Path | None, typer.Option(help="Folder for traces and logs; runs/lab-TIME if not given.")
     ] = None,

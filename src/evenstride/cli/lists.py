@@ -1,4 +1,4 @@
-"""Lists as they are written on the command line."""
+"""Numbers and lists as they are written on the command line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from evenstride.errors import ConfigError
 
 MOST_SEEDS = 10_000
 """So that a seed which is taken for a number of seeds does not fill the memory."""
+MOST_STEPS, MOST_LAG = 10_000_000, 10_000
+"""Of a simulation and between two exchanges, and from a measurement to its decision."""
+_MOST_DIGITS = 18  # of a number; far longer ones, Python refuses to read
 
 
 def split_policies(texts: str | Iterable[str], option: str = "--policy") -> tuple[str, ...]:
@@ -60,11 +63,31 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     """Return a reader of an option's whole number, which names its range where it refuses one."""
 
     def read(text: str) -> int:
-        if text.isascii() and text.isdigit() and least <= int(text[:20]) <= most:
-            return int(text)
-        raise typer.BadParameter(f"{text!r} cannot be; give a whole number from {least} to {most}")
+        number = _number(text, least, most)
+        if number is None:
+            allowed = f"give a whole number from {least} to {most}"
+            raise typer.BadParameter(f"{text!r} cannot be; {allowed}")
+        return number
 
     return read
+
+
+def read_every(text: str | None) -> int | str | None:
+    """Return the steps between two exchanges, ``leader``, or nothing if nothing is given.
+
+    Raises:
+        ConfigError: it is something else, or out of range.
+
+    >>> read_every("10"), read_every("leader")
+    (10, 'leader')
+    """
+    if text is None or text == "leader":
+        return text
+    number = _number(text, 1, MOST_STEPS)
+    if number is None:
+        allowed = f"give steps from 1 to {MOST_STEPS}, such as 10, or leader"
+        raise ConfigError(f"every {text!r} cannot be; {allowed}")
+    return number
 
 
 def split_seeds(text: str) -> tuple[int, ...]:
@@ -77,7 +100,7 @@ def split_seeds(text: str) -> tuple[int, ...]:
     ((0, 1, 2), (4, 7), (7,))
     """
     what = "a number of seeds, such as 20, or a list of them, such as 0,1,2 (7, for a single one)"
-    numbers = _whole(text, f"seeds {text!r} are not understood; give {what}")
+    numbers = _numbers(text, f"seeds {text!r} are not understood; give {what}")
     count = len(numbers) if "," in text else numbers[0]
     if count > MOST_SEEDS:
         one = "" if "," in text else f", or '{text.strip()},' for that single seed"
@@ -97,21 +120,28 @@ def split_lags(text: str | None) -> tuple[int, ...]:
     """
     if text is None:
         return ()
-    allowed = "give steps from 1 to 10000, such as 1,3,8"
-    lags = _whole(text, f"lag {text!r} is not understood; {allowed}")
-    wrong = [lag for lag in lags if not 1 <= lag <= 10_000]
+    allowed = f"give steps from 1 to {MOST_LAG}, such as 1,3,8"
+    lags = _numbers(text, f"lag {text!r} is not understood; {allowed}")
+    wrong = [lag for lag in lags if not 1 <= lag <= MOST_LAG]
     if wrong:
         raise ConfigError(f"a lag of {wrong[0]} cannot be; {allowed}")
     return _each_once(lags, f"lags {text}")
 
 
-def _whole(text: str, problem: str) -> tuple[int, ...]:
+def _number(text: str, least: int = 0, most: int = 10**_MOST_DIGITS) -> int | None:
+    """Return the whole number that a text is, if it is one in the range."""
+    plain = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    return int(text) if plain and least <= int(text) <= most else None
+
+
+def _numbers(text: str, problem: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if parts and not parts[-1] and len(parts) > 1:
+    if len(parts) > 1 and not parts[-1]:
         parts.pop()
-    if not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
+    numbers = [number for number in map(_number, parts) if number is not None]
+    if len(numbers) < len(parts):
         raise ConfigError(problem)
-    return tuple(map(int, parts))
+    return tuple(numbers)
 
 
 def _each_once(numbers: Sequence[int], named: str) -> tuple[int, ...]:

@@ -8,20 +8,16 @@ from typing import Annotated
 
 import typer
 
-from evenstride.cli.lists import whole
-from evenstride.cli.suites import (
-    COLD_LAG_HELP,
-    EVERY_HELP,
-    JSON_HELP,
-    LAG_HELP,
-    MOST_LAG,
-    MOST_STEPS,
-    POLICIES_HELP,
-    POLICY_METAVAR,
-    SEEDS_HELP,
-    STEPS_HELP,
-    Asked,
+from evenstride.cli.options import (
+    AsJson,
+    ColdLag,
+    Every,
+    Lag,
+    policies_option,
+    seeds_option,
+    steps_option,
 )
+from evenstride.cli.suites import Asked
 from evenstride.errors import ConfigError
 
 _EXAMPLE = "evenstride simulate cluster.yaml --policy adaptive"
@@ -33,23 +29,13 @@ def simulate(
         typer.Argument(help="Scenario files, or folders of them.", metavar="FILE"),
     ] = None,
     policies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy",
-            "-p",
-            help=f"Required, as a list or one by one. {POLICIES_HELP}",
-            metavar=POLICY_METAVAR,
-        ),
+        list[str] | None, policies_option("Required, as a list or one by one.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help=SEEDS_HELP)] = "1",
-    lag: Annotated[str | None, typer.Option(help=LAG_HELP)] = None,
-    cold_lag: Annotated[
-        int | None, typer.Option(help=COLD_LAG_HELP, metavar="N", parser=whole(1, MOST_LAG))
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help=STEPS_HELP, metavar="N", parser=whole(1, MOST_STEPS))
-    ] = None,
-    every: Annotated[str | None, typer.Option(help=EVERY_HELP, metavar="N|leader")] = None,
+    seeds: Annotated[str, seeds_option()] = "1",
+    lag: Lag = None,
+    cold_lag: ColdLag = None,
+    steps: Annotated[int | None, steps_option()] = None,
+    every: Every = None,
     plot: Annotated[
         Path | None,
         typer.Option(help="Draw the runs of the first seed into this .png or .svg file."),
@@ -57,7 +43,7 @@ def simulate(
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of scenario files.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate policies on virtual workers: the controller that trains, in virtual time.
 

@@ -1,4 +1,4 @@
-"""What ``simulate`` and ``compare`` have in common: their options, and the way they run."""
+"""What ``simulate`` and ``compare`` have in common: what is asked, and the way they run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from evenstride.cli.lists import every_policy, read_every, split_lags, split_policies, split_seeds
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,22 +23,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
-MOST_STEPS, MOST_LAG = 10_000_000, 10_000
-"""Of a simulation and between two exchanges, and from a measurement to its decision."""
 SHOWN = 6
 """Scenarios that a line names."""
-POLICIES_HELP = (
-    "Policies: adaptive, dbs, dynamic-batching, lb-bsp-cpu, lb-bsp-gpu, omnilearn, static "
-    "(static:cores, static:flops, static:20,100), uniform. A setting follows a colon: "
-    "dynamic-batching:window=5; an unknown one is answered with those there are."
-)
-POLICY_METAVAR = "P[,Q...]"
-SEEDS_HELP = "How many seeds (at most 10,000), or a list of them: 0,1,2, or 7, for one."
-LAG_HELP = "Steps from a measurement to its decision; each of a list is simulated."
-COLD_LAG_HELP = "The same for a fleet's first exchange, and while its policy opens."
-STEPS_HELP = "Steps to simulate; later events do not happen."
-EVERY_HELP = "Steps between exchanges, or leader for the cadence that the leader sets."
-JSON_HELP = "Print one JSON object with a list of rows."
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +59,14 @@ class Asked:
         Raises:
             ConfigError: something is not understood, or cannot be simulated.
         """
-        from evenstride.cli.lists import every_policy, split_lags, split_policies, split_seeds
         from evenstride.sim.suite import Overrides, load_all, plan
 
         names = split_policies(self.policies) if self.policies else every_policy()
         seeds, lags = split_seeds(self.seeds), split_lags(self.lag)
-        overrides = Overrides(lags, self.cold_lag, self.steps, self._every())
+        overrides = Overrides(lags, self.cold_lag, self.steps, read_every(self.every))
         if not self.files:
             raise ConfigError(f"no scenario to simulate; give files or folders of them: {example}")
         return plan(load_all(self.files), names, seeds, overrides, leave_out=leave_out)
-
-    def _every(self) -> int | str | None:
-        every = self.every
-        if every is None or every == "leader":
-            return every
-        if every.isascii() and every.isdigit() and 1 <= int(every[:20]) <= MOST_STEPS:
-            return int(every)
-        allowed = f"give steps from 1 to {MOST_STEPS}, such as 10, or leader"
-        raise ConfigError(f"every {every!r} cannot be; {allowed}")
 
 
 @dataclass(slots=True, eq=False)
@@ -228,8 +205,8 @@ def _in_force(scenario: Scenario, seen: int) -> int:
     asked = scenario.exchange
     every = 1 if asked.every == "leader" else int(asked.every)
     exchanges = -(-seen // every)
-    cold = exchanges == 1 and asked.cold_lag is not None
-    return exchanges * every - 1 + (int(asked.cold_lag or 0) if cold else asked.lag)
+    lag = asked.cold_lag if exchanges == 1 and asked.cold_lag is not None else asked.lag
+    return exchanges * every - 1 + lag
 
 
 def listed(names: Sequence[str]) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from evenstride.cli.suites import POLICIES_HELP, notes
+from evenstride.cli.options import POLICIES_HELP
+from evenstride.cli.suites import notes
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec
 from evenstride.sim.scenario import Scenario
 from evenstride.sim.score import Stage
@@ -78,6 +79,7 @@ def test_a_policy_that_waits_for_an_epoch_longer_than_the_run_is_told(policy: st
     [
         ({"every": 90}, 180, 180),
         ({"every": 90, "lag": 3}, 182, 182),
+        ({"every": 90, "lag": 3, "cold_lag": 30}, 182, 182),
     ],
 )
 def test_who_decides_after_an_epoch_waits_for_the_next_exchange(

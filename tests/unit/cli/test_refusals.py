@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -149,15 +151,16 @@ def test_a_launch_that_fails_is_told_without_a_traceback(
     assert answer.refusal() == "evenstride: worker 1 fell over\n"
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(errno.EIO, "Input/output error")])
 def test_what_is_not_ours_keeps_its_traceback(
-    shell: Shell, script: str, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, script: str, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def broken(*_: Any) -> None:
-        raise ZeroDivisionError
+        raise error
 
     monkeypatch.setattr("evenstride.lab.compare.run_lab", broken)
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(type(error)):
         shell("lab", "--speeds", "1", "--", script)
 
 
@@ -180,9 +183,13 @@ def test_the_doctor_refuses_a_world_size_that_is_no_number(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=str)
 def test_output_that_cannot_be_written_is_one_line_and_no_traceback(more: list[str]) -> None:
+    # As it is as a rule: what could not be written stays in the buffer until the end.
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
             [sys.executable, "-m", "evenstride", "estimate", "1,0.5", *more],
+            env=environment,
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -57,12 +57,13 @@ def test_a_line_has_means_medians_and_ninth_tenths() -> None:
 
 
 def test_what_is_not_known_is_a_dash() -> None:
-    unsettled = replace(ROW, efficiency_settled=None, steps_to_95_after_change=None)
+    unsettled = replace(ROW, efficiency_settled=None, steps_to_95_after_change=None, decide_s=None)
 
     (line,) = simulation_table(grouped([unsettled], unjudged=[("h1", 1, 0)])).rows
 
     assert line[6] == "–"
     assert line[7:9] == ("3 / 3", "–")
+    assert line[10] == "–"
 
 
 def test_a_seed_in_which_nothing_changes_is_neither_slow_nor_quick_to_find_it_again() -> None:

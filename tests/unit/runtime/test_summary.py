@@ -68,6 +68,19 @@ def test_of_equal_workers_under_a_split_that_suits_others_it_is_told_what_that_c
     assert "balancing cannot help" not in text
 
 
+@pytest.mark.parametrize(
+    ("bound", "speedup", "told"),
+    [(1.029, 0.98, False), (1.029, 0.96, True), (1.031, 1.0, True)],
+)
+def test_three_percent_are_where_a_speed_up_or_a_loss_is_told(
+    bound: float, speedup: float, told: bool
+) -> None:
+    text = str(replace(RUN, bound_model=bound, speedup_model=speedup))
+
+    assert ("times as fast" in text) == told
+    assert ("balancing cannot help" in text) != told
+
+
 def test_without_fitted_curves_only_what_was_measured_is_told() -> None:
     text = str(replace(RUN, efficiency_model=None, speedup_model=None, bound_model=None))
 

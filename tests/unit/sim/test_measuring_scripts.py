@@ -158,6 +158,41 @@ def test_the_error_is_that_of_what_is_simulated() -> None:
         assert row["standard_error"] == pytest.approx(0.0, abs=0.001)
 
 
+def test_the_error_is_that_of_the_mean_step_of_all_blocks() -> None:
+    report = measured(1.0)
+    uniform, adaptive = fidelity.judged("1,0.5", report)
+    first_s, *others_s = report["blocks"]
+    report["blocks"] = [[2.0 * first_s[0], 2.0 * first_s[1], 5.0 * first_s[2]], *others_s]
+
+    slower, same = fidelity.judged("1,0.5", report)
+
+    assert same == adaptive
+    assert slower["simulated_s"] == uniform["simulated_s"] == pytest.approx(0.28, rel=0.005)
+    assert slower["real_s"] == pytest.approx(0.28 * (3.0 + 1.0) / 2)
+    assert slower["error"] == pytest.approx(1 / 2 - 1, abs=0.005)
+    # The first block's error is -2/3, the other one's 0: half their difference.
+    assert slower["standard_error"] == pytest.approx(1 / 3, abs=0.005)
+
+
+def test_the_machine_drifts_from_its_quickest_calibration_to_its_slowest() -> None:
+    assert fidelity.judged("1,0.5", measured(0.8))[0]["drift"] == pytest.approx(1 / 0.8 - 1)
+
+
+def test_a_block_is_predicted_by_the_mean_times_and_the_noise_of_the_calibrations() -> None:
+    report = measured(1.0)
+    for calibration in report["calibrations"]:
+        slow = [(size, [s, 2 * s, s, 4 * s]) for size, (s, *_) in calibration["steps_s"][1]]
+        calibration["steps_s"][1] = slow
+
+    calm, one = fidelity.scenario("1,0.5", measured(1.0), 0).workers
+    also_calm, uneven = fidelity.scenario("1,0.5", report, 0).workers
+
+    assert also_calm == calm
+    assert uneven.samples_per_s == pytest.approx(one.samples_per_s / 2)
+    assert one.noise == 0.0
+    assert uneven.noise == pytest.approx(0.5 / (0.6745 * 2**0.5))
+
+
 def test_the_scatter_from_step_to_step_is_noise_and_what_is_seldom_is_not() -> None:
     report, rng = measured(1.0), np.random.default_rng(0)
     for calibration in report["calibrations"]:
