@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenstride.core.fleet import Shares
+from evenstride.runtime.fit import Fit
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.progress import Progress
 from evenstride.runtime.sampler import Draw, Order, StepSampler
@@ -71,9 +72,10 @@ class Job:
                 progress.load(saved)  # type: ignore[arg-type]
             order = Order(length, 0)
             progress.attach(order)
-            micro = [None, 3, 5][(rank + prefetch[rank]) % 3]
+            fits = [Fit(), Fit(3), Fit(5, guarded=True), Fit(9, learned=2), Fit(guarded=True)]
+            fit = fits[(rank + prefetch[rank]) % len(fits)]
             ranks.append(
-                Rank(gate, progress, StepSampler(order, gate, rank, micro), prefetch[rank])
+                Rank(gate, progress, StepSampler(order, gate, rank, fit), prefetch[rank])
             )
         job = cls(length, ranks)
         job.enter()

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evenstride.core.band import Band
+from evenstride.core.caps import Held
 from evenstride.core.fleet import Shares
 from evenstride.errors import EvenstrideError, WorkerLost, from_plain, to_plain
 from evenstride.runtime.channel import Channel
@@ -60,6 +61,7 @@ class Local:
     gate: Gate
     recorder: Recorder
     position: Callable[[], Position]
+    held: Callable[[], Held | None] = lambda: None
 
 
 def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
@@ -198,7 +200,8 @@ class ControlPlane:
             return Reply(0, 0, (), (), leaving=True)
         position = self._local.position()
         self._local.gate.forget_before(position.step - 1)
-        return Reply(held.barrier, held.checksum, position.stands, self._local.recorder.take())
+        observations, memory = self._local.recorder.take(), self._local.held()
+        return Reply(held.barrier, held.checksum, position.stands, observations, held=memory)
 
     def _follow(self, number: int, reply: Reply) -> dict[str, Any] | None:
         self._channel.put(f"told/{number}/{self._channel.rank}", reply_to_text(reply))

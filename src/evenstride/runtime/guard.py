@@ -2,8 +2,10 @@
 
 In the forward pass nothing has left this rank yet, so the others need not know: the loader yields
 the samples of the batch again as several micro-batches, whose gradients add up to the same sum.
-In a backward pass gradients may be on their way to the other ranks already, and which of them is
-not known, so the step cannot be finished; the error says how to make it fit.
+In a backward pass that synchronises, gradients may be on their way to the other ranks already, and
+which of them is not known, so the step cannot be finished; the error says how to make it fit. One
+whose synchronisation is held back has sent nothing: the gradients are dropped, and all of the
+step's samples come again. `Fit.parts` sees to it that sizes are tried in such passes first.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from evenstride.errors import OutOfMemory
 from evenstride.runtime.memory import is_out_of_memory
 from evenstride.runtime.sampler import Draw
-from evenstride.runtime.scaling import Scaling
+from evenstride.runtime.scaling import Retry, Scaling
 from evenstride.runtime.watch import reforward
 
 logger = logging.getLogger("evenstride")
@@ -34,6 +36,7 @@ def guarded(scaling: Scaling, rank: int) -> Iterator[None]:
     """
     try:
         yield
+        scaling.went_through()
     except Exception as error:
         draw = scaling.draw
         if draw is None or not is_out_of_memory(error):
@@ -51,26 +54,32 @@ def guarded(scaling: Scaling, rank: int) -> Iterator[None]:
 
 
 def _begin_again(scaling: Scaling, draw: Draw, rank: int) -> None:
-    fits = -(-draw.samples // 2)
+    fits, backward = -(-draw.samples // 2), scaling.backward_began
     logger.warning(
-        "rank %d ran out of memory in the forward pass of step %d with %d samples; they come again "
-        "in batches of at most %d, and so do all others of this rank from now on",
+        "rank %d ran out of memory in the %s pass of step %d with %d samples; they come again in "
+        "batches of at most %d, and so do all others of this rank from now on",
         rank,
+        "backward" if backward else "forward",
         draw.step,
         draw.samples,
         fits,
     )
     for model in scaling.models:
         reforward(model)
-    scaling.give_up(fits)
+    scaling.give_up(Retry.STEP if backward else Retry.BATCH, fits)
 
 
 def _obstacle(scaling: Scaling, draw: Draw) -> str | None:
     """Return why the samples of the batch in hand cannot come again, if they cannot."""
-    if scaling.backward_began:
+    if scaling.backward_began and draw.last:
         return (
             "in its backward pass, when gradients may be on their way to other ranks, so that the "
             "step cannot be repeated"
+        )
+    if scaling.backward_began and not scaling.clean:
+        return (
+            "in its backward pass, and there were gradients from before the step, which cannot be "
+            "told from its own (call optimizer.zero_grad() after every step)"
         )
     if not scaling.accumulated:
         return (
@@ -79,6 +88,8 @@ def _obstacle(scaling: Scaling, draw: Draw) -> str | None:
         )
     if draw.samples < 2:
         return "and fewer samples than one there are not"
+    if scaling.fit.even:
+        return "and its batch norm takes statistics over all ranks, which would wait for it in vain"
     if scaling.unrecorded:
         return "in the first step of a static graph, which cannot be cut into micro-batches"
     if any(hasattr(part, "unshard") for model in scaling.models for part in model.modules()):

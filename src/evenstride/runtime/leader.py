@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from evenstride.core.caps import Held
 from evenstride.core.control import (
     Control,
     Event,
@@ -42,6 +43,7 @@ class Reply:
         stands: (step, epoch, position) where the rank's latest passes over the loader began.
         observations: what it measured since it was last asked.
         leaving: the rank's program is ending.
+        held: the memory it held since then, if it is watched.
     """
 
     barrier: int
@@ -49,6 +51,7 @@ class Reply:
     stands: tuple[tuple[int, int, int], ...]
     observations: tuple[Observation, ...]
     leaving: bool = False
+    held: Held | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,9 @@ class Leader:
         self._prove_agreement(replies, checksum)
         observations = Measured.of(seen for reply in replies for seen in reply.observations)
         effective = max(reply.barrier for reply in replies)
-        verdict = self._advance(Exchanged(step, effective, observations), at_step=step)
+        memory = tuple(reply.held for reply in replies if reply.held is not None)
+        event = Exchanged(step, effective, observations, memory)
+        verdict = self._advance(event, at_step=step)
         self.ledger = self.ledger.book(observations.only(observations.sound), self._yardstick())
         if verdict.shares is not None:
             self.changes += 1

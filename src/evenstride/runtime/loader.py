@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 
 from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime.gate import Gate
-from evenstride.runtime.pieces import Item, check_weights, smaller
+from evenstride.runtime.pieces import Item, check_weights, merge, smaller
 from evenstride.runtime.progress import Progress
 from evenstride.runtime.sampler import Draw, Order, StepSampler
-from evenstride.runtime.scaling import Scaling
+from evenstride.runtime.scaling import Retry, Scaling
 from evenstride.runtime.seeding import SeededDataset, item_seeds, seeded_dataset
 from evenstride.runtime.weights import checked
 
@@ -166,6 +166,7 @@ class TrainLoader(DataLoader[Any]):
     ) -> None:
         self._rank, self._options = rank, options
         self._busy, self._own_s = False, 0.0
+        rank.scaling.fit.asked = options.max_micro_batch
         self._ready: deque[Item] = deque()
         order = rank.progress.order
         assert order is not None, "the layout is set before the loader is made"
@@ -174,7 +175,7 @@ class TrainLoader(DataLoader[Any]):
             order,
             rank.gate,
             rank.rank,
-            options.max_micro_batch,
+            rank.scaling.fit,
             seeded=isinstance(samples, SeededDataset),
             sizes=options.sizes,
         )
@@ -256,13 +257,13 @@ class TrainLoader(DataLoader[Any]):
         rank, fresh, between_steps = self._rank, True, True
         opening = rank.gate.opening and self.num_workers > 0
         source = self._here(self.batch_sampler) if opening else super().__iter__()
-        item: Item | None = None
+        given: list[Item] = []  # of the step in hand
         while True:
             if rank.scaling.failed:
                 rank.explain_failure()
             asked_s = rank.scaling.timer.fetch_started()
-            if rank.scaling.retry and item is not None:
-                self._put_back(item)
+            if rank.scaling.retry:
+                self._put_back(given.pop() if rank.scaling.retry is Retry.BATCH else merge(given))
                 between_steps = False
             rank.scaling.check_finished()
             if rank.gate.opening:
@@ -278,6 +279,7 @@ class TrainLoader(DataLoader[Any]):
             if item is None:
                 return
             draw = item.draw
+            given = [item] if draw.first else [*given, item]
             rank.scaling.begin(draw, item.weight)
             modelled = not fresh and draw.share > 0
             handed_s = rank.scaling.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
@@ -294,7 +296,7 @@ class TrainLoader(DataLoader[Any]):
 
     def _fetch(self, source: Iterator[Any]) -> Item | None:
         """Return the next batch that fits into memory, or ``None`` at the end of the epoch."""
-        item, fits = self._fetch_drawn(source), self._rank.scaling.fits
+        item, fits = self._fetch_drawn(source), self._rank.scaling.fit.learned
         if item is None or fits is None or item.draw.samples <= fits:
             return item
         self._put_back(item)  # it was drawn before that was known
@@ -302,9 +304,9 @@ class TrainLoader(DataLoader[Any]):
 
     def _put_back(self, item: Item) -> None:
         """Let the samples of a batch that does not fit into memory come again, in smaller ones."""
-        fits = self._rank.scaling.fits
+        fits = self._rank.scaling.fit.at_most
         assert fits is not None, "what does not fit is known by a size that may"
-        self._steps.limit(fits)
+        self._steps.replan()
         pieces = list(smaller(item.draw, item.keys, fits))
         batches = self._here(BatchStream([keys for _, keys in pieces]))
         items = [

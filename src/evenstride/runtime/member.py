@@ -23,6 +23,7 @@ from evenstride.runtime.environment import Environment
 from evenstride.runtime.evaluation import EvalLoader, EvalSampler, exact_mean
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.guard import guarded
+from evenstride.runtime.holding import Holding
 from evenstride.runtime.load import loads_for
 from evenstride.runtime.loader import (
     DataLoaderOptions,
@@ -34,6 +35,8 @@ from evenstride.runtime.loader import (
     order_of,
     own_generator,
 )
+from evenstride.runtime.norm import batch_norms, check_convertible, convert
+from evenstride.runtime.normalising import RankContext
 from evenstride.runtime.progress import Progress
 from evenstride.runtime.recorder import Recorder
 from evenstride.runtime.sampler import Draw
@@ -57,6 +60,7 @@ class Member:
             team.world_size, StepTimer(self._recorder.add), self._commit, self._weight_exchange
         )
         self._weights: WeightExchange | None = None
+        self._contexts: list[RankContext] = []
         # Weak, because a loader in a reference cycle takes its workers down slowly (5 s each).
         self._loader: Callable[[], TrainLoader | None] = lambda: None
         self._loaders = 0
@@ -67,7 +71,10 @@ class Member:
             timeout_s=team.channel.timeout.total_seconds() if team.channel else 0.0,
             ask=self._ask if team.leader else lambda: None,
         )
-        local = Local(self._gate, self._recorder, lambda: self.progress.now)
+        here = team.peers[team.rank].place
+        neighbours = sum(peer.place == here for peer in team.peers)
+        self._holding = Holding(self.scaling, team.rank, neighbours)
+        local = Local(self._gate, self._recorder, lambda: self.progress.now, self._holding.take)
         self._bond = tie(local, team, lambda: self.timer.at)
 
     @property
@@ -94,7 +101,8 @@ class Member:
         verdict = self._agree(show, _judge_loader)
         if verdict["cold_prefetch"]:
             self._skip_opening()
-        self.scaling.micro = verdict["micro"]
+        self.scaling.fit.everywhere = verdict["micro"]
+        self.scaling.micro = any(size is not None for size in verdict["micro"])
         if verdict["weighted"]:
             self._weight_exchange()
         self.progress.attach(order_of(verdict["length"], self._settings.seed, asked))
@@ -145,9 +153,25 @@ class Member:
 
     def watch(self, model: nn.Module) -> None:
         """Time the model's forward pass, and know its parameters."""
-        self.scaling.models.append(model)
+        self.scaling.watch(model)
+        self._holding.watch(model)
         self.scaling.unrecorded = self.scaling.unrecorded or static_graph(model)
         watch_forward(model, lambda: self.timer, self._team.world_size)
+
+    def sync_batch_norm(self, net: nn.Module) -> None:
+        """Give batch norm statistics over all ranks."""
+
+        def show() -> Plain:
+            check_convertible(net)
+            return {"layers": len(batch_norms(net))}
+
+        self._agree(show, lambda shown: _equal(shown, "sync_batch_norm()"))
+        with self.timer.waiting():
+            group = _own_group(self._team.group)
+        context = RankContext(group, lambda: self.scaling.draw, lambda: self.timer.waiting())
+        self._contexts.append(context)
+        self.scaling.fit.even = self._team.world_size > 1
+        convert(net, context)
 
     def guard(self) -> AbstractContextManager[None]:
         """Return a context that repeats a batch in pieces if it does not fit into memory."""
@@ -198,6 +222,9 @@ class Member:
         # See Channel.close: nothing of torch.distributed may be left in our reference cycles.
         self._team, self._weights = replace(self._team, group=None, channel=None), None
         self.scaling.models.clear()
+        self.scaling.parameters.clear()
+        for context in self._contexts:
+            context.group = None
         if self._team.leader is not None:
             self._team.leader.close(self.summary().to_dict())
         if self._team.step_file is not None:
@@ -241,7 +268,7 @@ class Member:
     def _weight_exchange(self) -> WeightExchange:
         if self._weights is None:
             with self.timer.waiting():
-                group = _cpu_group(self._team.group)
+                group = _own_group(self._team.group, "gloo")
             self._weights = WeightExchange(group, lambda: self.timer.waiting())
         return self._weights
 
@@ -252,14 +279,14 @@ def _layout(length: int, asked: LoaderOptions) -> Plain:
         "shuffle": asked.shuffle,
         "drop_last": asked.drop_last,
         "weighted": asked.weight_fn is not None,
-        "micro": asked.max_micro_batch is not None,
+        "micro": asked.max_micro_batch,
         "cold_prefetch": asked.cold_prefetch,
     }
 
 
 def _judge_loader(shown: list[Plain]) -> Plain:
     """Compare the layouts; micro-batches on one rank mean `accumulate` on all."""
-    micro = any(mine.pop("micro") for mine in shown)
+    micro = tuple(mine.pop("micro") for mine in shown)
     return {**_equal(shown, "the training loader"), "micro": micro}
 
 
@@ -282,11 +309,17 @@ def _check_micro_batch(size: int | None) -> None:
         check_whole("max_micro_batch", size, least=1)
 
 
-def _cpu_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Return a Gloo group of the same ranks; collective."""
+def _own_group(
+    group: dist.ProcessGroup | None, backend: str | None = None
+) -> dist.ProcessGroup | None:
+    """Return another group of the same ranks, of the default backend if none is named; collective.
+
+    Among these ranks alone: other groups may do the same at the same time, or never.
+    """
     if group is None:
         return None
     ranks = dist.get_process_group_ranks(group)
-    # Among these ranks alone: other groups may do the same at the same time, or never.
-    small: dist.ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-    return small
+    other: dist.ProcessGroup = dist.new_group(
+        ranks, backend=backend, use_local_synchronization=True
+    )
+    return other

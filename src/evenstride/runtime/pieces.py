@@ -43,6 +43,14 @@ def smaller(draw: Draw, keys: Keys, at_most: int) -> Iterator[tuple[Draw, Keys]]
         yield piece, keys[part.start : part.stop]
 
 
+def merge(items: list[Item]) -> Item:
+    """Return the consecutive batches of a step as one, without what was loaded."""
+    draw = items[-1].draw._replace(samples=sum(item.draw.samples for item in items), first=True)
+    weights = [item.weight for item in items if item.weight is not None]
+    keys: list[Any] = [key for item in items for key in item.keys]
+    return Item(None, draw, keys, sum(weights) if weights else None)
+
+
 def check_weights(whole: Item, pieces: list[Item]) -> None:
     """Raise unless the weights of the pieces add up to that of the whole.
 

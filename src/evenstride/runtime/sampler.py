@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstride.core.fleet import Shares
-from evenstride.core.partition import EpochCursor, cut, micro_batches, step_shares
+from evenstride.core.partition import EpochCursor, cut, step_shares
+from evenstride.runtime.fit import Fit
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.seeding import Keys, epoch_order, item_seeds
 
@@ -80,7 +81,7 @@ class StepSampler:
         order: layout of the epochs.
         gate: tells each step's shares, and waits where they are not decided.
         rank: this rank.
-        max_micro_batch: most samples per batch; ``None`` for no limit.
+        fit: how large a batch may be; it may change while training runs.
         seeded: whether keys carry a seed for the sample's randomness.
         sizes: global batches to use instead, step by step, until they end (calibration).
     """
@@ -90,13 +91,13 @@ class StepSampler:
         order: Order,
         gate: Gate,
         rank: int,
-        max_micro_batch: int | None,
+        fit: Fit,
         *,
         seeded: bool = True,
         sizes: Iterator[int] | None = None,
     ) -> None:
         self.order, self.own_s = order, 0.0
-        self._gate, self._rank, self._max_micro_batch = gate, rank, max_micro_batch
+        self._gate, self._rank, self._fit = gate, rank, fit
         self._seeded, self._sizes = seeded, sizes
         self._drawn: deque[tuple[Draw, Keys]] = deque()
         self._plan: deque[_Planned] = deque()
@@ -140,9 +141,8 @@ class StepSampler:
         """Return the draw and the keys of the batch that the loader hands out now."""
         return self._drawn.popleft()
 
-    def limit(self, max_micro_batch: int) -> None:
-        """Draw no larger micro-batches from now on."""
-        self._max_micro_batch = min(self._max_micro_batch or max_micro_batch, max_micro_batch)
+    def replan(self) -> None:
+        """Forget what is planned and not drawn: other sizes fit than was thought."""
         self._plan.clear()
 
     def __iter__(self) -> Iterator[Keys]:
@@ -175,13 +175,17 @@ class StepSampler:
         if cursor.done:
             return False
         shares = shares or self._gate.expected(self._step)
+        self._fit.check(step_shares(shares, len(cursor.window)))
         count = 1 if self._sizes is not None or self._gate.opening else _AHEAD
         alike = min(count, (cursor.end - cursor.position) // cursor.global_batch)
-        if alike and shares[self._rank] and self._max_micro_batch is None and self._sizes is None:
+        if alike and self._sizes is None and self._in_one(shares[self._rank]):
             self._plan.extend(self._planned_alike(shares, alike))
         else:
             self._plan.append(self._planned(shares))
         return True
+
+    def _in_one(self, share: int) -> bool:
+        return share > 0 and len(self._fit.parts(range(share))) == 1
 
     def _planned_alike(self, shares: Shares, count: int) -> Iterator[_Planned]:
         """Yield the plans of ``count`` full steps of one batch each, all cut the same way."""
@@ -210,8 +214,8 @@ class StepSampler:
         """Return the plan of the next step, whatever its size and its cut."""
         window = self._cursor.window
         piece = cut(window, step_shares(shares, len(window)))[self._rank]
-        at_most = None if self._step == self._whole_step else self._max_micro_batch
-        parts = micro_batches(piece.positions, at_most)
+        whole = piece.ghost or self._step == self._whole_step
+        parts = (piece.positions,) if whole else self._fit.parts(piece.positions)
         draws = tuple(
             Draw(
                 step=self._step,

@@ -7,6 +7,7 @@ written for few calls.
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +19,9 @@ from torch.utils.hooks import RemovableHandle
 
 from evenstride.core.weighting import loss_factor
 from evenstride.errors import ScaleError, UsageError
+from evenstride.runtime.fit import Fit
 from evenstride.runtime.ghost import silence, zero_loss
+from evenstride.runtime.normalising import PlainNorms
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.stream_timer import CudaMarks, StreamTimer
 from evenstride.runtime.timing import StepTimer
@@ -27,6 +30,17 @@ from evenstride.runtime.weights import WeightExchange, checked
 logger = logging.getLogger("evenstride")
 
 _queue_callback: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
+
+
+class Retry(enum.Enum):
+    """What comes again because a batch did not fit into memory."""
+
+    NO = 0
+    BATCH = 1
+    STEP = 2
+
+    def __bool__(self) -> bool:
+        return self is not Retry.NO
 
 
 class Scaling:
@@ -51,14 +65,18 @@ class Scaling:
         self._commit = commit
         self.micro = False  # whether the loader may cut a share into micro-batches
         self.models: list[nn.Module] = []  # the watched ones
+        self.parameters: list[nn.Parameter] = []  # of those
         self.unrecorded = False  # whether one has a static graph whose first step is still to come
-        self.own_s = 0.0
+        self.own_s, self._largest = 0.0, 0
         self.draw: Draw | None = None  # of the batch in the training loop's hands
-        self.retry = False  # whether its samples come again, because they did not fit into memory
-        self.fits: int | None = None  # samples that may, once some did not
+        self.retry = Retry.NO  # what comes again because it did not fit into memory
+        self.fit = Fit()
+        self.norms = PlainNorms(world_size)
+        self.clean = False  # whether there were no gradients yet when its step began
         self._weight: float | None = None  # of that batch, from weight_fn
         self._scaled = self._backward = self._committed = self._stepped = False
         self._accumulating = self._queued = self.accumulated = False
+        self._by_argument = False  # whether weights were given to `scale`
         self._silenced: list[RemovableHandle] = []
 
     @property
@@ -93,6 +111,12 @@ class Scaling:
         """Whether a backward pass of the batch in hand has begun, ended or not."""
         return self._queued or self._backward
 
+    def largest(self) -> int:
+        """Return the samples of the largest batch begun since the last call, or in hand now."""
+        draw, largest = self.draw, self._largest
+        self._largest = 0 if draw is None else draw.samples
+        return largest
+
     @property
     def failed(self) -> bool:
         """Whether a backward pass began to synchronise the step and never came through."""
@@ -102,14 +126,35 @@ class Scaling:
     def begin(self, draw: Draw, weight: float | None) -> None:
         """Take note of a batch handed to the training loop."""
         self._loud_again()
+        self.norms.begin(draw)
         self.draw, self._weight = draw, weight
+        if draw.samples > self._largest:
+            self._largest = draw.samples
         self._scaled = self._backward = self._committed = self._stepped = self._queued = False
-        self.retry = self.accumulated = False
+        self.retry, self.accumulated = Retry.NO, False
+        if draw.first and not draw.last:
+            self.clean = all(p.grad is None for p in self.parameters)
 
-    def give_up(self, fits: int) -> None:
-        """Let the batch in hand come again, in pieces of at most ``fits`` samples."""
-        self.retry, self.fits, self.micro = True, fits, True
+    def give_up(self, what: Retry, fits: int) -> None:
+        """Let the batch in hand, or its whole step, come again with at most ``fits`` at once."""
+        self.retry, self.micro = what, True
+        self.fit.learned, self.fit.proven = fits, min(self.fit.proven, fits)
+        if what is Retry.STEP:
+            for parameter in self.parameters:
+                parameter.grad = None
         self.timer.spoil()
+
+    def went_through(self) -> None:
+        """Note that the batch in hand fitted, in a loop that could have repeated it."""
+        if self.accumulated and self.draw is not None and not self._by_argument:
+            self.fit.guarded = self.micro = True
+            self.fit.proven = max(self.fit.proven, self.draw.samples)
+
+    def watch(self, model: nn.Module) -> None:
+        """Know a model and its parameters."""
+        self.models.append(model)
+        self.norms.watch(model)
+        self.parameters += model.parameters()
 
     def forget(self) -> None:
         """Drop the batch in hand: the loop was left."""
@@ -120,7 +165,7 @@ class Scaling:
                 self.draw.step if self.draw else 0,
             )
         self._loud_again()
-        self.draw, self.retry = None, False
+        self.draw, self.retry = None, Retry.NO
 
     def optimizer_steps(self, optimizer: Optimizer, *_: Any) -> None:
         """Refuse to update a watched model with a part of its step's gradient.
@@ -130,7 +175,7 @@ class Scaling:
         """
         if self.synced:
             return
-        ours = {id(p) for model in self.models for p in model.parameters()}
+        ours = {id(p) for p in self.parameters}
         if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
             raise UsageError(
                 f"optimizer.step() was called in the middle of step {self.draw and self.draw.step},"
@@ -251,6 +296,7 @@ class Scaling:
         exchange, local = self.exchange(), self._weight
         started_s = self.timer.now()
         if weight is not None:
+            self._by_argument = True
             local = 0.0 if draw.samples == 0 else checked(weight)
             exchange.start(local)
         total = exchange.total()

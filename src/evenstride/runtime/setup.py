@@ -43,6 +43,7 @@ class Settings:
         min_share: fewest samples of this rank in a full step.
         max_share: most samples of this rank in a step; ``None`` for no limit.
         trace: where the leader writes the trace; ``None`` for nowhere.
+        memory_fraction: part of its memory that a share may fill; ``None`` for no limit.
         max_steps: steps after which the training loader yields nothing.
         step_file: where the leader keeps its step count; ``None`` for nowhere.
     """
@@ -52,6 +53,7 @@ class Settings:
     policy: str
     min_share: int
     max_share: int | None
+    memory_fraction: float | None
     trace: Path | None
     max_steps: int | None
     step_file: Path | None = None
@@ -121,7 +123,10 @@ def form_team(settings: Settings, group: dist.ProcessGroup | None) -> Team:
 
     def judge(shown: list[Plain]) -> Plain:
         _compare(shown)
-        leader = Leader(Control(policy_from_spec(settings.policy)))
+        control = Control(
+            policy_from_spec(settings.policy), memory_fraction=settings.memory_fraction
+        )
+        leader = Leader(control)
         verdict = _formed(leader, settings, shown)
         step_file = StepFile(settings.step_file) if settings.step_file else None
         leader.record_to(_open_trace(settings, len(shown)))
@@ -162,6 +167,7 @@ def _show(settings: Settings, rank: int) -> Plain:
         "global_batch": settings.global_batch,
         "seed": settings.seed,
         "policy": settings.policy,
+        "memory_fraction": settings.memory_fraction,
         "max_steps": settings.max_steps,
         "min_share": settings.min_share,
         "max_share": settings.max_share,
@@ -194,10 +200,20 @@ def _compare(shown: list[Plain]) -> None:
 def _check(settings: Settings) -> None:
     check_whole("global_batch", settings.global_batch, least=1)
     check_whole("seed", settings.seed)
+    _check_fraction(settings.memory_fraction)
     if not isinstance(settings.policy, str):
         raise ConfigError(
             f"policy is {settings.policy!r}; it must be a name, such as 'adaptive' or "
             "'static:20,100'"
+        )
+
+
+def _check_fraction(fraction: object) -> None:
+    number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
+    if fraction is not None and not (number and 0 < float(str(fraction)) <= 1):
+        raise ConfigError(
+            f"memory_fraction is {fraction!r}; it must be a part of the memory above 0 and at most "
+            "1, such as 0.9, or None to let shares grow whatever they take"
         )
 
 

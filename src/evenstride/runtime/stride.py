@@ -44,6 +44,9 @@ class Stride:
         process_group: the ranks the engine averages over; ``None`` means all.
         min_share: fewest samples of *this* rank in a full step, at least 1.
         max_share: most samples of *this* rank in a step, for its memory; ``None`` for no limit.
+        memory_fraction: part of its memory that a rank's share may fill, as far as the memory per
+            sample is known from peaks of the steps before; ``None`` to let shares grow whatever
+            they take. Not with micro-batches, which are as large as ``max_micro_batch`` says.
         trace: folder or ``.jsonl`` file in which the leader records the run;
             ``EVENSTRIDE_TRACE`` sets it where the script does not.
 
@@ -74,6 +77,7 @@ class Stride:
         process_group: dist.ProcessGroup | None = None,
         min_share: int = 1,
         max_share: int | None = None,
+        memory_fraction: float | None = 0.9,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
         try:
@@ -88,6 +92,7 @@ class Stride:
             policy=policy or environment.policy or "adaptive",
             min_share=_whole(min_share),
             max_share=None if max_share is None else _whole(max_share),
+            memory_fraction=memory_fraction,
             trace=environment.trace if trace is None else Path(trace),
             max_steps=environment.max_steps,
             step_file=environment.progress,
@@ -171,6 +176,26 @@ class Stride:
         self._member.watch(model)
         return model
 
+    def sync_batch_norm(self, net: ModelT) -> ModelT:
+        """Return the same module, its batch norm now with statistics over all ranks' samples.
+
+        Each sample counts once whatever the split, so the result is that of one process on the
+        union batch; on CPU, too, where `torch.nn.SyncBatchNorm` refuses. Every rank must call it,
+        before it wraps the module. It takes two small collectives per layer and step, so all
+        ranks must run the same number of batches in each step.
+
+        Args:
+            net: any module; its `torch.nn.BatchNorm1d`, ``2d``, ``3d`` and
+                `torch.nn.SyncBatchNorm` are changed in place.
+
+        Raises:
+            ConfigError: a layer is lazy, parametrized or has a forward pass of its own, or the
+                ranks disagree; nothing was changed. Later, at a step whose shares would be cut
+                into different numbers of micro-batches.
+        """
+        self._member.sync_batch_norm(net)
+        return net
+
     def scale(self, loss: Tensor, weight: float | None = None) -> Tensor:
         """Return ``loss * W * n_k / N``, whose averaged gradient is exact whatever the split.
 
@@ -219,12 +244,15 @@ class Stride:
 
         An out-of-memory error of the *forward* pass is swallowed: `synced` is false, `samples` is
         0, and the loader yields the same samples again as smaller micro-batches, so that the
-        gradient stays exact. This rank's batches remain that small. Buffers that a forward pass
-        updates (batch norm's statistics) may see the samples twice. Costs nothing else.
+        gradient stays exact. This rank's batches remain that small. So is one of a backward pass
+        whose synchronisation was held back; all of the step's samples come again then. Shares
+        that grow are run like that first, which takes one more small micro-batch.
+
+        Buffers that a forward pass updates (batch norm's statistics) may see samples twice.
 
         Raises:
-            OutOfMemory: the memory ended in a backward pass, or with a batch that cannot be cut
-                (a single sample, a sharded model, outside of `accumulate`).
+            OutOfMemory: the memory ended in a backward pass that synchronises, or with a batch
+                that cannot be cut (a single sample, a sharded model, outside of `accumulate`).
         """
         with self._member.guard():
             yield

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from evenstride.core.caps import Held
 from evenstride.runtime.leader import Reply, Verdict
 from evenstride.trace.codec import decode_observation, dumps, encode_observation
 
@@ -19,6 +20,7 @@ def reply_to_text(reply: Reply) -> str:
             "stands": reply.stands,
             "observations": [encode_observation(seen) for seen in reply.observations],
             "leaving": reply.leaving,
+            "held": None if reply.held is None else asdict(reply.held),
         }
     )
 
@@ -32,6 +34,7 @@ def reply_from_text(text: str) -> Reply:
         tuple(tuple(stand) for stand in plain["stands"]),
         tuple(decode_observation(seen) for seen in plain["observations"]),
         plain["leaving"],
+        None if plain["held"] is None else Held(**plain["held"]),
     )
 
 

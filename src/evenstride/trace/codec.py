@@ -7,10 +7,11 @@ same numbers; keys keep the order of the fields, so equal values give equal byte
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from math import isfinite, nan
 from typing import Any
 
+from evenstride.core.caps import Held
 from evenstride.core.control import (
     Event,
     ExchangeAfter,
@@ -51,6 +52,8 @@ def encode(value: Event | Instruction) -> dict[str, Any]:
 def decode(plain: dict[str, Any]) -> Event | Instruction:
     """Return the event or instruction that `encode` wrote.
 
+    A field that an older version did not write has its default.
+
     Raises:
         TraceError: the type is not known, or its fields do not fit.
     """
@@ -58,7 +61,8 @@ def decode(plain: dict[str, Any]) -> Event | Instruction:
     if not isinstance(tag, str) or tag not in _BY_TAG:
         raise TraceError(f"{tag!r} is neither an event nor an instruction of this version")
     try:
-        values = {f.name: _value(tag, f.name, plain[f.name]) for f in fields(_BY_TAG[tag])}
+        known = [f for f in fields(_BY_TAG[tag]) if f.name in plain or f.default is MISSING]
+        values = {f.name: _value(tag, f.name, plain[f.name]) for f in known}
         return _BY_TAG[tag](**values)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"a {tag} lacks a field or has a wrong one: {error}") from None
@@ -105,7 +109,7 @@ def _jsonable(value: Any) -> Any:
         return [_jsonable(item) for item in value]
     if isinstance(value, Measured):
         return [encode_observation(seen) for seen in value]
-    return _plain(value) if isinstance(value, Worker) else value
+    return _plain(value) if isinstance(value, (Worker, Held)) else value
 
 
 def _value(tag: str, name: str, plain: Any) -> Any:
@@ -114,6 +118,8 @@ def _value(tag: str, name: str, plain: Any) -> Any:
             return tuple(Worker(**item) for item in plain)
         case "Exchanged", "observations":
             return Measured.of(map(decode_observation, plain))
+        case "Exchanged", "memory":
+            return tuple(Held(**item) for item in plain)
     return _tuples(plain)
 
 

@@ -65,7 +65,8 @@ def _start(header: dict[str, Any]) -> Control:
     spec = header.get("policy")
     if not isinstance(spec, str):
         raise TraceError("the trace's header names no policy, so its decisions cannot be replayed")
-    return Control(policy_from_spec(spec))
+    # A trace without the fraction is of a version that did not look at memory.
+    return Control(policy_from_spec(spec), memory_fraction=header.get("memory_fraction"))
 
 
 def _compare(outcome: Replay, recorded: str, replayed: str) -> Replay:

@@ -118,6 +118,72 @@ def test_each_retry_spoils_its_step(make_stride: MakeStride) -> None:
     assert [record.modelled for record in records] == [False, True, False, True]
 
 
+class ShortBack(Small):
+    """A model that runs out of memory in the backward pass of more than some samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tried.append(len(x))
+        out: Tensor = self.linear(x.double())
+        if len(x) > self.fits:
+            out.register_hook(self._run_out)  # type: ignore[no-untyped-call]
+        return out
+
+    def _run_out(self, _: Tensor) -> None:
+        raise self.error()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_backward_pass_that_was_held_back_is_repeated_with_its_step(
+    make_stride: MakeStride, workers: int, weighted: bool
+) -> None:
+    options: dict[str, Any] = {"num_workers": workers}
+    if weighted:
+        options["weight_fn"] = lambda batch: float((batch[0] + 1).sum())
+    expected = train(make_stride(global_batch=12), Small(99), 2, **options)
+    model = ShortBack(3)
+
+    steps, weights = train(make_stride(global_batch=12), model, 2, max_micro_batch=4, **options)
+
+    assert [sorted(step) for step in steps] == [sorted(step) for step in expected[0]]
+    assert weights == pytest.approx(expected[1], rel=1e-12)
+    assert model.tried[:7] == [4] + [2] * 6
+
+
+def test_what_was_trained_of_the_step_comes_again(make_stride: MakeStride) -> None:
+    expected = train(make_stride(global_batch=12), Small(99), 2)
+    model = ShortBack(99)
+    stride = make_stride(global_batch=12)
+    tried = []
+
+    def count(module: Any, _: Any) -> None:
+        tried.append(0)
+        module.fits = 2 if len(tried) == 5 else 99  # the second micro-batch of the second step
+
+    model.register_forward_pre_hook(count)
+    steps, weights = train(stride, model, 2, max_micro_batch=4)
+
+    assert weights == pytest.approx(expected[1], rel=1e-12)
+    assert model.tried[:9] == [4, 4, 4, 4, 4, 2, 2, 2, 2]
+
+
+def test_gradients_from_before_the_step_cannot_be_told_from_its_own(
+    make_stride: MakeStride,
+) -> None:
+    stride, model = make_stride(global_batch=8), ShortBack(8)
+    loader = stride.loader(numbered(24), max_micro_batch=4)
+    stride.watch(model)
+
+    def loop() -> None:
+        for _, x in loader:
+            with stride.guard(), stride.accumulate(model):
+                stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+            model.fits = 8 if stride.step == 0 else 3  # and never zero_grad
+
+    with pytest.raises(OutOfMemory, match=r"gradients from before the step.*zero_grad\(\)"):
+        loop()
+
+
 def _run(stride: evenstride.Stride, model: Small, body: Callable[[Tensor], None]) -> None:
     loader = stride.loader(numbered(24))
     stride.watch(model)

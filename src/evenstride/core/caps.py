@@ -1,0 +1,137 @@
+"""What the memory of a fleet's workers allows, beside the bounds that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import ceil
+
+from evenstride.core.allocation import apportion
+from evenstride.core.fleet import Fleet, Shares, Worker, as_array, as_shares
+from evenstride.core.memory import MemoryModel
+from evenstride.core.quanta import whole_lower
+from evenstride.errors import InfeasibleShares
+
+# How much higher caps are tried at a time, where they leave no room for the global batch.
+_RAISE = 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The most memory that one worker has held between two exchanges.
+
+    Args:
+        worker: rank.
+        samples: of the largest batch it held at once.
+        peak_bytes: the most it held meanwhile; ``None`` if not known.
+        limit_bytes: the most it can have at this moment; ``None`` if not known.
+    """
+
+    worker: int
+    samples: int
+    peak_bytes: int | None
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of all workers of a fleet; empty until one has told of it.
+
+    Args:
+        models: of each worker.
+        caps: most samples of each worker; ``None`` where there is no telling.
+    """
+
+    models: tuple[MemoryModel, ...] = ()
+    caps: tuple[int | None, ...] = ()
+
+    def learn(self, held: Iterable[Held], workers: int, fraction: float) -> Memory:
+        """Return the memory after an exchange; the same object if no cap has changed for it.
+
+        Args:
+            held: what the workers told; reports of workers or sizes that there are not are left.
+            workers: ``W``.
+            fraction: part of its limit that each may use.
+        """
+        told = [h for h in held if 0 <= h.worker < workers and h.samples > 0]
+        if not told:
+            return self
+        models = list(self.models) or [MemoryModel()] * workers
+        caps = list(self.caps) or [None] * workers
+        for each in told:
+            models[each.worker] = models[each.worker].saw(each.samples, each.peak_bytes)
+            caps[each.worker] = models[each.worker].cap(each.limit_bytes, fraction)
+        return Memory(tuple(models), tuple(caps))
+
+    def following(self, fleet: Fleet, former: Fleet | None) -> Memory:
+        """Return the memory for another generation: what is known of those who stay, by name."""
+        if former is None or not self.models:
+            return Memory()
+        known = {w.name: rank for rank, w in enumerate(former.workers)}
+        ranks = [known.get(worker.name) for worker in fleet.workers]
+        return Memory(
+            tuple(MemoryModel() if rank is None else self.models[rank] for rank in ranks),
+            tuple(None if rank is None else self.caps[rank] for rank in ranks),
+        )
+
+    def bound(self, fleet: Fleet) -> Fleet:
+        """Return the fleet with every worker's share bounded by its memory, too.
+
+        Caps that leave no room for the global batch are raised, all by the same factor: a run
+        that may end for want of memory is better than one that has ended.
+        """
+        factor = 1.0
+        while (bound := self._raised(fleet, factor)) is None:
+            factor *= _RAISE
+        return bound
+
+    def _raised(self, fleet: Fleet, factor: float) -> Fleet | None:
+        """Return the fleet under caps that are so much higher, unless they leave too little."""
+        pairs = zip(fleet.workers, self.caps, strict=True)
+        workers = tuple(_bounded(worker, cap, factor) for worker, cap in pairs)
+        try:
+            bound = replace(fleet, workers=workers)
+            whole_lower(bound.lower, bound.upper, bound.global_batch, bound.quanta)
+        except InfeasibleShares:
+            return None if workers != fleet.workers else fleet
+        return bound
+
+    def reason(self, before: Memory, fleet: Fleet) -> str:
+        """Return a clause about the caps that are new, or nothing; at most two are named."""
+        was = before.caps or (None,) * len(self.caps)
+        news = [rank for rank, cap in enumerate(self.caps) if cap != was[rank]]
+        binding = [r for r in news if (self.caps[r] or fleet.global_batch) < fleet.global_batch]
+        named = [
+            f"{fleet.workers[r].name} may hold {self.caps[r]} ({self.models[r].reason()})"
+            for r in binding[:2]
+        ]
+        return "; memory: " + ", ".join(named) if named else ""
+
+
+def _bounded(worker: Worker, cap: int | None, factor: float) -> Worker:
+    """Return the worker with its cap; what the user asked for always holds."""
+    if cap is None:
+        return worker
+    most = max(ceil(cap * factor), worker.min_share)
+    if worker.max_share is not None and worker.max_share <= most:
+        return worker
+    return replace(worker, max_share=most)
+
+
+def within(shares: Shares, fleet: Fleet) -> Shares:
+    """Return the split next to another one that keeps the fleet's bounds; workers at 0 stay.
+
+    What a bound takes away goes to the others in proportion to the room they have.
+    """
+    at = as_array(shares)
+    over = at - fleet.upper
+    if (over <= 0).all():
+        return shares
+    clipped = at.clip(max=fleet.upper)
+    room = fleet.upper - clipped
+    room[at == 0] = 0
+    missing = int(at.sum() - clipped.sum())
+    if int(room.sum()) < missing:  # those at 0 are needed
+        room = fleet.upper - clipped
+    given = apportion(room.astype(float), missing, room * 0, room)
+    return as_shares(clipped + given)

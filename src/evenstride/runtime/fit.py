@@ -1,0 +1,78 @@
+"""How many samples this rank may hold at once: as asked for, and as its memory has shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evenstride.core.fleet import Shares
+from evenstride.core.partition import micro_batches
+from evenstride.errors import ConfigError
+
+# A batch larger than any that went through by more than this part is tried in a way that can be
+# repeated. What then remains for its synchronising pass is this part of it, and as good as safe.
+_BOLD, _REST = 1 / 8, 1 / 16
+
+
+@dataclass(slots=True)
+class Fit:
+    """The sizes that a rank's batches may have.
+
+    Args:
+        asked: most samples of a micro-batch, as the user wants it; ``None`` for no limit.
+        learned: most samples that may fit, once some did not; ``None`` until then.
+        proven: samples of the largest batch that went through, both ways.
+        guarded: whether the training loop can repeat a batch that does not fit.
+        everywhere: what each rank has asked for, in rank order.
+        even: whether all ranks must run the same number of batches in a step.
+    """
+
+    asked: int | None = None
+    learned: int | None = None
+    proven: int = 0
+    guarded: bool = False
+    everywhere: tuple[int | None, ...] = ()
+    even: bool = False
+
+    @property
+    def at_most(self) -> int | None:
+        """The most samples of one batch."""
+        if self.asked is None or self.learned is None:
+            return self.learned if self.asked is None else self.asked
+        return min(self.asked, self.learned)
+
+    def check(self, shares: Shares) -> None:
+        """Raise unless the ranks run as many batches as they must, in a step with these shares.
+
+        Raises:
+            ConfigError: numbers differ; alike on every rank.
+        """
+        if not self.even:
+            return
+        asked = self.everywhere or (None,) * len(shares)
+        counts = [len(micro_batches(range(n), k)) for n, k in zip(shares, asked, strict=True)]
+        if len(set(counts)) > 1:
+            raise ConfigError(
+                f"shares of {'/'.join(map(str, shares))} samples would be trained in "
+                f"{'/'.join(map(str, counts))} micro-batches, and statistics over all ranks need "
+                "the same number on each; leave max_micro_batch out (Stride(max_share=...) keeps "
+                "shares small), or use layers without statistics, such as group norm"
+            )
+
+    def parts(self, positions: range) -> tuple[range, ...]:
+        """Return a share's positions as the batches to train them in.
+
+        A backward pass that runs out of memory can be repeated only while nothing has been sent to
+        other ranks. So a size that has not been run is run first with its synchronisation held
+        back, and a small rest synchronises.
+
+        >>> Fit(asked=4).parts(range(6))
+        (range(0, 3), range(3, 6))
+        >>> Fit(proven=32, guarded=True).parts(range(48))
+        (range(0, 45), range(45, 48))
+        """
+        parts = micro_batches(positions, self.at_most)
+        last = parts[-1]
+        if not self.guarded or self.even or len(last) < 2 or len(last) <= self.proven * (1 + _BOLD):
+            return parts
+        cut = last.stop - max(1, round(len(last) * _REST))
+        return (*parts[:-1], range(last.start, cut), range(cut, last.stop))

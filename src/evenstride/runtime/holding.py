@@ -1,0 +1,41 @@
+"""What memory this rank's batches take, as it is told with each exchange."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from evenstride.core.caps import Held
+from evenstride.runtime.memory import MemoryMeter
+from evenstride.runtime.scaling import Scaling
+
+
+class Holding:
+    """Pairs the most memory held since the last exchange with the largest batch held meanwhile.
+
+    Only where a share is held at once: micro-batches are as large as the user says. Until a model
+    is watched nothing is known of its device.
+
+    Args:
+        scaling: has the batch in hand.
+        rank: of this process.
+        neighbours: processes of the job on this machine, this one included.
+    """
+
+    def __init__(self, scaling: Scaling, rank: int, neighbours: int) -> None:
+        self._scaling, self._rank, self._neighbours = scaling, rank, neighbours
+        self._meter: MemoryMeter | None = None
+
+    def watch(self, model: nn.Module) -> None:
+        """Look at the device of a model (training thread)."""
+        if self._meter is None:
+            devices = (p.device for p in model.parameters())
+            self._meter = MemoryMeter(next(devices, torch.device("cpu")), self._neighbours)
+
+    def take(self) -> Held | None:
+        """Return what was held since the last call, if that is known (control thread)."""
+        samples = self._scaling.largest()
+        if self._meter is None or self._scaling.micro or samples < 1:
+            return None
+        peak_bytes = self._meter.peak_bytes()
+        return Held(self._rank, samples, peak_bytes, self._meter.limit_bytes)

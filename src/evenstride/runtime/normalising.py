@@ -1,0 +1,93 @@
+"""What batch norm means for a rank: whose statistics, and what they cannot be made of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from evenstride.errors import ConfigError
+from evenstride.runtime.norm import batch_norms
+from evenstride.runtime.sampler import Draw
+
+logger = logging.getLogger("evenstride")
+
+
+class RankContext:
+    """What a layer with statistics over all ranks knows of its rank.
+
+    Args:
+        group: of the ranks, for these collectives alone; ``None`` with one process.
+        draw: tells the batch in hand.
+        waiting: counts the time inside as waiting.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        draw: Callable[[], Draw | None],
+        waiting: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.group, self.waiting, self._draw = group, waiting, draw
+
+    @property
+    def counts(self) -> bool:
+        """Whether the batch in hand counts, which that of a rank with a share of 0 does not."""
+        draw = self._draw()
+        return draw is None or draw.samples > 0
+
+
+class PlainNorms:
+    """The layers with statistics of each rank's own batch: a warning, and a refusal.
+
+    Args:
+        world_size: number of ranks.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._layers: list[nn.Module] = []
+        self._refusing: list[RemovableHandle] = []
+        self._warned = False
+
+    def watch(self, model: nn.Module) -> None:
+        """Know the layers of a model."""
+        if self._world_size > 1:
+            self._layers += batch_norms(model)
+
+    def begin(self, draw: Draw) -> None:
+        """Look at the next batch."""
+        if not self._layers:
+            return
+        while self._refusing:
+            self._refusing.pop().remove()
+        if draw.samples <= 1:
+            self._refusing += (p.register_forward_pre_hook(_refuse_one) for p in self._layers)
+        if not self._warned and draw.share * self._world_size != draw.window:
+            self._warned = True
+            logger.warning(
+                "the model has %d batch norm layer(s) with statistics of each rank's own batch, "
+                "and from step %d on these batches are unequal (%d of %d samples on this rank), so the "
+                "ranks normalise differently and rank 0's running statistics are kept; use "
+                "net = stride.sync_batch_norm(net) before wrapping it, group norm, or layer norm",
+                len(self._layers),
+                draw.step,
+                draw.share,
+                draw.window,
+            )
+
+
+def _refuse_one(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    values = inputs[0]
+    if layer.training and values.numel() == values.shape[1]:
+        raise ConfigError(
+            f"a {type(layer).__name__} got one value per channel, as this rank has a batch of one "
+            "sample, and a single value has no variance; give each rank at least two samples with "
+            "Stride(min_share=2) (and drop_last=True for the tail), or take the statistics over "
+            "all ranks with net = stride.sync_batch_norm(net) before wrapping it"
+        )
