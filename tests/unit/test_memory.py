@@ -17,9 +17,10 @@ def test_while_nothing_is_known_there_is_no_cap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peak_bytes", "cap"), [(2 * GB, 32), (5 * GB, 32), (8 * GB, 20), (11 * GB, 16)]
+    ("peak_bytes", "cap"),
+    [(1 * GB, 80), (2 * GB, 40), (3 * GB, 32), (5 * GB, 32), (8 * GB, 20), (11 * GB, 16)],
 )
-def test_from_one_size_a_share_grows_as_if_all_were_per_sample_and_at_most_twice(
+def test_from_one_size_a_share_grows_as_if_all_were_per_sample_twice_or_to_half_of_all(
     peak_bytes: int, cap: int
 ) -> None:
     assert MemoryModel().saw(16, peak_bytes).cap(10 * GB, 1.0) == cap

@@ -4,28 +4,50 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from evenstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evenstride.runtime.environment import Environment
+
+WRONG = 1
+"""Exit code of a bench that found something that is not as promised."""
 
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    bench: Annotated[
+        bool, typer.Option("--bench", help="Measure exactness, timing, balance and overhead.")
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=3600, help="With --bench: about how long to measure.")
+    ] = 90.0,
 ) -> None:
     """Tell what this machine can do; under torchrun also what the process group can.
 
     In a group it checks that weighted gradients are exact, measures how fast the ranks
-    exchange and how fast each computes, and names who is slow.
+    exchange and how fast each computes, and names who is slow. With --bench it measures, in
+    about two minutes, what evenstride brings and costs here, as a block to post; the exit code
+    is 1 if a gradient is not exact.
 
     Examples:
         evenstride doctor
 
         torchrun --nproc-per-node 2 -m evenstride doctor
+
+        torchrun --nproc-per-node 2 -m evenstride doctor --bench
     """
     from evenstride.lab.checkup import examine_group, examine_machine, tell
     from evenstride.runtime.environment import read_environment
 
-    world_size = read_environment(os.environ).world_size
+    environment = read_environment(os.environ)
+    world_size = environment.world_size
+    if bench:
+        _bench(environment, seconds, as_json)
+        return
     findings = examine_machine()
     if world_size > 1:
         group = examine_group()
@@ -33,3 +55,39 @@ def doctor(
             return
         findings["group"] = group
     typer.echo(json.dumps(findings) if as_json else tell(findings))
+
+
+def _bench(environment: Environment, seconds: float, as_json: bool) -> None:
+    from evenstride.lab.bench.plan import Plan
+    from evenstride.lab.bench.run import run_bench
+    from evenstride.lab.bench.text import tell_bench
+    from evenstride.lab.checkup import examine_machine
+
+    _refuse_what_interferes(environment)
+    findings = examine_machine()
+    rank, findings["bench"] = run_bench(
+        environment.world_size, Plan.of(seconds), lambda text: typer.echo(text, err=True)
+    )
+    wrong = findings["bench"]["wrong"]
+    if rank == 0:
+        typer.echo(json.dumps(findings) if as_json else tell_bench(findings))
+        for reason in wrong:
+            typer.echo(f"wrong: {reason}", err=True)
+    if wrong:
+        raise typer.Exit(WRONG)
+
+
+def _refuse_what_interferes(environment: Environment) -> None:
+    """Refuse the variables that would end, change or record the bench's own runs."""
+    names = {
+        "EVENSTRIDE_MAX_STEPS": environment.max_steps,
+        "EVENSTRIDE_CALIBRATE": environment.calibrate,
+        "EVENSTRIDE_TRACE": environment.trace,
+        "EVENSTRIDE_PROGRESS": environment.progress,
+    }
+    found = [name for name, value in names.items() if value is not None]
+    if found:
+        raise ConfigError(
+            f"doctor --bench makes runs of its own, which {' and '.join(found)} would change; "
+            "unset it for the bench"
+        )

@@ -16,7 +16,9 @@ of speed, one a sample too high ends the run. So everything here errs on one sid
   Otherwise only the line through the origin is believed: twice the samples take at most twice the
   memory, whatever the fixed part. That one needs a single size, so it is also how a share grows at
   first. It never grows to more than twice the largest size at once, as memory may jump where
-  libraries choose another algorithm. Each size that ran allows the next.
+  libraries choose another algorithm, unless it then fills half of what is allowed by that line:
+  even a jump to twice as much would fit, and a split need not wait where memory is ample. Each
+  size that ran allows the next.
 - *What ran is never forbidden, what failed is never tried again.* A later success at a size that
   failed does not lift the cap: whether fragments fit is chance, and the next time may end the run.
 
@@ -38,7 +40,8 @@ FRACTION = 0.9
 
 # Distinct sizes kept. The outermost two carry the slope, the others only lift the line.
 _MOST_SIZES = 8
-# How many times the largest size seen a share may grow to at once.
+# How many times the largest size seen a share may grow to at once; and how large a jump in memory
+# is allowed for where it grows further.
 _MOST_GROWTH = 2
 
 
@@ -82,7 +85,8 @@ class MemoryLine:
         room = allowed_bytes - self.top_bytes
         doubled = _MOST_GROWTH * self.top
         proportional = self.top * allowed_bytes // self.top_bytes if self.top_bytes else doubled
-        believed = max(self.reach, min(proportional, doubled))
+        ample = proportional // _MOST_GROWTH
+        believed = max(self.reach, min(proportional, max(doubled, ample)))
         if self.rise_bytes == 0:
             return believed if room >= 0 else 0
         # In whole numbers, as rounding must not cost the sample that fits exactly.

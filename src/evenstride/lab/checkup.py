@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,8 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from evenstride._version import __version__
 from evenstride.core.weighting import loss_factor
+from evenstride.errors import ConfigError
 from evenstride.lab.limits import open_limits
 from evenstride.lab.links import reduce_s
+from evenstride.runtime.devices import Device, check_backends, complaint, read_device
 from evenstride.runtime.peers import myself
 from evenstride.runtime.resources import measured_flops_per_s, usable_cores
 from evenstride.runtime.teardown import take_down_group
@@ -41,12 +44,32 @@ def examine_machine() -> Findings:
         "architecture": platform.machine(),
         "cores": usable_cores(),
         "threads": torch.get_num_threads(),
+        "wheel": _wheel(),
         "devices": _devices(),
-        "backends": [name for name in ("gloo", "nccl", "mpi", "ucc") if _has(name)],
-        "bf16_on_device": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+        **_abilities([read_device(device) for device in _own_devices()]),
+        "memory_bytes": [memory_bytes(device) for device in _own_devices()],
+        "backends": _backends(),
         "cpu_limits": limits.kind,
         "cpu_limits_caveat": caveat,
         "live_processes_seen": hasattr(os, "pidfd_open"),
+    }
+
+
+def examine_rank(rank: int) -> Findings:
+    """Return what one rank says about the device it would train on, and the torch it has."""
+    device = own_device()
+    facts = read_device(device)
+    return {
+        "rank": rank,
+        "worker": myself(rank).name,
+        "architecture": platform.machine(),
+        "torch": torch.__version__,
+        "kind": facts.kind,
+        "devices": [facts.name if facts.kind == "cuda" else "cpu"],
+        "wheel": _wheel(),
+        **_abilities([facts]),
+        "memory_bytes": [memory_bytes(device)],
+        "backends": _backends(),
     }
 
 
@@ -57,14 +80,10 @@ def examine_group() -> Findings | None:
     """
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     try:
-        mine = {
-            "rank": dist.get_rank(),
-            "worker": myself(dist.get_rank()).name,
-            "architecture": platform.machine(),
-            "torch": torch.__version__,
-            "devices": _devices(),
-            "gflops_per_s": round(measured_flops_per_s() / 1e9, 2),
-        }
+        mine = examine_rank(dist.get_rank())
+        # What has no code for its card cannot compute there.
+        flops_per_s = 0.0 if mine["unusable"] else measured_flops_per_s()
+        mine["gflops_per_s"] = round(flops_per_s / 1e9, 2)
         ranks: list[Findings] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(ranks, mine)
         error, latency_s, large_s = gradient_error(), reduce_s(_SMALL), reduce_s(_LARGE)
@@ -78,6 +97,7 @@ def examine_group() -> Findings | None:
                 "all_reduce_bytes_per_s": 4 * _LARGE / large_s,
                 "slow": [r["worker"] for r in ranks if r["gflops_per_s"] < _SLOW * fastest],
                 "same_torch": len({rank["torch"] for rank in ranks}) == 1,
+                "backend_warning": _backend_warning([rank["kind"] for rank in ranks]),
             }
             if dist.get_rank() == 0
             else None
@@ -113,15 +133,15 @@ def gradient_error() -> float:
 def tell(findings: Findings) -> str:
     """Return the findings as a block of lines that can be posted."""
     told = {name: value for name, value in findings.items() if name != "group" and value != ""}
-    lines = [f"{name:20} {_text(value)}" for name, value in told.items()]
+    lines = [
+        f"{name.removesuffix('_bytes'):20} {_text(_shown(name, value))}"
+        for name, value in told.items()
+    ]
     group = findings.get("group")
     if group:
         lines += ["", f"{len(group['ranks'])} ranks"]
-        lines += [
-            f"  rank {r['rank']:<4} {r['worker']:20} {r['architecture']:10} torch {r['torch']:14} "
-            f"{_text(r['devices'])}  {r['gflops_per_s']:.1f} GFLOP/s"
-            for r in group["ranks"]
-        ]
+        for mine in group["ranks"]:
+            lines += _rank_lines(mine)
         lines += [
             f"exact gradients      {'yes' if group['exact'] else 'NO'} "
             f"(relative error {group['gradient_error']:.1e} over unequal batches)",
@@ -131,7 +151,92 @@ def tell(findings: Findings) -> str:
         ]
         if not group["same_torch"]:
             lines.append("warning              the ranks run different versions of torch")
+        if group.get("backend_warning"):
+            lines.append(f"warning              {group['backend_warning']}")
     return "\n".join(lines)
+
+
+def own_device() -> torch.device:
+    """Return the device this process trains on, and make it the current one.
+
+    The launcher's local rank counts the CUDA devices that the process sees; it starts anew where
+    there are more ranks than devices.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local = dist.get_node_local_rank(fallback_rank=0) if dist.is_available() else 0
+    device = torch.device("cuda", local % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Return the memory of a device, or of the machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return int(psutil.virtual_memory().total)
+
+
+def _rank_lines(mine: Findings) -> list[str]:
+    """Return the lines about one rank."""
+    lines = [
+        f"  rank {mine['rank']:<4} {mine['worker']:20} {mine['architecture']:10} "
+        f"torch {mine['torch']:14} {_text(mine['devices'])}  {mine['gflops_per_s']:.1f} GFLOP/s"
+    ]
+    names = ("wheel", "capability", "bf16", "compile", "memory_bytes", "backends")
+    told = {
+        name.removesuffix("_bytes"): _text(_shown(name, mine[name]))
+        for name in names
+        if mine.get(name)
+    }
+    if told:
+        lines.append(" " * 12 + "; ".join(f"{n} {text}" for n, text in told.items()))
+    if mine.get("unusable"):
+        lines.append(f"warning     rank {mine['rank']} {_text(mine['unusable'])}")
+    return lines
+
+
+def _abilities(devices: list[Device]) -> Findings:
+    """Return what the devices can do, each a list in their order; ``""`` for what is no matter."""
+    return {
+        "capability": [d.architecture for d in devices if d.architecture] or "",
+        "bf16": [device.bf16 for device in devices],
+        "compile": ["yes" if device.compile else "no" for device in devices],
+        "unusable": [text for text in map(complaint, devices) if text] or "",
+    }
+
+
+def _own_devices() -> list[torch.device]:
+    if not torch.cuda.is_available():
+        return [torch.device("cpu")]
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+
+
+def _wheel() -> str:
+    """Return what the installed torch was built for."""
+    if torch.version.cuda is None:
+        return "ROCm" if torch.version.hip else "no CUDA"
+    return f"CUDA {torch.version.cuda} for {' '.join(torch.cuda.get_arch_list())}"
+
+
+def _backend_warning(kinds: list[str]) -> str:
+    """Return why torch's own choice of backends would not do for these ranks; ``""`` if it does."""
+    try:
+        check_backends(kinds, "cpu:gloo,cuda:nccl")
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _backends() -> list[str]:
+    return [name for name in ("gloo", "nccl", "mpi", "ucc") if _has(name)]
+
+
+def _shown(name: str, value: Any) -> Any:
+    """Return a value as it is shown: bytes in GiB."""
+    if not name.endswith("_bytes"):
+        return value
+    return [f"{one / 2**30:.1f} GiB" for one in value]
 
 
 def _devices() -> list[str]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from evenstride.core.caps import Held
 from evenstride.runtime.memory import MemoryMeter
 from evenstride.runtime.scaling import Scaling
+
+# Steps until the optimizer has made its states, and a step was held beside them.
+_WARM_STEPS = 2
 
 
 class Holding:
@@ -20,10 +25,14 @@ class Holding:
         scaling: has the batch in hand.
         rank: of this process.
         neighbours: processes of the job on this machine, this one included.
+        steps: tells how many steps this process has committed.
     """
 
-    def __init__(self, scaling: Scaling, rank: int, neighbours: int) -> None:
+    def __init__(
+        self, scaling: Scaling, rank: int, neighbours: int, steps: Callable[[], int]
+    ) -> None:
         self._scaling, self._rank, self._neighbours = scaling, rank, neighbours
+        self._steps = steps
         self._meter: MemoryMeter | None = None
 
     def watch(self, model: nn.Module) -> None:
@@ -35,7 +44,9 @@ class Holding:
     def take(self) -> Held | None:
         """Return what was held since the last call, if that is known (control thread)."""
         samples = self._scaling.largest()
-        if self._meter is None or self._scaling.micro or samples < 1:
+        if self._meter is None or self._scaling.micro:
             return None
-        peak_bytes = self._meter.peak_bytes()
-        return Held(self._rank, samples, peak_bytes, self._meter.limit_bytes)
+        peak_bytes = self._meter.peak_bytes()  # which begins anew, whatever becomes of it
+        if self._steps() < _WARM_STEPS:
+            return None
+        return Held(self._rank, max(samples, 1), peak_bytes, self._meter.limit_bytes)

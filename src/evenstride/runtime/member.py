@@ -73,7 +73,7 @@ class Member:
         )
         here = team.peers[team.rank].place
         neighbours = sum(peer.place == here for peer in team.peers)
-        self._holding = Holding(self.scaling, team.rank, neighbours)
+        self._holding = Holding(self.scaling, team.rank, neighbours, lambda: self.progress.step)
         local = Local(self._gate, self._recorder, lambda: self.progress.now, self._holding.take)
         self._bond = tie(local, team, lambda: self.timer.at)
 

@@ -72,8 +72,8 @@ class PlainNorms:
             self._warned = True
             logger.warning(
                 "the model has %d batch norm layer(s) with statistics of each rank's own batch, "
-                "and from step %d on these batches are unequal (%d of %d samples on this rank), so the "
-                "ranks normalise differently and rank 0's running statistics are kept; use "
+                "and from step %d on these batches are unequal (%d of %d samples on this rank), so "
+                "the ranks normalise differently and rank 0's running statistics are kept; use "
                 "net = stride.sync_batch_norm(net) before wrapping it, group norm, or layer norm",
                 len(self._layers),
                 draw.step,

@@ -161,7 +161,7 @@ def test_what_was_trained_of_the_step_comes_again(make_stride: MakeStride) -> No
         module.fits = 2 if len(tried) == 5 else 99  # the second micro-batch of the second step
 
     model.register_forward_pre_hook(count)
-    steps, weights = train(stride, model, 2, max_micro_batch=4)
+    _, weights = train(stride, model, 2, max_micro_batch=4)
 
     assert weights == pytest.approx(expected[1], rel=1e-12)
     assert model.tried[:9] == [4, 4, 4, 4, 4, 2, 2, 2, 2]

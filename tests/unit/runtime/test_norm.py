@@ -19,7 +19,8 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.norm import UnionBatchNorm, batch_norms, convert, merged
+from evenstride.runtime.norm import UnionBatchNorm, batch_norms, convert
+from evenstride.runtime.union_moments import merged
 
 SHAPES: dict[type[nn.Module], list[tuple[int, ...]]] = {
     nn.BatchNorm1d: [(5, 3), (5, 3, 4)],

@@ -1,0 +1,1 @@
+"""What ``evenstride doctor --bench`` measures: exactness, timing, balance and overhead."""
