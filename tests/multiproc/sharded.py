@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 import evenstride
 from evenstride.core.observation import median
 from evenstride.runtime.seeding import epoch_order
-from evenstride.runtime.sharded import gathered, held_back, island_of, subtract_collectives
+from evenstride.runtime.sharded import gathered, island_of
 from evenstride.runtime.timing import StepRecord
 from tests.multiproc.loops import burn
 from tests.multiproc.training import FEATURES, Loop, rows
@@ -134,9 +134,8 @@ def _train(
     rank: int, stride: evenstride.Stride, loop: Loop, layout: Layout, wait_counted: bool
 ) -> tuple[list[list[float]], list[float]]:
     loader = stride.loader(rows(loop.length, loop.torch_dtype), max_micro_batch=loop.micro)
-    model = stride.watch(sharded(Net(layout, loop.torch_dtype), layout))
-    if wait_counted:
-        assert subtract_collectives(model, lambda: stride._member.timer)
+    with waits_counted(wait_counted):
+        model = stride.watch(sharded(Net(layout, loop.torch_dtype), layout))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     gradients: list[list[float]] = []
     while True:
@@ -157,11 +156,20 @@ def _train(
 
 
 @contextlib.contextmanager
+def waits_counted(counted: bool) -> Iterator[None]:
+    """Let `Stride.watch` count the waits in the layers as waits, or not."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not counted:
+            patch.setattr("evenstride.runtime.member.subtract_collectives", lambda *_: False)
+        yield
+
+
+@contextlib.contextmanager
 def _accumulating(stride: evenstride.Stride, model: nn.Module, loop: Loop) -> Iterator[None]:
     if loop.micro is None:
         yield
     else:
-        with stride.accumulate(model), held_back(model, last=stride.synced):
+        with stride.accumulate(model):
             yield
 
 
@@ -236,9 +244,8 @@ def timed(
     mesh = init_device_mesh("cpu", layout.mesh, mesh_dim_names=_names(layout))
     for part in [*layers, model]:
         fully_shard(part, mesh=mesh)
-    stride.watch(model)
-    if counted:
-        subtract_collectives(model, lambda: stride._member.timer)
+    with waits_counted(counted):
+        stride.watch(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     work_s: list[float] = []
     for (x,) in stride.loader(TensorDataset(torch.ones(20 * 9, 4)), seeded=False):

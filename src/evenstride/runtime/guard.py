@@ -22,6 +22,7 @@ from evenstride.errors import OutOfMemory
 from evenstride.runtime.memory import is_out_of_memory
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.scaling import Retry, Scaling
+from evenstride.runtime.sharded import is_sharded
 from evenstride.runtime.watch import reforward
 
 logger = logging.getLogger("evenstride")
@@ -92,7 +93,7 @@ def _obstacle(scaling: Scaling, draw: Draw) -> str | None:
         return "and its batch norm takes statistics over all ranks, which would wait for it in vain"
     if scaling.unrecorded:
         return "in the first step of a static graph, which cannot be cut into micro-batches"
-    if any(hasattr(part, "unshard") for model in scaling.models for part in model.modules()):
+    if any(map(is_sharded, scaling.models)):
         return (
             "and its model is sharded, so the other ranks of its shard group run the same "
             "collectives in every layer and would wait for it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -35,6 +36,7 @@ from evenstride.runtime.loader import (
     order_of,
     own_generator,
 )
+from evenstride.runtime.meeting import judge_models, show_model
 from evenstride.runtime.norm import batch_norms, check_convertible, convert
 from evenstride.runtime.normalising import RankContext
 from evenstride.runtime.progress import Progress
@@ -43,10 +45,13 @@ from evenstride.runtime.sampler import Draw
 from evenstride.runtime.scaling import Scaling
 from evenstride.runtime.seeding import SeededDataset, seeded_dataset
 from evenstride.runtime.setup import Settings, Team
+from evenstride.runtime.sharded import check_engine, subtract_collectives
 from evenstride.runtime.summary import Summary, summarise
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.watch import static_graph, watch_forward
 from evenstride.runtime.weights import WeightExchange
+
+logger = logging.getLogger("evenstride")
 
 
 class Member:
@@ -63,7 +68,7 @@ class Member:
         self._contexts: list[RankContext] = []
         # Weak, because a loader in a reference cycle takes its workers down slowly (5 s each).
         self._loader: Callable[[], TrainLoader | None] = lambda: None
-        self._loaders = 0
+        self._meetings = 0
         self._closed = False
         self._gate = Gate(
             team.shares,
@@ -152,11 +157,27 @@ class Member:
         return EvalLoader(sampler, samples, options)
 
     def watch(self, model: nn.Module) -> None:
-        """Time the model's forward pass, and know its parameters."""
+        """Time the model's forward pass, and know its parameters; agree that it can be trained."""
+        check_engine(model, self._met(model))
+        subtract_collectives(model, lambda: self.timer)
         self.scaling.watch(model)
         self._holding.watch(model)
         self.scaling.unrecorded = self.scaling.unrecorded or static_graph(model)
         watch_forward(model, lambda: self.timer, self._team.world_size)
+
+    def _met(self, model: nn.Module) -> tuple[str, ...]:
+        """Return the kind of device that the model is on, on every rank."""
+
+        def judge(shown: list[Plain]) -> Plain:
+            group = self._team.group
+            config = dist.get_backend_config(group) if group is not None else ""
+            kinds, told = judge_models(shown, config)
+            for sentence in told:
+                logger.warning(sentence)
+            return {"kinds": kinds}
+
+        plain = self._agree(lambda: show_model(model, self._team.world_size), judge)
+        return tuple(plain["kinds"])
 
     def sync_batch_norm(self, net: nn.Module) -> None:
         """Give batch norm statistics over all ranks."""
@@ -255,10 +276,11 @@ class Member:
         return batch_sizes(stages, self._settings.global_batch)
 
     def _agree(self, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]) -> Plain:
-        self._loaders += 1
+        self._meetings += 1
         if self._team.channel is None:
             return judge([show()])
-        return agree(self._team.channel, f"loader() {self._loaders}", show, judge)
+        topic = f"call {self._meetings} of loader(), watch() or sync_batch_norm()"
+        return agree(self._team.channel, topic, show, judge)
 
     def _skip_opening(self) -> None:
         self._gate.skip_opening()

@@ -10,6 +10,7 @@ import contextlib
 import enum
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from evenstride.runtime.fit import Fit
 from evenstride.runtime.ghost import silence, zero_loss
 from evenstride.runtime.normalising import PlainNorms
 from evenstride.runtime.sampler import Draw
+from evenstride.runtime.sharded import held_back, is_sharded
 from evenstride.runtime.stream_timer import CudaMarks, StreamTimer
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.weights import WeightExchange, checked
@@ -241,30 +243,24 @@ class Scaling:
             )
         self._accumulating = self.accumulated = True
         try:
-            with contextlib.nullcontext() if self.draw.last else self._held_back(model):
+            with self._held_back(model, last=self.draw.last):
                 yield
         finally:
             self._accumulating = False
 
-    @contextlib.contextmanager
-    def _held_back(self, model: nn.Module) -> Iterator[None]:
+    def _held_back(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
         engine: Any = model
+        if is_sharded(model):
+            return held_back(model, last=last)
+        if last or (self.world_size == 1 and not hasattr(engine, "no_sync")):
+            return contextlib.nullcontext()
         if hasattr(engine, "no_sync"):
-            with engine.no_sync():
-                yield
-        elif hasattr(engine, "set_requires_gradient_sync"):  # FSDP2
-            engine.set_requires_gradient_sync(False)
-            try:
-                yield
-            finally:
-                engine.set_requires_gradient_sync(True)
-        elif self.world_size == 1:
-            yield
-        else:
-            raise UsageError(
-                f"accumulate() got a {type(model).__name__}, which cannot hold back its "
-                "synchronisation; give it the DistributedDataParallel (or FSDP) model itself"
-            )
+            no_sync: AbstractContextManager[None] = engine.no_sync()
+            return no_sync
+        raise UsageError(
+            f"accumulate() got a {type(model).__name__}, which cannot hold back its "
+            "synchronisation; give it the DistributedDataParallel (or FSDP) model itself"
+        )
 
     def _checked(self, loss: Tensor, weight: float | None) -> Draw:
         draw = self.draw

@@ -22,6 +22,7 @@ from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, agree, require_equal
 from evenstride.runtime.channel import Channel, open_channel
 from evenstride.runtime.checks import check_whole
+from evenstride.runtime.devices import check_backends
 from evenstride.runtime.environment import Environment
 from evenstride.runtime.leader import Leader
 from evenstride.runtime.peers import Peer, myself
@@ -123,6 +124,10 @@ def form_team(settings: Settings, group: dist.ProcessGroup | None) -> Team:
 
     def judge(shown: list[Plain]) -> Plain:
         _compare(shown)
+        if group is not None:
+            # Before the engine is made, which would wait for ever. Who has an accelerator uses it.
+            kinds = ["cuda" if mine["cuda"] else "cpu" for mine in shown]
+            check_backends(kinds, dist.get_backend_config(group))
         control = Control(
             policy_from_spec(settings.policy), memory_fraction=settings.memory_fraction
         )
@@ -172,6 +177,7 @@ def _show(settings: Settings, rank: int) -> Plain:
         "min_share": settings.min_share,
         "max_share": settings.max_share,
         "resources": _resources(settings.policy),
+        "cuda": torch.cuda.is_available(),
         "peer": myself(rank).to_plain(),
     }
 
@@ -189,7 +195,7 @@ def _resources(spec: str) -> Plain:
     return {}
 
 
-_OF_EACH_RANK = ("min_share", "max_share", "resources", "peer")
+_OF_EACH_RANK = ("min_share", "max_share", "resources", "cuda", "peer")
 
 
 def _compare(shown: list[Plain]) -> None:

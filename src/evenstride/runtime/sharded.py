@@ -219,6 +219,13 @@ def gathered(model: nn.Module) -> Iterator[None]:
             part.reshard()
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether FSDP2 is somewhere in a model."""
+    return isinstance(model, FSDPModule) or (
+        not hasattr(model, "no_sync") and bool(_parts(model))  # quick for what is wrapped in DDP
+    )
+
+
 def island_of(model: nn.Module) -> tuple[int, ...]:
     """Return the global ranks that hold the shards of one replica, this rank's: its island.
 

@@ -81,19 +81,9 @@ class Ddp(nn.Linear):
         self.held = False
 
 
-class Fsdp(nn.Linear):
-    """Holds back its synchronisation the way FSDP2 does."""
-
-    held = False
-
-    def set_requires_gradient_sync(self, on: bool) -> None:
-        self.held = not on
-
-
-@pytest.mark.parametrize("engine", [Ddp(1, 1), Fsdp(1, 1)], ids=["DDP", "FSDP2"])
 @pytest.mark.parametrize("last", [False, True])
-def test_synchronisation_is_held_back_until_the_last_micro_batch(engine: Any, last: bool) -> None:
-    rank = Rank(2)
+def test_synchronisation_is_held_back_until_the_last_micro_batch(last: bool) -> None:
+    rank, engine = Rank(2), Ddp(1, 1)
     rank.take(2, 6, last=last)
 
     with rank.scaling.accumulate(engine):
