@@ -11,7 +11,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
-from evenstride.runtime.seeding import epoch_order
 from tests.multiproc.training import (
     Loop,
     Sentences,
@@ -24,6 +23,7 @@ from tests.multiproc.training import (
     token_net,
     tokens_in,
 )
+from tests.order import epoch_order
 
 RATE = 0.05
 

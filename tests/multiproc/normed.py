@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
 from evenstride.errors import EvenstrideError
-from evenstride.runtime.seeding import epoch_order
 from tests.multiproc.training import FEATURES, flat, rows
+from tests.order import epoch_order
 
 BATCH, LENGTH = 16, 58  # the last step has 10 samples
 

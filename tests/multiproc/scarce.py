@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
-from evenstride.runtime.seeding import epoch_order
 from tests.multiproc.training import FEATURES, flat, rows
+from tests.order import epoch_order
 
 BATCH, STEPS, WIDTH = 480, 4, 20_000
 SHARES = (80, 400)

@@ -20,11 +20,11 @@ from torch.utils.data import TensorDataset
 
 import evenstride
 from evenstride.core.observation import median
-from evenstride.runtime.seeding import epoch_order
 from evenstride.runtime.sharded import gathered, island_of
 from evenstride.runtime.timing import StepRecord
 from tests.multiproc.loops import burn
 from tests.multiproc.training import FEATURES, Loop, rows
+from tests.order import epoch_order
 
 RATE = 0.05
 WORK = 240  # of the smallest share, in each layer and pass; some 20 ms

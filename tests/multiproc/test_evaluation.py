@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from evenstride.runtime.seeding import epoch_order
 from evenstride.testing import RankPool
 from tests.multiproc.evaluating import (
     cut_up,
@@ -16,6 +15,7 @@ from tests.multiproc.evaluating import (
     evaluated_while_training,
     means,
 )
+from tests.order import epoch_order
 
 EVALUATIONS: dict[str, tuple[int, dict[str, Any]]] = {
     "equal shares": (2, {"batch": 8, "policy": "uniform", "length": 30}),

@@ -11,7 +11,7 @@ from evenstride.errors import ConfigError
 from evenstride.runtime.control_plane import Position
 from evenstride.runtime.sampler import Order
 
-_VERSION = 1
+_VERSION = 2  # 1 had another order of the samples
 _STANDS = 8
 
 

@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from evenstride.core.fleet import Shares
 from evenstride.core.partition import EpochCursor, cut, step_shares
+from evenstride.core.shuffle import Shuffle
 from evenstride.runtime.fit import Fit
 from evenstride.runtime.gate import Gate
-from evenstride.runtime.seeding import Keys, epoch_order, item_seeds
+from evenstride.runtime.seeding import Keys, item_seeds
 
 # Steps planned at a time: enough for the code to run warm, few enough to throw away.
 _AHEAD = 64
@@ -101,7 +102,7 @@ class StepSampler:
         self._seeded, self._sizes = seeded, sizes
         self._drawn: deque[tuple[Draw, Keys]] = deque()
         self._plan: deque[_Planned] = deque()
-        self._positions: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._shuffle: Shuffle | None = None
         self._epoch, self._step, self._limit, self._whole_step = -1, 0, -1, -1
         self._cursor, self._position = EpochCursor(order.length, 1), 0
 
@@ -128,7 +129,7 @@ class StepSampler:
         """
         if epoch != self._epoch:
             order = self.order
-            self._positions = epoch_order(order.seed, epoch, order.length, shuffle=order.shuffle)
+            self._shuffle = Shuffle(order.length, order.seed, epoch) if order.shuffle else None
             self._epoch = epoch
         self._drawn.clear()
         self._plan.clear()
@@ -191,9 +192,9 @@ class StepSampler:
         """Yield the plans of ``count`` full steps of one batch each, all cut the same way."""
         cursor, share, batch = self._cursor, shares[self._rank], self._cursor.global_batch
         before = sum(shares[: self._rank])
-        rows = self._positions[cursor.position : cursor.position + count * batch]
-        mine = rows.reshape(count, batch)[:, before : before + share]
-        for step, keys in enumerate(self._keys(mine), start=self._step):
+        starts = cursor.position + before + batch * np.arange(count)
+        mine = self._indices((starts[:, np.newaxis] + np.arange(share)).ravel())
+        for step, keys in enumerate(self._keys(mine.reshape(count, share)), start=self._step):
             draw = Draw(step, batch, share, share, True, True)
             yield _Planned(shares, batch, (draw,), (keys,))
 
@@ -227,9 +228,13 @@ class StepSampler:
             )
             for number, part in enumerate(parts)
         )
-        rows = [self._positions[part.start : part.stop] for part in parts]
+        rows = [self._indices(np.arange(part.start, part.stop)) for part in parts]
         batches = tuple(keys for row in rows for keys in self._keys(row[np.newaxis]))
         return _Planned(shares, len(window), draws, batches)
+
+    def _indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return which samples of the data set stand at some positions of the epoch."""
+        return positions if self._shuffle is None else self._shuffle.at(positions)
 
     def _keys(self, indices: npt.NDArray[np.int64]) -> list[Keys]:
         """Return one batch of keys for each row of indices."""

@@ -115,18 +115,3 @@ def _generators_kept() -> Iterator[None]:
         np.random.set_state(numpy_state)
         random.setstate(python_state)
         torch.set_rng_state(torch_state)
-
-
-def epoch_order(seed: int, epoch: int, length: int, *, shuffle: bool) -> npt.NDArray[np.int64]:
-    """Return the order of an epoch's samples, the same on every rank and every machine.
-
-    numpy freezes the stream of ``RandomState`` for good, which neither torch's generators nor
-    numpy's newer ones promise; a run can thus be resumed under other versions in mid-epoch.
-
-    Cost:
-        8 bytes per sample; 50 ms per million samples.
-    """
-    if not shuffle:
-        return np.arange(length, dtype=np.int64)
-    state = np.random.RandomState([seed % 2**32, (seed >> 32) % 2**32, epoch])
-    return state.permutation(length).astype(np.int64, copy=False)

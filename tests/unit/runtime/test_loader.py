@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import evenstride
 from evenstride.errors import LoaderBusy
-from evenstride.runtime.seeding import epoch_order
+from tests.order import epoch_order
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import Trainer, numbered
 

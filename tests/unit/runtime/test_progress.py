@@ -158,7 +158,7 @@ def test_a_state_at_an_epochs_end_shows_the_next_epoch_before_there_is_a_loader(
     assert (progress.epoch, progress.position) == (5, 0)
 
 
-@pytest.mark.parametrize("state", [{"version": 1}, None, [1]])
+@pytest.mark.parametrize("state", [{"version": 2}, None, [1]])
 def test_what_is_no_state_is_refused(state: Any) -> None:
     with pytest.raises(ConfigError, match=r"give what state_dict\(\) returned"):
         _progress().load(state)
@@ -170,7 +170,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another length": ({"length": 21}, "with length 21, this one has 20"),
     "another order": ({"shuffle": False}, "with shuffle False, this one has True"),
     "another end": ({"drop_last": True}, "with drop_last True, this one has False"),
-    "a later version": ({"version": 2}, "has version 2, this evenstride reads 1"),
+    "a later version": ({"version": 3}, "has version 3, this evenstride reads 2"),
+    "an earlier version": ({"version": 1}, "has version 1, this evenstride reads 2"),
     "no version": ({"version": None}, "has version None"),
 }
 

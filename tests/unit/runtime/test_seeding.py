@@ -16,7 +16,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 from evenstride.runtime.seeding import (
     SeededDataset,
-    epoch_order,
     item_seeds,
     needs_no_seed,
     seeded_dataset,
@@ -149,7 +148,6 @@ def test_item_seeds_are_those_of_every_version() -> None:
         4764156602392020899,
         10603934637868093999,
     ]
-    assert epoch_order(0, 0, 8, shuffle=True).tolist() == [2, 6, 0, 4, 1, 3, 5, 7]
 
 
 def test_seeds_of_many_samples_and_epochs_never_meet() -> None:
@@ -158,21 +156,6 @@ def test_seeds_of_many_samples_and_epochs_never_meet() -> None:
     assert len(np.unique(seeds)) == len(seeds)
     ones = np.unpackbits(seeds.view(np.uint8)).mean()
     assert ones == pytest.approx(0.5, abs=0.002), "bits are even"
-
-
-@given(seed=any_seed, epoch=st.integers(0, 2**31), length=st.integers(0, 60))
-def test_an_epochs_order_is_a_permutation(seed: int, epoch: int, length: int) -> None:
-    order = epoch_order(seed, epoch, length, shuffle=True)
-
-    assert sorted(order.tolist()) == list(range(length))
-    assert (order == epoch_order(seed, epoch, length, shuffle=True)).all()
-    assert epoch_order(seed, epoch, length, shuffle=False).tolist() == list(range(length))
-
-
-def test_seeds_that_differ_in_high_bits_give_other_orders() -> None:
-    orders = {tuple(epoch_order(seed, 0, 50, shuffle=True)) for seed in (1, 1 + 2**32, 2, -1)}
-
-    assert len(orders) == 4
 
 
 def test_data_sets_that_draw_nothing_are_left_as_they_are() -> None:

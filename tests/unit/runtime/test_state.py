@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
 
 from evenstride.errors import ConfigError, LoaderBusy, StepInFlight
-from evenstride.runtime.seeding import epoch_order
+from tests.order import epoch_order
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import Trainer, numbered
 
