@@ -269,6 +269,8 @@ class TrainLoader(DataLoader[Any]):
             if rank.gate.opening:
                 rank.scaling.timer.settle()  # the decision about the next step waits for the last
             if between_steps:
+                if rank.scaling.drift is not None:
+                    rank.scaling.drift.check(rank.progress.step)
                 if rank.tick is not None:
                     rank.tick()
                 if opening and not rank.gate.opening:

@@ -2,16 +2,70 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from evenstride.runtime.agreement import Plain
+from evenstride.errors import ConfigError
+from evenstride.runtime.agreement import Plain, require_equal
+from evenstride.runtime.checks import check_whole
+from evenstride.runtime.compression import check_compression
 from evenstride.runtime.devices import Device, check_backends, read_device, require
-from evenstride.runtime.sharded import check_engine
+from evenstride.runtime.sharded import check_engine, is_sharded
 from evenstride.runtime.watch import engine_of
+
+logger = logging.getLogger("evenstride")
+
+Agree = Callable[[Callable[[], Plain], Callable[[list[Plain]], Plain]], Plain]
+
+
+def meet(
+    model: nn.Module, asked: Plain, group: dist.ProcessGroup | None, agree: Agree
+) -> tuple[str, ...]:
+    """Return the kind of device that the model is on, on every rank; collective.
+
+    Args:
+        model: to be watched.
+        asked: settings of `Stride.watch`, equal on all ranks.
+        group: that trains it; ``None`` with one process.
+        agree: lets all ranks show something and the leader judge it.
+
+    Raises:
+        ConfigError: the model cannot be trained on these ranks; alike on all of them.
+        RanksDisagree: the ranks were given different settings.
+    """
+
+    def show() -> Plain:
+        _check_drift(model, asked["drift_check"])
+        check_compression(model, asked["compress"])
+        world_size = 1 if group is None else dist.get_world_size(group)
+        return {**show_model(model, world_size), "asked": asked}
+
+    def judge(shown: list[Plain]) -> Plain:
+        require_equal([mine["asked"] for mine in shown], "watch()")
+        config = "" if group is None else dist.get_backend_config(group)
+        kinds, told = judge_models(shown, config)
+        for sentence in told:
+            logger.warning("%s", sentence)
+        return {"kinds": kinds}
+
+    return tuple(agree(show, judge)["kinds"])
+
+
+def _check_drift(model: nn.Module, drift_check: int | None) -> None:
+    if drift_check is None:
+        return
+    check_whole("drift_check", drift_check, least=0)
+    if drift_check and is_sharded(model):
+        raise ConfigError(
+            f"drift_check={drift_check} compares weights of which every rank has a copy, and the "
+            "ranks of a sharded model have parts; leave it out"
+        )
 
 
 def device_of(model: nn.Module) -> torch.device:

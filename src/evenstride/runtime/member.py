@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,7 +18,9 @@ from evenstride.runtime.agreement import Plain, agree, require_equal
 from evenstride.runtime.bond import tie
 from evenstride.runtime.calibrating import batch_sizes, parse_stages
 from evenstride.runtime.checks import check_whole
+from evenstride.runtime.compression import send_compressed
 from evenstride.runtime.control_plane import Local
+from evenstride.runtime.drift import USUAL_STEPS, DriftGuard
 from evenstride.runtime.environment import Environment
 from evenstride.runtime.evaluation import EvalLoader, EvalSampler, exact_mean
 from evenstride.runtime.gate import Gate
@@ -36,7 +37,7 @@ from evenstride.runtime.loader import (
     order_of,
     own_generator,
 )
-from evenstride.runtime.meeting import judge_models, show_model
+from evenstride.runtime.meeting import meet
 from evenstride.runtime.norm import batch_norms, check_convertible, convert
 from evenstride.runtime.normalising import RankContext
 from evenstride.runtime.progress import Progress
@@ -50,8 +51,6 @@ from evenstride.runtime.summary import Summary, summarise
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.watch import static_graph, watch_forward
 from evenstride.runtime.weights import WeightExchange
-
-logger = logging.getLogger("evenstride")
 
 
 class Member:
@@ -156,28 +155,29 @@ class Member:
         options.setdefault("generator", own_generator(self._settings.seed, self._team.rank))
         return EvalLoader(sampler, samples, options)
 
-    def watch(self, model: nn.Module) -> None:
+    def watch(self, model: nn.Module, drift_check: int | None, compress: str | None) -> None:
         """Time the model's forward pass, and know its parameters; agree that it can be trained."""
-        check_engine(model, self._met(model))
+        asked = {"drift_check": drift_check, "compress": compress}
+        kinds = meet(model, asked, self._team.group, self._agree)
+        check_engine(model, kinds)
+        if compress is not None:
+            send_compressed(model)
+        if drift_check is None:
+            drift_check = USUAL_STEPS if len(set(kinds)) > 1 else 0
+        if drift_check and self._team.group is not None:
+            self._guard_against_drift(model, drift_check)
         subtract_collectives(model, lambda: self.timer)
         self.scaling.watch(model)
         self._holding.watch(model)
         self.scaling.unrecorded = self.scaling.unrecorded or static_graph(model)
         watch_forward(model, lambda: self.timer, self._team.world_size)
 
-    def _met(self, model: nn.Module) -> tuple[str, ...]:
-        """Return the kind of device that the model is on, on every rank."""
-
-        def judge(shown: list[Plain]) -> Plain:
-            group = self._team.group
-            config = dist.get_backend_config(group) if group is not None else ""
-            kinds, told = judge_models(shown, config)
-            for sentence in told:
-                logger.warning(sentence)
-            return {"kinds": kinds}
-
-        plain = self._agree(lambda: show_model(model, self._team.world_size), judge)
-        return tuple(plain["kinds"])
+    def _guard_against_drift(self, model: nn.Module, every: int) -> None:
+        if self.scaling.drift is None:
+            with self.timer.waiting():
+                group = _own_group(self._team.group, "gloo")
+            self.scaling.drift = DriftGuard(group, every, lambda: self.timer.waiting())
+        self.scaling.drift.watch(model)
 
     def sync_batch_norm(self, net: nn.Module) -> None:
         """Give batch norm statistics over all ranks."""
@@ -231,6 +231,8 @@ class Member:
             policy=self._settings.policy,
             samples_dropped=dropped,
             overhead_s=own_s / max(self.progress.step, 1),
+            drift_checks=0 if self.scaling.drift is None else self.scaling.drift.checks,
+            drifts=0 if self.scaling.drift is None else self.scaling.drift.drifts,
         )
 
     def close(self, *, at_exit: bool) -> None:
@@ -244,6 +246,8 @@ class Member:
         self._team, self._weights = replace(self._team, group=None, channel=None), None
         self.scaling.models.clear()
         self.scaling.parameters.clear()
+        if self.scaling.drift is not None:
+            self.scaling.drift.close()
         for context in self._contexts:
             context.group = None
         if self._team.leader is not None:

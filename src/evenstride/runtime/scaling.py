@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from evenstride.core.weighting import loss_factor
 from evenstride.errors import ScaleError, UsageError
+from evenstride.runtime.drift import DriftGuard
 from evenstride.runtime.fit import Fit
 from evenstride.runtime.ghost import silence, zero_loss
 from evenstride.runtime.normalising import PlainNorms
@@ -74,6 +75,7 @@ class Scaling:
         self.retry = Retry.NO  # what comes again because it did not fit into memory
         self.fit = Fit()
         self.norms = PlainNorms(world_size)
+        self.drift: DriftGuard | None = None
         self.clean = False  # whether there were no gradients yet when its step began
         self._weight: float | None = None  # of that batch, from weight_fn
         self._scaled = self._backward = self._committed = self._stepped = False

@@ -166,14 +166,30 @@ class Stride:
         )
         return self._member.train_loader(dataset, asked, options)
 
-    def watch(self, model: ModelT) -> ModelT:
-        """Return the same model, its forward pass now timed without the collectives in it.
+    def watch(
+        self, model: ModelT, *, drift_check: int | None = None, compress: str | None = None
+    ) -> ModelT:
+        """Return the same model, its passes now timed without the collectives in them.
+
+        Every rank must call it; they compare engine and devices, and refuse alike what cannot be.
 
         Args:
             model: `DistributedDataParallel`, or any wrapper that averages gradients over the
                 ranks.
+            drift_check: steps between two comparisons of the ranks' weights; where they differ,
+                rank 0's are broadcast, which is counted in `summary`. ``None`` means every 100
+                steps where ranks compute on devices of several kinds, which round differently,
+                and never where they do not; 0 means never. Not for sharded models. Optimizer
+                states are not compared.
+            compress: ``bf16`` to send gradients as bfloat16, which halves the traffic of slow
+                links and rounds to 8 bits; for DDP, over any backend, in place of its hook.
+
+        Raises:
+            ConfigError: the engine is one whose gradient cannot be made exact (`DataParallel`,
+                FSDP1, DeepSpeed, FSDP2 over devices of several kinds), the ranks would wait for
+                each other in different backends, or a rank's device lacks what is asked of it.
         """
-        self._member.watch(model)
+        self._member.watch(model, drift_check, compress)
         return model
 
     def sync_batch_norm(self, net: ModelT) -> ModelT:

@@ -59,6 +59,8 @@ class Summary:
         bound_model: the equal split's time over the best split's.
         samples_dropped: samples that ``drop_last`` leaves out of every epoch.
         overhead_s: our own time per step on the training thread, and of our threads.
+        drift_checks: comparisons of the ranks' weights.
+        drifts: how often they differed, and rank 0's were broadcast.
     """
 
     rank: int
@@ -74,6 +76,8 @@ class Summary:
     bound_model: float | None
     samples_dropped: int
     overhead_s: float
+    drift_checks: int = 0
+    drifts: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON types."""
@@ -97,6 +101,11 @@ class Summary:
         ]
         if self.samples_dropped:
             lines.append(f"drop_last leaves {self.samples_dropped} samples out of every epoch")
+        if self.drift_checks:
+            lines.append(
+                f"the ranks' weights differed in {self.drifts} of {self.drift_checks} comparisons"
+                + ("; rank 0's were broadcast" if self.drifts else "")
+            )
         lines.append(f"evenstride itself took {self.overhead_s * 1e3:.3f} ms per step")
         return "\n".join(lines)
 

@@ -1,0 +1,96 @@
+"""Whether the ranks still have the same weights; where they do not, they get rank 0's.
+
+All ranks get the same reduced gradient, bit for bit. But optimizers round differently on a CPU and
+on an accelerator, and no engine ever compares weights again, so that replicas on devices of
+several kinds drift apart by a last digit per step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+logger = logging.getLogger("evenstride")
+
+USUAL_STEPS = 100
+"""Steps between two comparisons where ranks compute on devices of several kinds."""
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def fingerprint(parameters: Iterable[Tensor]) -> Tensor:
+    """Return two numbers that equal bits have in common; int64 of shape ``(2,)``, on the CPU.
+
+    The sum over all bits as integers, and that of their squares: differences of a last digit up
+    and down may cancel in one of them. Wraps around. Costs two passes over the parameters.
+    """
+    total = torch.zeros(2, dtype=torch.int64)
+    for parameter in parameters:
+        bits = parameter.detach().view(_BITS[parameter.element_size()]).to(torch.int64)
+        total += torch.stack([bits.sum(), bits.square().sum()]).cpu()
+    return total
+
+
+class DriftGuard:
+    """Compares the weights of all ranks every so many steps.
+
+    Args:
+        group: of the ranks, serving the devices of all of them.
+        every: steps between two comparisons.
+        waiting: counts the time inside as waiting.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        every: int,
+        waiting: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.checks = self.drifts = 0
+        self._parameters: list[nn.Parameter] = []
+        self._group, self._every, self._waiting = group, every, waiting
+        self._checked = 0
+
+    def watch(self, model: nn.Module) -> None:
+        """Compare the weights of a model, too; equal in number and shape on all ranks."""
+        self._parameters += model.parameters()
+
+    def close(self) -> None:
+        """Compare no more; the counts stay."""
+        self._parameters.clear()
+        self._group = None
+
+    def check(self, step: int) -> None:
+        """Compare if it is due after ``step`` steps; every rank must call it after each."""
+        if step % self._every or step == self._checked or self._group is None:
+            return
+        self._checked, self.checks = step, self.checks + 1
+        with self._waiting(), torch.no_grad():
+            if self._alike():
+                return
+            self.drifts += 1
+            if self.drifts == 1:
+                logger.warning(
+                    "after %d steps the weights of the ranks differed, and those of the group's "
+                    "rank 0 were broadcast; how often that happens is in summary()",
+                    step,
+                )
+            for parameter in self._parameters:
+                self._broadcast(parameter)
+
+    def _alike(self) -> bool:
+        mine = fingerprint(self._parameters)
+        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(everyone, mine, group=self._group)
+        return all(torch.equal(everyone[0], other) for other in everyone)
+
+    def _broadcast(self, parameter: nn.Parameter) -> None:
+        # Gloo takes what is not contiguous for something else.
+        whole = parameter.detach().contiguous()
+        dist.broadcast(whole, group=self._group, group_src=0)
+        parameter.copy_(whole)
