@@ -39,26 +39,43 @@ class InfeasibleShares(ConfigError):
     """No split of the global batch fits inside the workers' bounds."""
 
     def __init__(
-        self, total: int, at_least: int, at_most: int | None, workers: int, quantum: int = 1
+        self,
+        total: int,
+        at_least: int,
+        at_most: int | None,
+        workers: int,
+        quanta: Sequence[int] = (1,),
+        narrow: Sequence[int] | None = None,
     ) -> None:
         self.total, self.at_least, self.at_most, self.workers = total, at_least, at_most, workers
-        self.quantum = quantum
+        self.quanta = tuple(quanta)
+        self.narrow = None if narrow is None else tuple(narrow)
+        multiples = " and ".join(map(str, self.quanta)) if len(self.quanta) <= 4 else "their quanta"
+        if self.narrow is not None:
+            rank, lower, upper, quantum = self.narrow
+            super().__init__(
+                f"cannot share a global batch of {total} samples in multiples of {multiples}: "
+                f"worker {rank} takes {lower} to {upper} samples, and no multiple of {quantum} is "
+                f"among them; raise its max_share to {lower + -lower % quantum}, or choose a "
+                "smaller multiple for it"
+            )
+            return
         fix = (
             f"raise the global batch to at least {at_least}, use fewer workers, or lower min_share"
             if total < at_least
             else f"lower the global batch to at most {at_most}, raise max_share, or add a worker"
         )
         possible = f"at least {at_least}" if at_most is None else f"{at_least} to {at_most}"
-        if quantum > 1:
-            possible += f" in multiples of {quantum} (but for one worker's rest)"
-            fix += ", or choose a smaller multiple"
+        if max(self.quanta) > 1:
+            possible += f" in multiples of {multiples} (but for one worker's rest)"
+            fix += ", or choose smaller multiples"
         super().__init__(
             f"cannot share a global batch of {total} samples: the {workers} workers together "
             f"accept {possible}; {fix}"
         )
 
-    def __reduce__(self) -> tuple[type[InfeasibleShares], tuple[int | None, ...]]:
-        asked = (self.total, self.at_least, self.at_most, self.workers, self.quantum)
+    def __reduce__(self) -> tuple[type[InfeasibleShares], tuple[Any, ...]]:
+        asked = (self.total, self.at_least, self.at_most, self.workers, self.quanta, self.narrow)
         return InfeasibleShares, asked
 
 

@@ -1,6 +1,8 @@
-"""Shares in multiples of a quantum, whatever the policy asks for."""
+"""Shares in multiples of each worker's quantum, whatever the policy asks for."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,21 +17,24 @@ from tests.contract.fleets import every_policy, fleets, observations, policy_of,
 
 @settings(max_examples=50)
 @every_policy
-@given(data=st.data())
-def test_shares_are_multiples_of_the_quantum_but_for_one_rest(
-    spec: str, data: st.DataObject
+@given(alike=st.booleans(), data=st.data())
+def test_shares_are_multiples_of_the_quanta_but_for_one_rest(
+    spec: str, alike: bool, data: st.DataObject
 ) -> None:
-    fleet, quantum = data.draw(fleets()), data.draw(st.integers(2, 8))
+    fleet = data.draw(fleets())
+    sizes = [data.draw(st.integers(2, 8)) for _ in fleet.workers]
+    quanta = [sizes[0] if alike else size for size in sizes]
+    members = [replace(w, quantum=q) for w, q in zip(fleet.workers, quanta, strict=True)]
     policy = policy_of(spec, data.draw(splits(fleet)))
-    formed = FleetFormed(0, 0, fleet.global_batch, fleet.workers)
+    formed = FleetFormed(0, 0, fleet.global_batch, tuple(members))
     try:
-        control, _ = advance(Control(policy, quantum), formed)
-    except InfeasibleShares:  # see tests/property/test_allocation.py for when
+        control, _ = advance(Control(policy), formed)
+    except InfeasibleShares:  # see tests/property/test_quanta.py for when
         return
     for step in range(1, data.draw(st.integers(2, 5))):
-        uneven = [share for share in control.shares if share % quantum]
-        assert len(uneven) <= 1
-        assert all(share % quantum == fleet.global_batch % quantum for share in uneven)
+        rests = [share % q for share, q in zip(control.shares, quanta, strict=True) if share % q]
+        assert len(rests) <= 1
+        assert not alike or all(rest == fleet.global_batch % quanta[0] for rest in rests)
         assert sum(control.shares) == fleet.global_batch
         bounds = zip(control.shares, fleet.lower, fleet.upper, strict=True)
         assert all(low <= n <= high or (n == 0 and "GIVEN" in spec) for n, low, high in bounds)
@@ -40,8 +45,10 @@ def test_shares_are_multiples_of_the_quantum_but_for_one_rest(
 
 
 def test_who_is_left_out_stays_so() -> None:
-    formed = FleetFormed(0, 0, 32, tuple(Worker(str(rank)) for rank in range(3)))
+    workers = tuple(Worker(str(rank), quantum=8) for rank in range(3))
 
-    control, _ = advance(Control(policy_from_spec("static:0,20,12"), quantum=8), formed)
+    control, _ = advance(
+        Control(policy_from_spec("static:0,20,12")), FleetFormed(0, 0, 32, workers)
+    )
 
-    assert control.shares == (0, 16, 16) or control.shares == (0, 24, 8)
+    assert control.shares in ((0, 16, 16), (0, 24, 8))

@@ -350,6 +350,25 @@ def _evaluated(model: nn.Module, times: int) -> tuple[list[list[float]], list[fl
     return outputs, weights(model)
 
 
+def evaluated_unequally(_rank: int) -> tuple[int, float]:
+    """Return this rank's batches of an evaluation in the midst of training, and its exact mean."""
+    stride = evenstride.Stride(global_batch=16, policy="static:3,13")
+    loader, layout = stride.loader(rows(48)), Layout(mesh=(2,))
+    held_out = stride.loader(rows(40), train=False, max_micro_batch=4)
+    model = stride.watch(sharded(Net(layout, torch.float64), layout))
+    batches, told = 0, 0.0
+    for _, x, y in loader:
+        stride.scale(nn.functional.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for _, x_seen, y_seen in held_out:
+                total += float((model(x_seen) - y_seen).square().sum())
+                count, batches = count + len(x_seen), batches + 1
+        told = stride.mean(total, count)
+    stride.close()
+    return batches, told
+
+
 def islands(rank: int, layout: Layout) -> tuple[int, ...]:
     """Return the island that this rank finds itself on."""
     return island_of(sharded(Net(layout, torch.float64), layout))

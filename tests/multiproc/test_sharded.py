@@ -11,21 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from evenstride.testing import RankPool
 from tests.multiproc.sharded import (
     Layout,
+    Net,
     Run,
     alone,
     evaluated,
     evaluated_alone,
+    evaluated_unequally,
     islands,
     resumed,
     timed,
     train,
     uninterrupted,
 )
-from tests.multiproc.training import Loop, relative_error
+from tests.multiproc.training import Loop, relative_error, rows
 
 FLOAT64 = 1e-12
 
@@ -179,6 +182,15 @@ def test_a_rank_may_evaluate_alone(ranks: RankPool, layout: Layout) -> None:
     assert relative_error(weights, expected_weights) <= FLOAT64
     for actual, expected in zip(outputs, expected_outputs, strict=True):
         assert relative_error(actual, expected) <= FLOAT64
+
+
+def test_ranks_evaluate_a_sharded_model_in_unequal_numbers_of_batches(ranks: RankPool) -> None:
+    (few, one), (many, other) = ranks.run(evaluated_unequally, 2)
+
+    assert few < many
+    _, x, y = rows(40).tensors
+    truth = float((Net(Layout(), torch.float64)(x) - y).square().mean())
+    assert one == other == pytest.approx(truth, rel=1e-12)
 
 
 def test_an_island_is_who_shards_one_replica(ranks: RankPool) -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation import _fill_earliest, apportion, equal_finish, in_quanta
+from evenstride.core.allocation import _fill_earliest, apportion, equal_finish
 from evenstride.core.fleet import IntArray
+from evenstride.core.quanta import in_quanta
 from evenstride.core.timemodel import TimeModel
 from evenstride.errors import InfeasibleShares
 

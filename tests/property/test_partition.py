@@ -13,6 +13,7 @@ from evenstride.core.partition import (
     even_windows,
     micro_batches,
     step_shares,
+    whole_micro_batches,
 )
 
 splits = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any)
@@ -84,6 +85,19 @@ def test_micro_batches_cover_the_piece_in_nearly_equal_parts(
     assert max(map(len, parts)) <= at_most
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     assert len(parts) == -(-length // at_most)
+
+
+@given(length=st.integers(0, 500), start=st.integers(0, 99), size=st.integers(1, 70))
+def test_whole_micro_batches_cover_the_piece_with_one_rest_at_its_end(
+    length: int, start: int, size: int
+) -> None:
+    positions = range(start, start + length)
+
+    *whole, last = whole_micro_batches(positions, size)
+
+    assert [p for part in (*whole, last) for p in part] == list(positions)
+    assert all(len(part) == size for part in whole)
+    assert len(last) == (length % size or min(length, size))
 
 
 @given(length=st.integers(0, 500), workers=st.integers(1, 9), per_worker=st.integers(2, 9))

@@ -5,12 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.quanta import (
+    InUnits,
+    common_quantum,
+    finish_in_quanta,
+    whole_lower,
+    with_rest,
+)
 from evenstride.core.timemodel import StepTimes
 from evenstride.errors import InfeasibleShares
 
-# Units left to hand out one by one after the bisection: so many, or one for so many workers. A
-# unit costs little, a halving a look at all workers; and among many workers the rounding of
-# their shares alone makes the sum jump by more than a few dozen.
+# Units left over from the bisection, to be handed out all at once: so many, or one for so many
+# workers. They cost next to nothing, a halving a look at all workers; and among many workers the
+# rounding of their shares alone makes the sum jump by more than a few dozen.
 _FILL_AT_MOST, _FILL_WORKERS = 32, 8
 _TIED = 6  # decimals of a remainder
 
@@ -21,7 +28,7 @@ def equal_finish(
     upper: IntArray,
     total: int,
     *,
-    quantum: int = 1,
+    quantum: int | IntArray = 1,
     near: IntArray | None = None,
 ) -> IntArray:
     """Return the integer split of ``total`` with the least makespan.
@@ -36,20 +43,22 @@ def equal_finish(
         upper: most samples per worker, int64 ``(W,)``.
         total: samples to hand out.
         quantum: shares are multiples of this, except for one worker that takes the rest of
-            ``total``. Bounds are rounded inwards to multiples.
+            ``total``; of all workers, or each worker's own, int64 ``(W,)``. Lower bounds are
+            rounded up to multiples, and so are the upper ones down, but for who takes the rest.
         near: a split of ``total`` within the bounds that may be close to the best one; it
             saves time and changes nothing else.
 
     Returns:
         ``W`` counts in samples, int64, that sum to ``total``. Equal inputs give equal outputs:
-        ties go to the smaller share, then to the lower rank.
+        ties go to the smaller share, then to the lower rank. If some split of the least makespan
+        is without a rest, so is this one.
 
     Raises:
         InfeasibleShares: ``total`` lies outside the sum of the (rounded) bounds.
 
     Cost:
         ``O(W (log(T / ulp T) + n))`` vectorised, ``n`` the most units that one worker gets of
-        the last few, seldom more than two.
+        the last few, seldom more than two; for different quanta see `finish_in_quanta`.
 
     Source:
         The objective is LB-BSP's (Chen et al., SoCC 2020, doi:10.1145/3419111.3421299). Any
@@ -62,8 +71,8 @@ def equal_finish(
     >>> equal_finish(twice_as_slow, np.array([1, 1]), np.array([64, 64]), 8).tolist()
     [6, 2]
     """
-    if quantum > 1:
-        return _in_quanta(times, lower, upper, total, quantum)
+    if (common := common_quantum(quantum)) != 1:
+        return _in_multiples(times, lower, upper, total, quantum, common, near)
     if not int(lower.sum()) <= total <= int(upper.sum()):
         raise InfeasibleShares(
             total=total, at_least=int(lower.sum()), at_most=int(upper.sum()), workers=len(lower)
@@ -150,83 +159,28 @@ def _fill_earliest(times: StepTimes, shares: IntArray, upper: IntArray, missing:
     return shares + np.bincount(whose[first], minlength=len(shares))
 
 
-class _InQuanta:
-    """The same curves, counted in units of ``quantum`` samples."""
-
-    def __init__(self, times: StepTimes, quantum: int) -> None:
-        self._times, self._quantum = times, quantum
-
-    def at(self, shares: IntArray) -> FloatArray:
-        return self._times.at(shares * self._quantum)
-
-    def capacity(self, deadline_s: float) -> IntArray:
-        return self._times.capacity(deadline_s) // self._quantum
-
-
-def _in_quanta(
-    times: StepTimes, lower: IntArray, upper: IntArray, total: int, quantum: int
+def _in_multiples(
+    times: StepTimes,
+    lower: IntArray,
+    upper: IntArray,
+    total: int,
+    quanta: int | IntArray,
+    common: int,
+    near: IntArray | None,
 ) -> IntArray:
-    units, rest = divmod(total, quantum)
-    unit_lower, unit_upper = unit_bounds(lower, upper, total, quantum)
-    shares = quantum * equal_finish(_InQuanta(times, quantum), unit_lower, unit_upper, units)
-    return _with_rest(shares, rest, upper, times.at(shares + rest))
-
-
-def unit_bounds(
-    lower: IntArray, upper: IntArray, total: int, quantum: int
-) -> tuple[IntArray, IntArray]:
-    """Return the bounds in units of ``quantum`` samples, rounded inwards.
-
-    One worker's upper bound leaves room for what of ``total`` is no multiple.
-
-    Raises:
-        InfeasibleShares: no split into multiples, but for one worker's rest, keeps the bounds.
-    """
-    units, rest = divmod(total, quantum)
-    unit_lower, unit_upper = -(-lower // quantum), upper // quantum
-    if rest:
-        below = (upper - rest) // quantum
-        # The most room is where a unit less costs least; who has it anyway loses none.
-        taker = int(np.argmax(np.where(below == unit_upper, below + units + 1, below) - unit_lower))
-        unit_upper[taker] = below[taker]
-    least, most = int(unit_lower.sum()), int(unit_upper.sum())
-    if (unit_lower > unit_upper).any() or not least <= units <= most:
-        raise InfeasibleShares(
-            total=total,
-            at_least=quantum * least + rest,
-            at_most=quantum * most + rest,
-            workers=len(lower),
-            quantum=quantum,
-        )
-    return unit_lower, unit_upper
-
-
-def in_quanta(shares: IntArray, lower: IntArray, upper: IntArray, quantum: int) -> IntArray:
-    """Return the split in multiples of ``quantum`` that is next to another one, of the same sum.
-
-    One worker takes what is no multiple. Splits that are such already stay as they are.
-
-    Raises:
-        InfeasibleShares: see `unit_bounds`.
-
-    >>> import numpy as np
-    >>> in_quanta(np.array([13, 27, 8]), np.ones(3, np.int64), np.full(3, 48), 8).tolist()
-    [16, 24, 8]
-    """
-    total = int(shares.sum())
-    units, rest = divmod(total, quantum)
-    unit_lower, unit_upper = unit_bounds(lower, upper, total, quantum)
-    if np.count_nonzero(shares % quantum) < 2:
-        return shares
-    after = quantum * apportion(shares.astype(np.float64), units, unit_lower, unit_upper)
-    return _with_rest(after, rest, upper, (after - shares).astype(np.float64))
-
-
-def _with_rest(shares: IntArray, rest: int, upper: IntArray, cost: FloatArray) -> IntArray:
-    """Give what is no multiple to the worker with room for it that costs least, in place."""
-    if rest:
-        shares[int(np.argmin(np.where(shares + rest <= upper, cost, np.inf)))] += rest
-    return shares
+    """Return the best split in multiples; ``common`` is the quantum of all, or 0."""
+    least = whole_lower(lower, upper, total, common or quanta)
+    if common:
+        # Units first and the rest then is exact: any other split of the units gives somebody one
+        # more, which ends no earlier than the rest does on top of what it has here.
+        units, rest = divmod(total, common)
+        bounds = least // common, upper // common
+        shares = common * equal_finish(InUnits(times, common), *bounds, units)
+        return with_rest(shares, rest, upper, times.at(shares + rest))
+    # The best split into ones cannot end later, and a quantum more each is enough as a rule.
+    ones = equal_finish(times, least, upper, total, near=near)
+    each = np.broadcast_to(np.asarray(quanta, np.int64), lower.shape)
+    return finish_in_quanta(times, (least, upper), total, each, ones)
 
 
 def apportion(weights: FloatArray, total: int, lower: IntArray, upper: IntArray) -> IntArray:

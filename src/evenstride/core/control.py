@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.allocation import in_quanta
 from evenstride.core.cadence import Cadence
+from evenstride.core.caps import Held, Memory, within
 from evenstride.core.curves import Mask
 from evenstride.core.estimation import Estimate
 from evenstride.core.fleet import Fleet, IntArray, Shares, Worker, as_array, as_shares
+from evenstride.core.memory import FRACTION
 from evenstride.core.observation import Measured, communication_s
 from evenstride.core.policy import Move, Policy, Situation
+from evenstride.core.quanta import in_quanta
 
 # How far a step may stray from its expected time before its rank asks for an exchange: this
 # many standard deviations of its noise, and at least this part of the time.
@@ -51,11 +53,13 @@ class Exchanged:
         step: steps the leader had committed.
         effective: first step that no rank has drawn yet, so that a decision may change it.
         observations: everything measured since the exchange before.
+        memory: the most memory that workers have held since then, as far as it is known.
     """
 
     step: int
     effective: int
     observations: Measured
+    memory: tuple[Held, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +120,13 @@ class Control:
 
     ``refused`` counts, for each worker, the observations that could not be believed: those with
     a time that is not a positive, finite number, or with a share that cannot be. Nothing is learned
-    from them. All shares are multiples of ``quantum``, whatever the policy asks for (`in_quanta`).
+    from them. All shares are multiples of the workers' quanta, whatever the policy asks for
+    (`in_quanta`).
+    ``fleet`` has the bounds that hold: those that were ``asked`` for, and what ``memory`` allows
+    within ``memory_fraction`` of each worker's limit (``None`` to let it allow anything).
     """
 
     policy: Policy[Any]
-    quantum: int = 1
     policy_state: Any = None
     fleet: Fleet | None = None
     shares: Shares = ()
@@ -130,6 +136,9 @@ class Control:
     generation: int = 0
     opening_left: int = 0
     refused: tuple[int, ...] = ()
+    memory: Memory = field(default_factory=Memory)
+    memory_fraction: float | None = FRACTION
+    asked: Fleet | None = None
 
 
 def advance(control: Control, event: Event) -> tuple[Control, tuple[Instruction, ...]]:
@@ -149,7 +158,9 @@ def advance(control: Control, event: Event) -> tuple[Control, tuple[Instruction,
 
 
 def _form(control: Control, event: FleetFormed) -> tuple[Control, tuple[Instruction, ...]]:
-    fleet = Fleet(event.workers, event.global_batch, control.quantum)
+    asked = Fleet(event.workers, event.global_batch)
+    memory = control.memory.following(asked, control.asked)
+    fleet = memory.bound(asked) if memory.caps else asked
     policy_state, opening = control.policy.init(fleet)
     opening = replace(opening, shares=_allowed(opening.shares, fleet))
     estimate = _remembered(control, fleet)
@@ -163,6 +174,8 @@ def _form(control: Control, event: FleetFormed) -> tuple[Control, tuple[Instruct
         control,
         policy_state=policy_state,
         fleet=fleet,
+        asked=asked,
+        memory=memory,
         shares=opening.shares,
         estimate=estimate,
         generation=event.generation,
@@ -192,12 +205,12 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
     sound = event.observations.sound & _possible(event.observations, control.fleet)
     measured = event.observations.only(sound)
     estimate = control.estimate.learn(measured)
+    memory, fleet = _remember(control, event.memory)
     shared_s = _smoothed_communication(control, measured)
-    situation = Situation(control.fleet, control.shares, event.step, measured, estimate, shared_s)
+    situation = Situation(fleet, control.shares, event.step, measured, estimate, shared_s)
     policy_state, decision = control.policy.decide(control.policy_state, situation)
-    shares = control.shares
-    if isinstance(decision, Move):
-        shares = _allowed(decision.shares, control.fleet)
+    shares = decision.shares if isinstance(decision, Move) else control.shares
+    shares = _allowed(within(shares, fleet), fleet)
     moved = shares != control.shares
     opening_left = 0 if decision.settled else max(0, control.opening_left - 1)
     expect, longest_s = _expect(estimate, shares)
@@ -206,14 +219,16 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
     after = replace(
         control,
         policy_state=policy_state,
+        fleet=fleet,
         shares=shares,
         estimate=estimate,
+        memory=memory,
         opening_left=opening_left,
         cadence=cadence,
         communication_s=shared_s,
         refused=_refused(control, event.observations.worker[~sound]),
     )
-    reason = decision.reason
+    reason = decision.reason + memory.reason(control.memory, fleet)
     if not sound.all():
         reason += f" (refused {int((~sound).sum())} impossible report(s))"
     verdict: Instruction = (
@@ -223,6 +238,17 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
     return after, (verdict, expect, following)
 
 
+def _remember(control: Control, held: tuple[Held, ...]) -> tuple[Memory, Fleet]:
+    """Return what is known of the workers' memory, and the fleet that it bounds."""
+    fleet, asked = control.fleet, control.asked
+    assert fleet is not None, "a fleet forms before it exchanges"
+    assert asked is not None, "it is what was asked for when it formed"
+    if control.memory_fraction is None:
+        return control.memory, fleet
+    memory = control.memory.learn(held, len(fleet), control.memory_fraction)
+    return memory, fleet if memory.caps == control.memory.caps else memory.bound(asked)
+
+
 def _possible(told: Measured, fleet: Fleet) -> Mask:
     """Return which observations are of workers that there are, at shares that there can be."""
     here = (told.worker >= 0) & (told.worker < len(fleet))
@@ -230,12 +256,12 @@ def _possible(told: Measured, fleet: Fleet) -> Mask:
 
 
 def _allowed(shares: Shares, fleet: Fleet) -> Shares:
-    """Return the split in multiples of the quantum; whoever is left out stays so."""
-    if fleet.quantum == 1:
+    """Return the split in multiples of the workers' quanta; whoever is left out stays so."""
+    if (fleet.quanta == 1).all():
         return shares
     at = as_array(shares)
     lower, upper = np.minimum(fleet.lower, at), np.where(at > 0, fleet.upper, 0)
-    return as_shares(in_quanta(at, lower, np.maximum(upper, at), fleet.quantum))
+    return as_shares(in_quanta(at, lower, np.maximum(upper, at), fleet.quanta))
 
 
 def _still_refused(control: Control, fleet: Fleet) -> tuple[int, ...]:

@@ -27,6 +27,8 @@ class Worker:
         max_share: most samples it can hold in a step (memory); ``None`` means no limit.
         cores: CPU cores it may use, as far as known (may be a fraction).
         flops_per_s: its measured speed on a matrix product, as far as known.
+        quantum: its full shares are multiples of this many samples, at least 1; a whole
+            micro-batch. See `Fleet` for the one exception.
     """
 
     name: str
@@ -34,8 +36,14 @@ class Worker:
     max_share: int | None = None
     cores: float | None = None
     flops_per_s: float | None = None
+    quantum: int = 1
 
     def __post_init__(self) -> None:
+        if self.quantum < 1:
+            raise ConfigError(
+                f"worker {self.name}: quantum is {self.quantum}; it must be at least 1; leave it "
+                "at 1 for any share"
+            )
         if self.min_share < 1:
             raise ConfigError(
                 f"worker {self.name}: min_share is {self.min_share}; it must be at least 1"
@@ -52,7 +60,8 @@ class Fleet:
     """``W`` workers that share one global batch of ``B`` samples.
 
     ``lower`` and ``upper`` are the inclusive bounds of the shares, int64 of shape ``(W,)``.
-    Shares are multiples of ``quantum``, except for one worker that takes the rest of ``B``.
+    Shares are multiples of ``quanta``, each worker's own, int64 ``(W,)`` and not to be written to,
+    except for one worker that takes the rest of ``B``.
 
     Raises:
         InfeasibleShares: ``B`` lies outside the sum of the bounds.
@@ -60,9 +69,9 @@ class Fleet:
 
     workers: tuple[Worker, ...]
     global_batch: int
-    quantum: int = 1
     lower: IntArray = field(init=False, repr=False, compare=False)
     upper: IntArray = field(init=False, repr=False, compare=False)
+    quanta: IntArray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         lower = np.array([w.min_share for w in self.workers], dtype=np.int64)
@@ -70,6 +79,9 @@ class Fleet:
             [self.global_batch if w.max_share is None else w.max_share for w in self.workers],
             dtype=np.int64,
         )
+        quanta = np.array([w.quantum for w in self.workers], dtype=np.int64)
+        quanta.flags.writeable = False
+        object.__setattr__(self, "quanta", quanta)
         object.__setattr__(self, "lower", lower)
         object.__setattr__(self, "upper", np.minimum(upper, max(self.global_batch, 1)))
         if not int(lower.sum()) <= self.global_batch <= int(upper.sum()):

@@ -81,7 +81,8 @@ def step_shares(shares: Shares, window_size: int) -> Shares:
     """Return the shares of a step whose window may be shorter than a full global batch.
 
     The tail of an epoch scales the current shares down by largest remainder; every worker that
-    has a share keeps at least one sample while the window has enough of them.
+    has a share keeps at least one sample while the window has enough of them. Quanta do not count
+    here: a tail is short, and in multiples of large quanta most workers would be left out of it.
 
     >>> step_shares((20, 100), 120), step_shares((20, 100), 13), step_shares((20, 100), 1)
     ((20, 100), (2, 11), (0, 1))
@@ -133,6 +134,22 @@ def micro_batches(positions: range, at_most: int | None) -> tuple[range, ...]:
     small, larger = divmod(len(positions), count)
     bounds = [positions.start + i * small + min(i, larger) for i in range(count + 1)]
     return tuple(range(a, b) for a, b in pairwise(bounds))
+
+
+def whole_micro_batches(positions: range, size: int) -> tuple[range, ...]:
+    """Return ``positions`` as pieces of exactly ``size``, and what is left as a smaller last one.
+
+    Equal shapes from step to step cost no new compilation and no new memory; a share that is a
+    multiple of ``size`` has no rest. At least one piece, which is empty if there are no positions.
+
+    Args:
+        positions: of one worker's piece.
+        size: of a whole micro-batch in samples, at least 1.
+
+    >>> whole_micro_batches(range(0, 70), 32)
+    (range(0, 32), range(32, 64), range(64, 70))
+    """
+    return tuple(positions[at : at + size] for at in range(0, max(len(positions), 1), size))
 
 
 def even_windows(length: int, at_most: int) -> tuple[range, ...]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from evenstride.core.fleet import Shares
 from evenstride.core.partition import cut, even_windows, micro_batches, step_shares
 from evenstride.runtime.loader import BatchStream, DataLoaderOptions
 from evenstride.runtime.seeding import Keys, item_seeds
+from evenstride.runtime.sharded import gathered
 
 
 class EvalSampler:
@@ -61,12 +63,32 @@ class EvalSampler:
 
 
 class EvalLoader(DataLoader[Any]):
-    """A `DataLoader` over this rank's part of a data set; ``len`` counts global steps."""
+    """A `DataLoader` over this rank's part of a data set; ``len`` counts global steps.
+
+    Args:
+        sampler: this rank's part.
+        samples: the data set.
+        torch_options: for torch's loader.
+        sharded: returns the models whose parameters are kept gathered during a pass, because
+            ranks run them unequally often.
+    """
 
     def __init__(
-        self, sampler: EvalSampler, samples: Any, torch_options: DataLoaderOptions
+        self,
+        sampler: EvalSampler,
+        samples: Any,
+        torch_options: DataLoaderOptions,
+        sharded: Callable[[], Iterable[nn.Module]],
     ) -> None:
+        self._sharded = sharded
         super().__init__(samples, batch_sampler=BatchStream(sampler), **torch_options)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Return an iterator over this rank's batches; collective if a model is sharded."""
+        with contextlib.ExitStack() as stack:
+            for model in self._sharded():
+                stack.enter_context(gathered(model))
+            yield from super().__iter__()
 
 
 def exact_mean(

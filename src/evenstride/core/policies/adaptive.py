@@ -157,7 +157,7 @@ class Outlook:
     def _finishing(self, model: TimeModel, near: IntArray) -> tuple[IntArray, float]:
         """Return the split in which all finish together under a model, and its expected step."""
         bounds = self.fleet.lower, self.fleet.upper, self.fleet.global_batch
-        split = equal_finish(model, *bounds, quantum=self.fleet.quantum, near=near)
+        split = equal_finish(model, *bounds, quantum=self.fleet.quanta, near=near)
         return split, self.step_s(split)
 
 

@@ -1,0 +1,309 @@
+"""Splits into whole micro-batches: multiples of each worker's own quantum, and one rest.
+
+The rule: every share is a multiple of its worker's quantum, except for one worker, the *taker*,
+that takes what is left of the global batch. Lower bounds are rounded up to multiples, for the
+taker as well, so that whoever has a share has a whole micro-batch; only the taker may use what
+its upper bound has beyond a multiple. Then every total from the sum of the lower bounds to that
+of the upper ones, with the widest such part, has a split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.timemodel import StepTimes
+from evenstride.errors import InfeasibleShares
+
+_TIED = 9  # decimals of a remainder, as a part of the quantum
+
+
+def common_quantum(quanta: int | IntArray) -> int:
+    """Return the quantum that all workers have, or 0 if they have different ones."""
+    if np.ndim(quanta) == 0:
+        return int(quanta)
+    each = np.asarray(quanta)
+    return int(each[0]) if (each == each[0]).all() else 0
+
+
+class InUnits:
+    """The same curves, counted in units of ``quantum`` samples."""
+
+    def __init__(self, times: StepTimes, quantum: int) -> None:
+        self._times, self._quantum = times, quantum
+
+    def at(self, units: IntArray) -> FloatArray:
+        """Return each worker's time in seconds for so many units; both of shape ``(W,)``."""
+        return self._times.at(units * self._quantum)
+
+    def capacity(self, deadline_s: float) -> IntArray:
+        """Return per worker the most units that end by the deadline."""
+        return self._times.capacity(deadline_s) // self._quantum
+
+
+def reach(most: IntArray, quanta: int | IntArray) -> int:
+    """Return the largest total that has a split if each worker takes at most so many samples.
+
+    Args:
+        most: samples per worker, ``(W,)``.
+        quanta: of each worker, ``(W,)``, or of all.
+    """
+    beyond = most % quanta
+    return int(most.sum() - beyond.sum() + beyond.max(initial=0))
+
+
+def whole_lower(lower: IntArray, upper: IntArray, total: int, quanta: int | IntArray) -> IntArray:
+    """Return the lower bounds, rounded up to multiples of each worker's quantum, ``(W,)``.
+
+    Raises:
+        InfeasibleShares: no split of ``total`` keeps the rule and the bounds.
+    """
+    least = lower + -lower % quanta
+    narrow = np.flatnonzero(least > upper)
+    if len(narrow):
+        rank = int(narrow[0])
+        own = int(np.broadcast_to(quanta, lower.shape)[rank])
+        between = rank, int(lower[rank]), int(upper[rank]), own
+        raise InfeasibleShares(total, 0, 0, len(lower), _distinct(quanta), between)
+    at_least, at_most = int(least.sum()), reach(upper, quanta)
+    if not at_least <= total <= at_most:
+        raise InfeasibleShares(total, at_least, at_most, len(lower), _distinct(quanta))
+    return least
+
+
+def _distinct(quanta: int | IntArray) -> tuple[int, ...]:
+    return tuple(np.unique(quanta).tolist())
+
+
+def in_quanta(
+    shares: IntArray, lower: IntArray, upper: IntArray, quanta: int | IntArray
+) -> IntArray:
+    """Return the split next to another one that keeps the rule (see the module), of the same sum.
+
+    Shares are rounded to a multiple below or above, by largest remainder as a part of the
+    quantum; the taker is who then lacks most. Splits that keep rule and bounds stay as they are.
+    No worker moves by its quantum or more as long as the multiples on both sides of its share
+    are within the bounds, for every worker.
+
+    Args:
+        shares: samples per worker, int64 ``(W,)``.
+        lower: fewest samples per worker, ``(W,)``.
+        upper: most samples per worker, ``(W,)``.
+        quanta: of each worker, ``(W,)``, or of all.
+
+    Raises:
+        InfeasibleShares: no split of the same sum keeps the rule and the bounds.
+
+    Cost:
+        ``O(W log W)``; ``O(W log B)`` where bounds force shares far from those given.
+
+    >>> import numpy as np
+    >>> one, most = np.ones(3, np.int64), np.full(3, 96)
+    >>> in_quanta(np.array([13, 27, 8]), one, most, 8).tolist()
+    [16, 24, 8]
+    >>> in_quanta(np.array([37, 37, 37]), one, most, np.array([32, 12, 12])).tolist()
+    [39, 36, 36]
+    """
+    total = int(shares.sum())
+    least = whole_lower(lower, upper, total, quanta)
+    uneven = np.count_nonzero(shares % quanta)
+    if uneven < 2 and (lower <= shares).all() and (shares <= upper).all():
+        return shares
+    beyond = shares % quanta
+    below, most = shares - beyond, upper - upper % quanta
+    order = np.argsort(-np.round(beyond / quanta, _TIED), kind="stable")
+
+    def level(half: int) -> IntArray:  # multiples wait, until bounds leave nobody else
+        units = (half + (beyond > 0)) // 2
+        return np.asarray(np.clip(below + units * quanta, least, most))
+
+    low, high = int(((least - below) // quanta).min()), int(((most - below) // quanta).max())
+    after, rest = _filled(level, (2 * low, 2 * high), order, total)
+    return with_rest(after, rest, upper, (after + rest - shares) / quanta)
+
+
+def with_rest(shares: IntArray, rest: int, upper: IntArray, cost: FloatArray) -> IntArray:
+    """Give what is no multiple to the worker with room for it that costs least, in place."""
+    if rest:
+        shares[int(np.argmin(np.where(shares + rest <= upper, cost, np.inf)))] += rest
+    return shares
+
+
+def finish_in_quanta(
+    times: StepTimes,
+    bounds: tuple[IntArray, IntArray],
+    total: int,
+    quanta: IntArray,
+    near: IntArray,
+) -> IntArray:
+    """Return the split with the least makespan of those that keep the rule (see the module).
+
+    The least deadline is looked for by which the multiples that each worker ends, and what one
+    of them ends beyond, are enough. Of the units that end at that very instant, the smaller
+    shares get theirs first. If a split without any rest has the same makespan, it is one of
+    those.
+
+    Args:
+        times: non-decreasing step times of ``W`` workers, in seconds.
+        bounds: fewest and most samples per worker, int64 ``(W,)`` each; the fewest in multiples
+            (`whole_lower`), and ``total`` within their reach.
+        total: samples to hand out.
+        quanta: of each worker, ``(W,)``.
+        near: a split that may be close; it saves time and changes nothing else.
+
+    Returns:
+        ``W`` counts in samples, int64, that sum to ``total``.
+
+    Cost:
+        ``O(W log(T / t))``, ``t`` the time between the ends of samples; and, only if there is a
+        rest, ``O(B / g * log B)`` bit operations for each different quantum, ``g`` their common
+        divisor, on whole words.
+    """
+    lower, upper = bounds
+    if total == int(lower.sum()):
+        return lower.copy()
+    before, by_then = _last_instant(times, bounds, total, quanta, near)
+    base, most = before - before % quanta, by_then - by_then % quanta
+
+    def level(size: int) -> IntArray:
+        return np.asarray(np.clip(size - size % quanta, base, most))
+
+    order = np.arange(len(lower))
+    shares, rest = _filled(level, (0, int(most.max())), order, total)
+    if not rest:
+        return shares
+    ragged = with_rest(shares.copy(), rest, by_then, times.at(shares + rest))
+    makespan_s = float(times.at(ragged).max())  # later than the deadline if a lower bound is slow
+    at_ease = np.clip(times.capacity(makespan_s), by_then, upper)
+    for last in (by_then, at_ease):  # the latter only in need, as it leaves far more to look at
+        most = np.maximum(last - last % quanta, shares)
+        whole = _without_rest(times, shares, rest, (lower, most), quanta)
+        if whole is not None or not (at_ease > by_then).any():
+            return ragged if whole is None else whole
+    return ragged
+
+
+def _last_instant(
+    times: StepTimes,
+    bounds: tuple[IntArray, IntArray],
+    total: int,
+    quanta: IntArray,
+    near: IntArray,
+) -> tuple[IntArray, IntArray]:
+    """Return what each worker ends before the least deadline that is enough, and by then."""
+    before, by_then = bounds
+    upper = by_then
+    ends_s = times.at(near).max(), times.at(np.minimum(near + quanta - 1, upper)).max()
+    hints_s = [float(np.nextafter(ends_s[0], 0.0)), float(ends_s[1])]
+    while True:
+        moving = before < by_then
+        first_s = float(times.at(before + 1)[moving].min())
+        last_s = float(times.at(by_then)[moving].max())
+        if first_s >= last_s:
+            return before, by_then
+        middle_s = hints_s.pop() if hints_s else 0.5 * (first_s + last_s)
+        middle_s = middle_s if first_s <= middle_s < last_s else first_s
+        found = np.clip(times.capacity(middle_s), before, by_then)
+        enough = reach(found, quanta) >= total
+        if (found == (by_then if enough else before)).all():
+            return before, by_then  # the curves contradict themselves, in their last digits
+        before, by_then = (before, found) if enough else (found, by_then)
+
+
+def _filled(
+    level: Callable[[int], IntArray], span: tuple[int, int], order: IntArray, total: int
+) -> tuple[IntArray, int]:
+    """Return the highest level that ``total`` is enough for with units of the next, and the rest.
+
+    Args:
+        level: shares in multiples that do not fall, each by one quantum at most per level.
+        span: a level whose shares sum to at most ``total``, and one that none is above.
+        order: in which workers get their unit of the next level, if it still fits.
+        total: samples to hand out.
+    """
+    low, high = span
+    while low < high:
+        middle = (low + high + 1) // 2
+        if int(level(middle).sum()) <= total:
+            low = middle
+        else:
+            high = middle - 1
+    shares = level(low)
+    units, rest = level(low + 1) - shares, total - int(shares.sum())
+    while len(order := order[(units[order] > 0) & (units[order] <= rest)]):
+        count = int(np.searchsorted(np.cumsum(units[order]), rest, side="right"))
+        given, order = order[:count], order[count:]
+        shares[given] += units[given]
+        rest -= int(units[given].sum())
+    return shares, rest
+
+
+def _without_rest(
+    times: StepTimes,
+    shares: IntArray,
+    rest: int,
+    bounds: tuple[IntArray, IntArray],
+    quanta: IntArray,
+) -> IntArray | None:
+    """Return shares in multiples with ``rest`` more, changed in few places; ``None`` if none are.
+
+    Bounds are in multiples, and so are the shares.
+    """
+    lower, most = bounds
+    kinds, kind = np.unique(quanta, return_inverse=True)
+    unit = int(np.gcd.reduce(kinds))
+    surplus = int((most - shares).sum()) - rest
+    if surplus < 0 or surplus % unit:
+        return None
+    spare = _per_kind((most - shares) // quanta, kind, len(kinds))
+    room = _per_kind((most - lower) // quanta, kind, len(kinds))
+    left = _change((kinds // unit).tolist(), room, surplus // unit, spare)
+    if left is None:
+        return None
+    shares = shares.copy()
+    for which, (had, has) in enumerate(zip(spare, left, strict=True)):
+        for _ in range(has - had):  # fewer units: from who would finish last
+            may = (kind == which) & (shares - quanta >= lower)
+            last = int(np.argmax(np.where(may, times.at(shares), -np.inf)))
+            shares[last] -= quanta[last]
+        for _ in range(had - has):
+            may = (kind == which) & (shares + quanta <= most)
+            first = int(np.argmin(np.where(may, times.at(shares + quanta), np.inf)))
+            shares[first] += quanta[first]
+    return shares
+
+
+def _per_kind(units: IntArray, kind: IntArray, kinds: int) -> list[int]:
+    sums = np.zeros(kinds, dtype=np.int64)
+    np.add.at(sums, kind, units)
+    return sums.tolist()
+
+
+def _change(coins: list[int], room: list[int], amount: int, wanted: list[int]) -> list[int] | None:
+    """Return how many of each coin make an amount, with no more of each than there is room for.
+
+    Numbers are close to those wanted, from the last coin on; ``None`` if there are none. Sums
+    that can be made are the bits of a number.
+    """
+    within = (1 << (amount + 1)) - 1
+    sums = [1]
+    for coin, count in zip(coins, room, strict=True):
+        made, count, some = sums[-1], min(count, amount // coin), 1
+        while count:
+            some = min(some, count)
+            made |= (made << (coin * some)) & within
+            count, some = count - some, 2 * some
+        sums.append(made)
+    if not sums[-1] >> amount:
+        return None
+    numbers = []
+    for coin, count, near, made in list(zip(coins, room, wanted, sums[:-1], strict=True))[::-1]:
+        count = min(count, amount // coin)
+        near = min(near, count)
+        steps = (near + way * step for step in range(count + 1) for way in (-1, 1))
+        number = next(n for n in steps if 0 <= n <= count and made >> (amount - coin * n) & 1)
+        numbers.append(number)
+        amount -= coin * number
+    return numbers[::-1]
