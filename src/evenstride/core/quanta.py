@@ -1,10 +1,10 @@
 """Splits into whole micro-batches: multiples of each worker's own quantum, and one rest.
 
-The rule: every share is a multiple of its worker's quantum, except for one worker, the *taker*,
-that takes what is left of the global batch. Lower bounds are rounded up to multiples, for the
-taker as well, so that whoever has a share has a whole micro-batch; only the taker may use what
-its upper bound has beyond a multiple. Then every total from the sum of the lower bounds to that
-of the upper ones, with the widest such part, has a split.
+The rule: every share is a multiple of its worker's quantum. Where the bounds allow no such split,
+one worker, the *taker*, takes what is left of the global batch. Lower bounds are rounded up to
+multiples, for the taker as well, so that whoever has a share has a whole micro-batch; only the
+taker may use what its upper bound has beyond a multiple. Then every total from the sum of the
+lower bounds to that of the upper ones, with the widest such part, has a split.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ def in_quanta(
     """Return the split next to another one that keeps the rule (see the module), of the same sum.
 
     Shares are rounded to a multiple below or above, by largest remainder as a part of the
-    quantum; the taker is who then lacks most. Splits that keep rule and bounds stay as they are.
-    No worker moves by its quantum or more as long as the multiples on both sides of its share
-    are within the bounds, for every worker.
+    quantum; the taker, if there must be one, is who then lacks most. Splits that keep rule and
+    bounds stay as they are.
+    Where there is a rest, no worker moves by its quantum or more, as long as the multiples on
+    both sides of its share are within the bounds, for every worker.
 
     Args:
         shares: samples per worker, int64 ``(W,)``.
@@ -108,8 +109,9 @@ def in_quanta(
     """
     total = int(shares.sum())
     least = whole_lower(lower, upper, total, quanta)
+    inside = bool((lower <= shares).all() and (shares <= upper).all())
     uneven = np.count_nonzero(shares % quanta)
-    if uneven < 2 and (lower <= shares).all() and (shares <= upper).all():
+    if inside and uneven < (2 if common_quantum(quanta) else 1):
         return shares
     beyond = shares % quanta
     below, most = shares - beyond, upper - upper % quanta
@@ -121,7 +123,27 @@ def in_quanta(
 
     low, high = int(((least - below) // quanta).min()), int(((most - below) // quanta).max())
     after, rest = _filled(level, (2 * low, 2 * high), order, total)
+    if rest and not isinstance(quanta, int) and not common_quantum(quanta):
+        apart = _Apart(shares, quanta)
+        whole = _without_rest(apart, after, rest, (least, np.maximum(most, after)), quanta)
+        if whole is not None:
+            return whole
+        if inside and uneven < 2:
+            return shares
     return with_rest(after, rest, upper, (after + rest - shares) / quanta)
+
+
+class _Apart:
+    """How far shares lie above those wanted, in quanta, in place of times."""
+
+    def __init__(self, wanted: IntArray, quanta: IntArray) -> None:
+        self._wanted, self._quanta = wanted, quanta
+
+    def at(self, shares: IntArray) -> FloatArray:
+        return np.asarray((shares - self._wanted) / self._quanta)
+
+    def capacity(self, deadline_s: float) -> IntArray:
+        return np.asarray(self._wanted + np.floor(deadline_s * self._quanta)).astype(np.int64)
 
 
 def with_rest(shares: IntArray, rest: int, upper: IntArray, cost: FloatArray) -> IntArray:
@@ -142,8 +164,8 @@ def finish_in_quanta(
 
     The least deadline is looked for by which the multiples that each worker ends, and what one
     of them ends beyond, are enough. Of the units that end at that very instant, the smaller
-    shares get theirs first. If a split without any rest has the same makespan, it is one of
-    those.
+    shares get theirs first. If that leaves a rest and there are splits without one, it is of
+    those the one that ends first, even if it ends later: an odd shape is compiled anew.
 
     Args:
         times: non-decreasing step times of ``W`` workers, in seconds.
@@ -175,14 +197,47 @@ def finish_in_quanta(
     if not rest:
         return shares
     ragged = with_rest(shares.copy(), rest, by_then, times.at(shares + rest))
-    makespan_s = float(times.at(ragged).max())  # later than the deadline if a lower bound is slow
-    at_ease = np.clip(times.capacity(makespan_s), by_then, upper)
-    for last in (by_then, at_ease):  # the latter only in need, as it leaves far more to look at
+    whole = _first_whole(times, shares, rest, (lower, by_then, upper), quanta)
+    return ragged if whole is None else whole
+
+
+def _first_whole(
+    times: StepTimes,
+    shares: IntArray,
+    rest: int,
+    bounds: tuple[IntArray, IntArray, IntArray],
+    quanta: IntArray,
+) -> IntArray | None:
+    """Return the split in multiples that ends first; ``None`` if there is none.
+
+    Args:
+        times: step times, in seconds.
+        shares: in multiples, ``rest`` samples short.
+        rest: samples.
+        bounds: fewest samples, most by an early deadline, and most at all; ``(W,)`` each.
+        quanta: of each worker.
+    """
+    lower, early, upper = bounds
+
+    def by(deadline_s: float) -> IntArray | None:
+        last = np.clip(times.capacity(deadline_s), early, upper)
         most = np.maximum(last - last % quanta, shares)
-        whole = _without_rest(times, shares, rest, (lower, most), quanta)
-        if whole is not None or not (at_ease > by_then).any():
-            return ragged if whole is None else whole
-    return ragged
+        return _without_rest(times, shares, rest, (lower, most), quanta)
+
+    first_s, last_s = float(times.at(shares).max()), float(times.at(upper).max())
+    found = by(last_s)
+    if found is None:
+        return None
+    while True:  # what is found ends no later than its deadline, and often earlier
+        last_s = float(times.at(found).max())
+        middle_s = 0.5 * (first_s + last_s)
+        if not first_s < middle_s < last_s:
+            return found
+        sooner = by(middle_s)
+        if sooner is None:
+            first_s = middle_s
+        else:
+            found = sooner
 
 
 def _last_instant(
