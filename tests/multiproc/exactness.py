@@ -15,6 +15,7 @@ from tests.multiproc.training import (
     Loop,
     Sentences,
     Short,
+    cost_of,
     flat,
     net,
     padded,
@@ -37,7 +38,8 @@ def train(rank: int, loop: Loop) -> list[list[float]]:
 
 
 def _train(rank: int, loop: Loop) -> list[list[float]]:
-    stride = evenstride.Stride(global_batch=loop.batch, policy=loop.policy)
+    quantum = 1 if loop.quanta is None else loop.quanta[rank]
+    stride = evenstride.Stride(global_batch=loop.batch, policy=loop.policy, quantum=quantum)
     loader, module = _loader(stride, loop)
     whole = module if loop.fits is None else Short(module, loop.fits[rank])
     model = stride.watch(DistributedDataParallel(whole, static_graph=loop.static_graph))
@@ -70,9 +72,11 @@ def _train(rank: int, loop: Loop) -> list[list[float]]:
 
 def _loader(stride: evenstride.Stride, loop: Loop) -> tuple[Any, nn.Module]:
     if loop.kind == "rows":
-        return stride.loader(rows(loop.length, loop.torch_dtype), max_micro_batch=loop.micro), net(
-            loop.torch_dtype
-        )
+        array = [cost_of(index) for index in range(loop.length)]
+        costs = {None: None, "function": cost_of, "array": array}[loop.costs]
+        data = rows(loop.length, loop.torch_dtype)
+        loader = stride.loader(data, max_micro_batch=loop.micro, cost_fn=costs)
+        return loader, net(loop.torch_dtype)
     weight_fn = tokens_in if loop.kind == "tokens" else None
     loader = stride.loader(
         Sentences(loop.length), max_micro_batch=loop.micro, weight_fn=weight_fn, collate_fn=padded

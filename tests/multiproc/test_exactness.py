@@ -37,6 +37,11 @@ CASES = {
     "memory for less, tokens": (2, Loop(14, 42, "static:3,11", kind="tokens", fits=(2, 4))),
     "memory for less beside a share of 0": (3, Loop(30, 90, "static:0,20,10", fits=(1, 6, 9))),
     "memory for less than a micro-batch": (2, Loop(30, 90, "static:7,23", micro=9, fits=(3, 5))),
+    "whole micro-batches": (2, Loop(44, 132, "static:13,31", micro=8, quanta=(8, 4))),
+    "by cost": (3, Loop(30, 80, "static:7,11,12", costs="array", steps=5)),
+    "by cost in micro-batches": (2, Loop(30, 80, "static:7,23", costs="function", micro=60)),
+    "by cost beside a share of 0": (3, Loop(30, 90, "static:0,20,10", costs="array")),
+    "by cost, memory for less": (2, Loop(30, 90, "static:7,23", costs="array", fits=(3, 5))),
     "adaptive shares": (3, Loop(30, 90, "adaptive", steps=8)),
 }
 

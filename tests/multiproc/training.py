@@ -23,6 +23,11 @@ def rows(length: int, dtype: torch.dtype = torch.float64) -> TensorDataset:
     return TensorDataset(torch.arange(length), x.to(dtype), y.to(dtype))
 
 
+def cost_of(index: int) -> float:
+    """Return what a sample costs; a few cost much more than the others."""
+    return 1.0 + 40.0 * (index % 7 == 0)
+
+
 def net(dtype: torch.dtype = torch.float64) -> nn.Module:
     """Return a small model, the same everywhere."""
     state = torch.get_rng_state()
@@ -146,6 +151,8 @@ class Loop:
         dtype: ``float64`` or ``float32``.
         poison: a rank whose every loss is infinite.
         fits: samples that each rank has memory for; more end its forward pass in the middle.
+        quanta: of each rank's shares.
+        costs: whether samples are dealt out by cost; ``function`` or ``array``.
         static_graph: whether DDP records the graph in its first step.
         broken: whether the weighting is broken on purpose.
     """
@@ -162,6 +169,8 @@ class Loop:
     dtype: str = "float64"
     poison: int | None = None
     fits: tuple[int, ...] | None = None
+    quanta: tuple[int, ...] | None = None
+    costs: str | None = None
     static_graph: bool = False
     broken: bool = False
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from evenstride.core.allocation import apportion
-from evenstride.core.fleet import Shares, as_shares
+from evenstride.core.fleet import FloatArray, Shares, as_shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,54 @@ def cut(window: range, shares: Shares) -> tuple[Piece, ...]:
             pieces.append(Piece(range(window.start, window.start + 1), ghost=True))
         start += share
     return tuple(pieces)
+
+
+def cut_by_cost(window: range, shares: Shares, costs: FloatArray) -> tuple[Piece, ...]:
+    """Return each worker's piece of the window, of a cost in proportion to its share.
+
+    Pieces are consecutive, in rank order, as those of `cut`. Each end is where the costs before
+    it come nearest to the shares before it; every worker that has a share gets a sample.
+
+    Args:
+        window: positions of the step, at least as many as there are workers with a share.
+        shares: per worker, of any sum above 0.
+        costs: of each position, positive, ``(len(window),)``.
+
+    >>> [len(p.positions) for p in cut_by_cost(range(6), (1, 1), np.array([5.0, 1, 1, 1, 1, 1]))]
+    [1, 5]
+    """
+    given = np.asarray(shares, dtype=np.int64)
+    middles = np.cumsum(costs) - costs / 2
+    wanted = np.cumsum(given) / given.sum() * costs.sum()
+    ends = np.searchsorted(middles, wanted)
+    ends[-1] = len(window)
+    present = (given > 0).astype(np.int64)
+    before = np.cumsum(present)
+    # Ends less the workers up to there must not fall, nor leave too few for those who come after.
+    ends = np.maximum.accumulate(ends - before) + before
+    ends = np.minimum(ends, len(window) - (before[-1] - before))
+    starts = np.concatenate([[0], ends[:-1]])
+    return tuple(
+        Piece(window[a:b]) if share else Piece(window[:1], ghost=True)
+        for share, a, b in zip(shares, starts.tolist(), ends.tolist(), strict=True)
+    )
+
+
+def micro_batches_by_cost(positions: range, costs: FloatArray, at_most: float) -> tuple[range, ...]:
+    """Return ``positions`` as consecutive pieces that cost at most ``at_most`` each.
+
+    A sample that costs more than that is a piece of its own. As few pieces as that allows.
+
+    >>> micro_batches_by_cost(range(5), np.array([4.0, 3, 3, 9, 2]), 7)
+    (range(0, 2), range(2, 3), range(3, 4), range(4, 5))
+    """
+    ends, spent = list[int](), 0.0
+    for place, cost in enumerate(costs.tolist()):
+        if place and spent + cost > at_most:
+            ends.append(place)
+            spent = 0.0
+        spent += cost
+    return tuple(positions[a:b] for a, b in pairwise([0, *ends, len(positions)]))
 
 
 def micro_batches(positions: range, at_most: int | None) -> tuple[range, ...]:

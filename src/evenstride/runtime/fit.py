@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evenstride.core.fleet import Shares
-from evenstride.core.partition import micro_batches
+from evenstride.core.fleet import FloatArray, Shares
+from evenstride.core.partition import (
+    micro_batches,
+    micro_batches_by_cost,
+    whole_micro_batches,
+)
 from evenstride.errors import ConfigError
 
 # A batch larger than any that went through by more than this part is tried in a way that can be
@@ -23,6 +27,8 @@ class Fit:
         proven: samples of the largest batch that went through, both ways.
         guarded: whether the training loop can repeat a batch that does not fit.
         everywhere: what each rank has asked for, in rank order.
+        whole: whether micro-batches have the very size asked for, and one rest, not equal sizes.
+        most_cost: the most that a micro-batch may cost, where samples have costs.
         even: whether all ranks must run the same number of batches in a step.
     """
 
@@ -31,6 +37,8 @@ class Fit:
     proven: int = 0
     guarded: bool = False
     everywhere: tuple[int | None, ...] = ()
+    whole: bool = False
+    most_cost: float | None = None
     even: bool = False
 
     @property
@@ -48,6 +56,12 @@ class Fit:
         """
         if not self.even:
             return
+        if self.most_cost is not None:
+            raise ConfigError(
+                "micro-batches by cost differ in number between ranks, and statistics over all "
+                "ranks need the same number on each; leave max_micro_batch out, or use layers "
+                "without statistics, such as group norm"
+            )
         asked = self.everywhere or (None,) * len(shares)
         counts = [len(micro_batches(range(n), k)) for n, k in zip(shares, asked, strict=True)]
         if len(set(counts)) > 1:
@@ -58,6 +72,13 @@ class Fit:
                 "shares small), or use layers without statistics, such as group norm"
             )
 
+    def parts_by_cost(self, positions: range, costs: FloatArray) -> tuple[range, ...]:
+        """Return a share's positions as the batches to train them in, by what they cost."""
+        if self.most_cost is None:
+            return self.parts(positions)
+        parts = micro_batches_by_cost(positions, costs, self.most_cost)
+        return tuple(piece for part in parts for piece in micro_batches(part, self.learned))
+
     def parts(self, positions: range) -> tuple[range, ...]:
         """Return a share's positions as the batches to train them in.
 
@@ -67,10 +88,16 @@ class Fit:
 
         >>> Fit(asked=4).parts(range(6))
         (range(0, 3), range(3, 6))
+        >>> Fit(asked=4, whole=True).parts(range(6))
+        (range(0, 4), range(4, 6))
         >>> Fit(proven=32, guarded=True).parts(range(48))
         (range(0, 45), range(45, 48))
         """
-        parts = micro_batches(positions, self.at_most)
+        at_most = self.at_most
+        if self.whole and at_most is not None:
+            parts = whole_micro_batches(positions, at_most)
+        else:
+            parts = micro_batches(positions, at_most)
         last = parts[-1]
         if not self.guarded or self.even or len(last) < 2 or len(last) <= self.proven * (1 + _BOLD):
             return parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evenstride.core.caps import Held
@@ -26,6 +26,8 @@ from evenstride.core.ledger import Ledger
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.speedup import Yardstick, equal_split
 from evenstride.errors import SplitDiverged
+from evenstride.runtime.folding import Fold
+from evenstride.runtime.islands import Islands
 from evenstride.trace.write import TraceWriter
 
 logger = logging.getLogger("evenstride")
@@ -60,10 +62,10 @@ class Verdict:
 
     Args:
         effective: first step the decision is about.
-        shares: new shares from that step on, or ``None`` to keep them.
+        shares: the ranks' new shares from that step on, or ``None`` to keep them.
         opening: whether the next step waits for a decision as well.
-        expected_s: expected busy time of each worker; 0 for none.
-        band: half-width of each worker's band, as a part.
+        expected_s: expected busy time of each rank; 0 for none.
+        band: half-width of each rank's band, as a part.
         reason: one sentence.
     """
 
@@ -80,10 +82,13 @@ class Leader:
 
     Args:
         control: the state of the decision path, before any fleet has formed.
+        islands: that the ranks are on, which are then the workers of the fleet, of the ledger and
+            of the trace; ``None`` if each rank is a worker.
     """
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
+    def __init__(self, control: Control, islands: Islands | None = None) -> None:
+        self._control, self._islands = control, islands
+        self._fold = None if islands is None else Fold(islands)
         self._writer: TraceWriter | None = None
         self._unwritten: list[tuple[float, Event, tuple[Instruction, ...]]] = []
         self._started_s = time.perf_counter()
@@ -99,17 +104,22 @@ class Leader:
         return self._control
 
     def form(self, event: FleetFormed) -> Verdict:
-        """Form the fleet and return its opening split.
+        """Form the fleet and return the ranks' opening split.
+
+        Args:
+            event: with all ranks as workers, in rank order.
 
         Raises:
             ConfigError: the policy or the bounds cannot serve this fleet.
         """
+        if self._islands is not None:
+            event = replace(event, workers=self._islands.workers(event.workers))
         self.ledger = Ledger.empty(len(event.workers))
         verdict = self._advance(event, at_step=event.step)
         assert self._control.fleet is not None, "it has just been formed"
         self._equal = equal_split(self._control.fleet)
         self._log(verdict)
-        return verdict
+        return self._for_ranks(verdict)
 
     def record_to(self, writer: TraceWriter | None) -> None:
         """Keep a trace from now on; the forming of the fleet is written, too."""
@@ -131,16 +141,15 @@ class Leader:
             SplitDiverged: a rank applied other decisions, or iterates over other data.
         """
         self._prove_agreement(replies, checksum)
-        observations = Measured.of(seen for reply in replies for seen in reply.observations)
         effective = max(reply.barrier for reply in replies)
-        memory = tuple(reply.held for reply in replies if reply.held is not None)
+        observations, memory = self._of_workers(replies)
         event = Exchanged(step, effective, observations, memory)
         verdict = self._advance(event, at_step=step)
         self.ledger = self.ledger.book(observations.only(observations.sound), self._yardstick())
         if verdict.shares is not None:
             self.changes += 1
             self._log(verdict)
-        return verdict
+        return self._for_ranks(verdict)
 
     def skip_opening(self, step: int) -> None:
         """Let no further step wait for a decision."""
@@ -169,6 +178,25 @@ class Leader:
         verdict, after = _verdict(effective, instructions)
         self.exchange_at = at_step + after.steps
         return verdict
+
+    def _of_workers(self, replies: list[Reply]) -> tuple[Measured, tuple[Held, ...]]:
+        """Return what the workers measured and held, given the replies of the ranks."""
+        told = [reply.observations for reply in replies]
+        memory = tuple(reply.held for reply in replies if reply.held is not None)
+        if self._fold is not None and self._islands is not None:
+            told, memory = [self._fold.take(told)], self._islands.holdings(memory)
+        return Measured.of(seen for one in told for seen in one), memory
+
+    def _for_ranks(self, verdict: Verdict) -> Verdict:
+        """Return what a verdict about the workers means for the ranks."""
+        if self._fold is None or self._islands is None:
+            return verdict
+        return replace(
+            verdict,
+            shares=None if verdict.shares is None else self._islands.spread(verdict.shares),
+            expected_s=self._fold.expected(verdict.expected_s),
+            band=self._islands.each(verdict.band),
+        )
 
     def _yardstick(self) -> Yardstick | None:
         fleet, estimate = self._control.fleet, self._control.estimate

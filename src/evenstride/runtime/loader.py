@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from evenstride.errors import ConfigError, LoaderBusy
+from evenstride.runtime.costs import Costs
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.pieces import Item, check_weights, merge, smaller
 from evenstride.runtime.progress import Progress
@@ -46,7 +47,8 @@ class LoaderOptions:
         shuffle: whether each epoch has a new random order.
         drop_last: whether the last, incomplete global batch is left out.
         weight_fn: weight of a (micro-)batch, such as its tokens; ``None`` counts samples.
-        max_micro_batch: most samples in one batch.
+        max_micro_batch: most samples in one batch; with costs, the most one may cost.
+        costs: of the samples, by which shares are dealt out; ``None`` counts samples.
         seeded: whether each sample is loaded under a seed of its own.
         cold_prefetch: whether worker processes start before the first split is found.
         sizes: global batches to use, step by step, until they end (calibration).
@@ -56,6 +58,7 @@ class LoaderOptions:
     drop_last: bool = False
     weight_fn: Callable[[Any], float] | None = None
     max_micro_batch: int | None = None
+    costs: Costs | None = None
     seeded: bool = True
     cold_prefetch: bool = False
     sizes: Iterator[int] | None = None
@@ -166,7 +169,9 @@ class TrainLoader(DataLoader[Any]):
     ) -> None:
         self._rank, self._options = rank, options
         self._busy, self._own_s = False, 0.0
-        rank.scaling.fit.asked = options.max_micro_batch
+        by_cost = options.costs is not None
+        rank.scaling.fit.asked = None if by_cost else options.max_micro_batch
+        rank.scaling.fit.most_cost = options.max_micro_batch if by_cost else None
         self._ready: deque[Item] = deque()
         order = rank.progress.order
         assert order is not None, "the layout is set before the loader is made"
@@ -178,6 +183,7 @@ class TrainLoader(DataLoader[Any]):
             rank.scaling.fit,
             seeded=isinstance(samples, SeededDataset),
             sizes=options.sizes,
+            costs=options.costs,
         )
         torch_options.setdefault("generator", own_generator(order.seed, rank.rank))
         super().__init__(

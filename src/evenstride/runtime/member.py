@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -20,12 +21,14 @@ from evenstride.runtime.calibrating import batch_sizes, parse_stages
 from evenstride.runtime.checks import check_whole
 from evenstride.runtime.compression import send_compressed
 from evenstride.runtime.control_plane import Local
+from evenstride.runtime.costs import CostFn, Costs
 from evenstride.runtime.drift import USUAL_STEPS, DriftGuard
 from evenstride.runtime.environment import Environment
 from evenstride.runtime.evaluation import EvalLoader, EvalSampler, exact_mean
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.guard import guarded
 from evenstride.runtime.holding import Holding
+from evenstride.runtime.islands import check_island
 from evenstride.runtime.load import loads_for
 from evenstride.runtime.loader import (
     DataLoaderOptions,
@@ -46,7 +49,7 @@ from evenstride.runtime.sampler import Draw
 from evenstride.runtime.scaling import Scaling
 from evenstride.runtime.seeding import SeededDataset, seeded_dataset
 from evenstride.runtime.setup import Settings, Team
-from evenstride.runtime.sharded import check_engine, subtract_collectives
+from evenstride.runtime.sharded import check_engine, is_sharded, subtract_collectives
 from evenstride.runtime.summary import Summary, summarise
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.watch import static_graph, watch_forward
@@ -87,9 +90,14 @@ class Member:
         return self.scaling.timer
 
     def train_loader(
-        self, dataset: Any, asked: LoaderOptions, options: DataLoaderOptions
+        self,
+        dataset: Any,
+        asked: LoaderOptions,
+        options: DataLoaderOptions,
+        cost_fn: CostFn | None = None,
     ) -> TrainLoader:
         """Return the training loader; see `Stride.loader`."""
+        costs: list[Costs] = []
 
         def show() -> Plain:
             check_options(options)
@@ -100,12 +108,15 @@ class Member:
                 )
             length = dataset_length(dataset)
             _check_loader(length, asked, self._settings.global_batch)
-            return _layout(length, asked)
+            if cost_fn is not None:
+                costs.append(Costs(cost_fn, length))
+            return {**_layout(length, asked), "costs": costs[0].digest() if costs else None}
 
         verdict = self._agree(show, _judge_loader)
         if verdict["cold_prefetch"]:
             self._skip_opening()
         self.scaling.fit.everywhere = verdict["micro"]
+        self.scaling.fit.whole = self._settings.quantum > 1
         self.scaling.micro = any(size is not None for size in verdict["micro"])
         if verdict["weighted"]:
             self._weight_exchange()
@@ -119,7 +130,7 @@ class Member:
             tick=self._tick if self._team.leader is not None else None,
             explain_failure=self._bond.explain_failure,
         )
-        asked = replace(asked, sizes=self._calibration())
+        asked = replace(asked, sizes=self._calibration(), costs=costs[0] if costs else None)
         loader = TrainLoader(rank, dataset, asked, options)
         self._loader = weakref.ref(loader)
         return loader
@@ -153,12 +164,14 @@ class Member:
             self._settings.seed if isinstance(samples, SeededDataset) else None,
         )
         options.setdefault("generator", own_generator(self._settings.seed, self._team.rank))
-        return EvalLoader(sampler, samples, options)
+        return EvalLoader(
+            sampler, samples, options, lambda: filter(is_sharded, self.scaling.models)
+        )
 
     def watch(self, model: nn.Module, drift_check: int | None, compress: str | None) -> None:
         """Time the model's forward pass, and know its parameters; agree that it can be trained."""
         asked = {"drift_check": drift_check, "compress": compress}
-        kinds = meet(model, asked, self._team.group, self._agree)
+        kinds = meet(model, asked, self._team.group, partial(self._agree_on_islands, model))
         check_engine(model, kinds)
         if compress is not None:
             send_compressed(model)
@@ -171,6 +184,16 @@ class Member:
         self._holding.watch(model)
         self.scaling.unrecorded = self.scaling.unrecorded or static_graph(model)
         watch_forward(model, lambda: self.timer, self._team.world_size)
+
+    def _agree_on_islands(
+        self, model: nn.Module, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
+    ) -> Plain:
+        def checked() -> Plain:
+            shown = show()  # first, because it refuses engines that have no islands
+            check_island(model, self._team.group, self._team.islands)
+            return shown
+
+        return self._agree(checked, judge)
 
     def _guard_against_drift(self, model: nn.Module, every: int) -> None:
         if self.scaling.drift is None:

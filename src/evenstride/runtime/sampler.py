@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstride.core.fleet import Shares
-from evenstride.core.partition import EpochCursor, cut, step_shares
+from evenstride.core.partition import EpochCursor, Piece, cut, cut_by_cost, step_shares
 from evenstride.core.shuffle import Shuffle
+from evenstride.runtime.costs import Costs
 from evenstride.runtime.fit import Fit
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.seeding import Keys, item_seeds
@@ -85,6 +86,7 @@ class StepSampler:
         fit: how large a batch may be; it may change while training runs.
         seeded: whether keys carry a seed for the sample's randomness.
         sizes: global batches to use instead, step by step, until they end (calibration).
+        costs: of the samples; ``None`` where each counts the same.
     """
 
     def __init__(
@@ -96,7 +98,9 @@ class StepSampler:
         *,
         seeded: bool = True,
         sizes: Iterator[int] | None = None,
+        costs: Costs | None = None,
     ) -> None:
+        self._costs = costs
         self.order, self.own_s = order, 0.0
         self._gate, self._rank, self._fit = gate, rank, fit
         self._seeded, self._sizes = seeded, sizes
@@ -186,7 +190,7 @@ class StepSampler:
         return True
 
     def _in_one(self, share: int) -> bool:
-        return share > 0 and len(self._fit.parts(range(share))) == 1
+        return share > 0 and self._costs is None and len(self._fit.parts(range(share))) == 1
 
     def _planned_alike(self, shares: Shares, count: int) -> Iterator[_Planned]:
         """Yield the plans of ``count`` full steps of one batch each, all cut the same way."""
@@ -214,14 +218,13 @@ class StepSampler:
     def _planned(self, shares: Shares) -> _Planned:
         """Return the plan of the next step, whatever its size and its cut."""
         window = self._cursor.window
-        piece = cut(window, step_shares(shares, len(window)))[self._rank]
-        whole = piece.ghost or self._step == self._whole_step
-        parts = (piece.positions,) if whole else self._fit.parts(piece.positions)
+        of_step = step_shares(shares, len(window))
+        piece, parts = self._pieces(window, of_step)
         draws = tuple(
             Draw(
                 step=self._step,
                 window=len(window),
-                share=piece.samples,
+                share=of_step[self._rank],
                 samples=0 if piece.ghost else len(part),
                 first=number == 0,
                 last=number == len(parts) - 1,
@@ -231,6 +234,19 @@ class StepSampler:
         rows = [self._indices(np.arange(part.start, part.stop)) for part in parts]
         batches = tuple(keys for row in rows for keys in self._keys(row[np.newaxis]))
         return _Planned(shares, len(window), draws, batches)
+
+    def _pieces(self, window: range, shares: Shares) -> tuple[Piece, tuple[range, ...]]:
+        """Return this rank's piece of a window, and the batches to train it in."""
+        if self._costs is None:
+            piece = cut(window, shares)[self._rank]
+            parts = self._fit.parts(piece.positions)
+        else:
+            costs = self._costs.of(self._indices(np.arange(window.start, window.stop)))
+            piece = cut_by_cost(window, shares, costs)[self._rank]
+            first, last = piece.positions.start - window.start, piece.positions.stop - window.start
+            parts = self._fit.parts_by_cost(piece.positions, costs[first:last])
+        whole = piece.ghost or self._step == self._whole_step
+        return piece, (piece.positions,) if whole else parts
 
     def _indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return which samples of the data set stand at some positions of the epoch."""

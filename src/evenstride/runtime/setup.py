@@ -24,6 +24,7 @@ from evenstride.runtime.channel import Channel, open_channel
 from evenstride.runtime.checks import check_whole
 from evenstride.runtime.devices import check_backends
 from evenstride.runtime.environment import Environment
+from evenstride.runtime.islands import Islands, islands_of, show_island
 from evenstride.runtime.leader import Leader
 from evenstride.runtime.peers import Peer, myself
 from evenstride.runtime.resources import measured_flops_per_s, usable_cores
@@ -44,6 +45,7 @@ class Settings:
         min_share: fewest samples of this rank in a full step.
         max_share: most samples of this rank in a step; ``None`` for no limit.
         trace: where the leader writes the trace; ``None`` for nowhere.
+        quantum: this rank's shares are multiples of it.
         memory_fraction: part of its memory that a share may fill; ``None`` for no limit.
         max_steps: steps after which the training loader yields nothing.
         step_file: where the leader keeps its step count; ``None`` for nowhere.
@@ -54,6 +56,7 @@ class Settings:
     policy: str
     min_share: int
     max_share: int | None
+    quantum: int
     memory_fraction: float | None
     trace: Path | None
     max_steps: int | None
@@ -74,6 +77,7 @@ class Team:
         opening: whether the first steps wait for decisions.
         leader: on rank 0 only.
         step_file: likewise, if one was asked for.
+        islands: that the ranks are on; ``None`` if each is balanced by itself.
     """
 
     rank: int
@@ -85,6 +89,7 @@ class Team:
     opening: bool
     leader: Leader | None
     step_file: StepFile | None = None
+    islands: Islands | None = None
 
 
 def group_of(group: dist.ProcessGroup | None, environment: Environment) -> dist.ProcessGroup | None:
@@ -112,8 +117,17 @@ def group_of(group: dist.ProcessGroup | None, environment: Environment) -> dist.
     return group if dist.get_world_size(group) > 1 else None
 
 
-def form_team(settings: Settings, group: dist.ProcessGroup | None) -> Team:
+def form_team(
+    settings: Settings,
+    group: dist.ProcessGroup | None,
+    shard_group: dist.ProcessGroup | None = None,
+) -> Team:
     """Return the team; collective over ``group``.
+
+    Args:
+        settings: of this rank.
+        group: the ranks that train together; ``None`` with one process.
+        shard_group: those of them that hold this rank's replica; ``None`` for this rank alone.
 
     Raises:
         ConfigError: some rank's settings are impossible, or differ between ranks; raised on
@@ -121,6 +135,9 @@ def form_team(settings: Settings, group: dist.ProcessGroup | None) -> Team:
         WorkerLost: some rank did not come within the group's timeout.
     """
     led: list[tuple[Leader, StepFile | None]] = []
+
+    def show(rank: int) -> Plain:
+        return {**_show(settings, rank), "island": show_island(shard_group, group)}
 
     def judge(shown: list[Plain]) -> Plain:
         _compare(shown)
@@ -131,17 +148,19 @@ def form_team(settings: Settings, group: dist.ProcessGroup | None) -> Team:
         control = Control(
             policy_from_spec(settings.policy), memory_fraction=settings.memory_fraction
         )
-        leader = Leader(control)
+        islands = islands_of([mine["island"] for mine in shown])
+        leader = Leader(control, islands)
         verdict = _formed(leader, settings, shown)
+        verdict["islands"] = None if islands is None else islands.members
         step_file = StepFile(settings.step_file) if settings.step_file else None
         leader.record_to(_open_trace(settings, len(shown)))
         led.append((leader, step_file))
         return verdict
 
     if group is None:
-        return _team(judge([_show(settings, 0)]), 0, None, None, *led[0])
+        return _team(judge([show(0)]), 0, None, None, *led[0])
     channel = open_channel(group)
-    plain = agree(channel, "Stride()", lambda: _show(settings, channel.rank), judge)
+    plain = agree(channel, "Stride()", lambda: show(channel.rank), judge)
     return _team(plain, channel.rank, group, channel, *(led[0] if led else (None, None)))
 
 
@@ -176,6 +195,7 @@ def _show(settings: Settings, rank: int) -> Plain:
         "max_steps": settings.max_steps,
         "min_share": settings.min_share,
         "max_share": settings.max_share,
+        "quantum": settings.quantum,
         "resources": _resources(settings.policy),
         "cuda": torch.cuda.is_available(),
         "peer": myself(rank).to_plain(),
@@ -195,7 +215,7 @@ def _resources(spec: str) -> Plain:
     return {}
 
 
-_OF_EACH_RANK = ("min_share", "max_share", "resources", "cuda", "peer")
+_OF_EACH_RANK = ("min_share", "max_share", "quantum", "resources", "cuda", "peer", "island")
 
 
 def _compare(shown: list[Plain]) -> None:
@@ -227,6 +247,7 @@ def _check_bounds(settings: Settings) -> None:
     check_whole("min_share", settings.min_share, least=1)
     if settings.max_share is not None:
         check_whole("max_share", settings.max_share, least=1)
+    check_whole("quantum", settings.quantum, least=1)
 
 
 def _open_trace(settings: Settings, world_size: int) -> TraceWriter | None:
@@ -257,7 +278,13 @@ def _header(settings: Settings, world_size: int) -> dict[str, Any]:
 def _formed(leader: Leader, settings: Settings, shown: list[Plain]) -> Plain:
     peers = [Peer(**mine["peer"]) for mine in shown]
     workers = tuple(
-        Worker(peer.name, mine["min_share"], mine["max_share"], **mine["resources"])
+        Worker(
+            peer.name,
+            mine["min_share"],
+            mine["max_share"],
+            quantum=mine["quantum"],
+            **mine["resources"],
+        )
         for peer, mine in zip(peers, shown, strict=True)
     )
     verdict = leader.form(FleetFormed(0, 0, settings.global_batch, workers))
@@ -275,6 +302,7 @@ def _team(
     verdict = verdict_from_plain(plain["verdict"])
     assert verdict.shares is not None, "a fleet forms with an opening split"
     peers = tuple(Peer(**peer) for peer in plain["peers"])
+    islands = plain["islands"]
     return Team(
         rank=rank,
         world_size=len(peers),
@@ -285,4 +313,5 @@ def _team(
         opening=verdict.opening,
         leader=leader,
         step_file=step_file,
+        islands=None if islands is None else Islands(tuple(map(tuple, islands))),
     )

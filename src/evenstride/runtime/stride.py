@@ -19,9 +19,11 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 
 from evenstride.errors import ConfigError, StepInFlight
+from evenstride.runtime.costs import CostFn
 from evenstride.runtime.environment import read_environment
 from evenstride.runtime.loader import DataLoaderOptions, LoaderOptions
 from evenstride.runtime.member import Member
+from evenstride.runtime.overflow import register_scaler_update_hook
 from evenstride.runtime.setup import Settings, form_team, group_of, refuse_everywhere
 from evenstride.runtime.summary import Summary
 
@@ -42,8 +44,16 @@ class Stride:
             ``static:20,100``, ``dynamic-batching``. ``EVENSTRIDE_POLICY`` sets it where the
             script does not.
         process_group: the ranks the engine averages over; ``None`` means all.
+        shard_group: with HSDP, the ranks that hold this rank's replica together:
+            ``mesh["shard"].get_group()``. They wait for each other in every layer, so they get
+            equal shares (but for one sample) and are balanced against the other groups as one
+            worker; ``static:20,100`` then has one share per group. ``None``: every rank is
+            balanced by itself, which is right for DDP and for FSDP2 over all ranks.
         min_share: fewest samples of *this* rank in a full step, at least 1.
         max_share: most samples of *this* rank in a step, for its memory; ``None`` for no limit.
+        quantum: shares of *this* rank are multiples of it, but for one rank that takes what is left
+            of the global batch, and for the tail of an epoch. With micro-batches of that size,
+            ``loader(max_micro_batch=quantum)``, all of them have the same shape.
         memory_fraction: part of its memory that a rank's share may fill, as far as the memory per
             sample is known from peaks of the steps before; ``None`` to let shares grow whatever
             they take. Not with micro-batches, which are as large as ``max_micro_batch`` says.
@@ -75,8 +85,10 @@ class Stride:
         seed: int = 0,
         policy: str | None = None,
         process_group: dist.ProcessGroup | None = None,
+        shard_group: dist.ProcessGroup | None = None,
         min_share: int = 1,
         max_share: int | None = None,
+        quantum: int = 1,
         memory_fraction: float | None = 0.9,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -92,16 +104,19 @@ class Stride:
             policy=policy or environment.policy or "adaptive",
             min_share=_whole(min_share),
             max_share=None if max_share is None else _whole(max_share),
+            quantum=_whole(quantum),
             memory_fraction=memory_fraction,
             trace=environment.trace if trace is None else Path(trace),
             max_steps=environment.max_steps,
             step_file=environment.progress,
         )
-        self._member = Member(form_team(settings, group), settings, environment)
+        self._member = Member(form_team(settings, group, shard_group), settings, environment)
         scaling = self._member.scaling
         self._hooks = (
             register_optimizer_step_pre_hook(scaling.optimizer_steps),
             register_optimizer_step_post_hook(scaling.optimizer_stepped),
+            # For the steps that a gradient scaler leaves out.
+            register_scaler_update_hook(scaling.optimizer_stepped),
         )
         atexit.register(self._close_at_exit)
 
@@ -114,6 +129,7 @@ class Stride:
         drop_last: bool = False,
         max_micro_batch: int | None = None,
         weight_fn: Callable[[Any], float] | None = None,
+        cost_fn: CostFn | None = None,
         global_batch: int | None = None,
         seeded: bool = True,
         cold_prefetch: bool = False,
@@ -129,9 +145,15 @@ class Stride:
             shuffle: training only; false keeps the data set's order.
             drop_last: training only; leave out the last, incomplete *global* batch.
             max_micro_batch: most samples in one batch of this rank; larger shares come as
-                several batches, to be used with `accumulate`.
+                several batches, to be used with `accumulate`. With ``cost_fn`` the most that a
+                batch may cost (tokens, say) rather than a number of samples.
             weight_fn: training only; weight of a (micro-)batch, such as its number of tokens,
                 over which the loss is a mean. ``None`` counts samples.
+            cost_fn: training only; what a sample costs, such as its number of tokens: a function
+                of its index, or an array with a number for each (much quicker: a function is
+                called for every sample of the global batch on every rank). Each step's samples
+                are then dealt out so that costs, not counts, are in proportion to the shares.
+                It changes who trains a sample, never when, and not what it weighs.
             global_batch: evaluation only; samples per step over all ranks, the `Stride`'s own
                 if ``None``.
             seeded: load each sample under random seeds of its own (torch, numpy, random), so
@@ -147,7 +169,7 @@ class Stride:
                 cannot be, or there is a training loader already.
         """
         if not train:
-            _refuse_for_evaluation(drop_last=drop_last, weight_fn=weight_fn)
+            _refuse_for_evaluation(drop_last=drop_last, weight_fn=weight_fn, cost_fn=cost_fn)
             return self._member.eval_loader(
                 dataset, global_batch, max_micro_batch, options, seeded=seeded
             )
@@ -164,7 +186,7 @@ class Stride:
             seeded=seeded,
             cold_prefetch=cold_prefetch,
         )
-        return self._member.train_loader(dataset, asked, options)
+        return self._member.train_loader(dataset, asked, options, cost_fn)
 
     def watch(
         self, model: ModelT, *, drift_check: int | None = None, compress: str | None = None
@@ -319,8 +341,9 @@ class Stride:
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data: plain values, the same on every rank.
 
-        A step is part of it as soon as its optimizer step is done. Batches drawn and not
-        trained are not. It can be loaded at any number of workers.
+        A step is part of it as soon as its optimizer step is done, or its gradient scaler's
+        ``update``, also where that left the step out. Batches drawn and not trained are not. It
+        can be loaded at any number of workers.
 
         Raises:
             StepInFlight: between a step's backward pass and its optimizer step.
@@ -357,7 +380,7 @@ class Stride:
 
 
 def _refuse_for_evaluation(**asked: object) -> None:
-    named = [name for name, value in asked.items() if value]
+    named = [name for name, value in asked.items() if value is not None and value is not False]
     if named:
         raise ConfigError(
             f"{', '.join(named)} cannot be with train=False: evaluation sees each sample once, and "

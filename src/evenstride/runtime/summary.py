@@ -14,9 +14,12 @@ from evenstride.runtime.leader import Leader
 class WorkerSummary:
     """One worker's part of a run; seconds are totals over all reported steps.
 
+    A worker is a rank, or an island of ranks that shard one replica. An island is busy while its
+    slowest rank is, and waits for other islands.
+
     Args:
-        name: host and rank.
-        share: samples per step at the end.
+        name: host and rank, or the ranks of an island: ``host/0-3``.
+        share: samples per step at the end, of all ranks of an island.
         busy_s: at work.
         waited_s: waiting for slower workers.
         caused_s: waiting of others because this one was the slowest.
@@ -51,7 +54,7 @@ class Summary:
         step: steps committed by this process.
         global_batch: samples per step.
         policy: its specification.
-        workers: in rank order.
+        workers: in rank order; islands in order of their lowest rank.
         changes: changes of the shares after the opening split.
         step_s: mean time of a step: the slowest worker's busy time, and the communication.
         efficiency_model: the best split's time over the time taken; 1 is perfect.

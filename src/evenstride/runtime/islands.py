@@ -1,0 +1,245 @@
+"""Islands: ranks that wait for each other in every layer, balanced as one worker.
+
+With HSDP the ranks of one shard group gather each other's parameters before every layer, so none
+of them can be ahead of the others. What can be balanced is the group. The core therefore sees
+islands as its workers: what the ranks measured is folded into what each island did
+(`evenstride.runtime.folding`), and an island's share is spread evenly over its ranks. The weighted
+gradient is exact for any split, so nothing else changes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import inf, lcm
+
+import torch.distributed as dist
+from torch import nn
+
+from evenstride.core.caps import Held
+from evenstride.core.fleet import Shares, Worker
+from evenstride.errors import ConfigError
+from evenstride.runtime.sharded import island_of
+
+logger = logging.getLogger("evenstride")
+
+_MOST_HOSTS = 3  # named in full
+_FIX = 'give Stride(shard_group=mesh["shard"].get_group()) on every rank'
+
+
+@dataclass(frozen=True, slots=True)
+class Islands:
+    """All ranks of a team as groups of equal ranks, in order of their lowest rank.
+
+    Args:
+        members: ranks of each island, ascending; each rank is in one.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return sum(map(len, self.members))
+
+    def of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks of the island that a rank is on."""
+        return next(island for island in self.members if rank in island)
+
+    def workers(self, ranks: Sequence[Worker]) -> tuple[Worker, ...]:
+        """Return the islands as workers of a fleet, given the ranks as such.
+
+        What its weakest member can do, an island of ``n`` can do ``n`` times.
+        """
+        return tuple(_as_one([ranks[rank] for rank in island]) for island in self.members)
+
+    def spread(self, shares: Shares) -> Shares:
+        """Return the ranks' shares, given the islands'; first members get the odd samples.
+
+        >>> Islands(((0, 2), (1, 3))).spread((7, 2))
+        (4, 1, 3, 1)
+        """
+        of_ranks = [0] * self.size
+        for island, share in zip(self.members, shares, strict=True):
+            least, odd = divmod(share, len(island))
+            for place, rank in enumerate(island):
+                of_ranks[rank] = least + (place < odd)
+        return tuple(of_ranks)
+
+    def each(self, values: Sequence[float]) -> tuple[float, ...]:
+        """Return for every rank the value of its island; of no values none."""
+        of_ranks = [0.0] * (self.size if values else 0)
+        for island, value in zip(self.members, values, strict=bool(values)):
+            for rank in island:
+                of_ranks[rank] = value
+        return tuple(of_ranks)
+
+    def holdings(self, held: Iterable[Held]) -> tuple[Held, ...]:
+        """Return what the ranks held as what their islands did, in samples of the island.
+
+        Every report is passed on, as the highest peak of a size counts. That with the least
+        limit comes last, as the last one's limit does.
+        """
+        place = {rank: (k, len(i)) for k, i in enumerate(self.members) for rank in i}
+        told = [(*place[one.worker], one) for one in held if one.worker in place]
+        told.sort(key=lambda one: (one[0], -_limit(one[2])))
+        return tuple(replace(one, worker=k, samples=n * one.samples) for k, n, one in told)
+
+
+def show_island(
+    shard_group: dist.ProcessGroup | None, group: dist.ProcessGroup | None
+) -> tuple[int, ...]:
+    """Return the ranks of this rank's shard group, ascending, as positions in ``group``.
+
+    Args:
+        shard_group: as given to `Stride`; ``None`` for this rank alone.
+        group: that the `Stride` trains over; ``None`` with one process.
+
+    Raises:
+        ConfigError: it is no group, this rank is not in it, or another of its ranks is not in
+            ``group``.
+    """
+    if group is None:
+        return (0,)
+    own = dist.get_rank(group)
+    if shard_group is None:
+        return (own,)
+    if not isinstance(shard_group, dist.ProcessGroup) or dist.get_rank(shard_group) < 0:
+        raise ConfigError(
+            f"Stride(shard_group=...) got {type(shard_group).__name__} on rank {own}; it must be a "
+            f"process group that this rank is in: {_FIX}"
+        )
+    return _positions(dist.get_process_group_ranks(shard_group), group)
+
+
+def check_island(
+    model: nn.Module, group: dist.ProcessGroup | None, islands: Islands | None
+) -> None:
+    """Refuse a model whose islands are not those of the `Stride`.
+
+    A model that is sharded over all ranks, or not at all, is on no island, and always accepted:
+    the work of its ranks is measured one by one.
+
+    Args:
+        model: to be watched.
+        group: that the `Stride` trains over; ``None`` with one process.
+        islands: of the `Stride`; ``None`` if its ranks are balanced one by one.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    if group is None:
+        return
+    ranks, own = _positions(island_of(model), group), dist.get_rank(group)
+    given = (own,) if islands is None else islands.of(own)
+    if ranks != given and 1 < len(ranks) < dist.get_world_size(group):
+        raise ConfigError(
+            f"watch() got a model that shards each replica over some of the ranks (rank {own}'s "
+            f"over ranks {_runs_of(ranks)}), which wait for each other in every layer, but the "
+            f"Stride balances rank {own} {_with_whom(given)}; {_FIX}"
+        )
+
+
+def _with_whom(island: Sequence[int]) -> str:
+    return "by itself" if len(island) == 1 else f"as one of ranks {_runs_of(island)}"
+
+
+def _positions(ranks: Sequence[int], group: dist.ProcessGroup) -> tuple[int, ...]:
+    """Return global ranks as positions in a group, ascending.
+
+    Raises:
+        ConfigError: one is not in it.
+    """
+    place = {rank: at for at, rank in enumerate(dist.get_process_group_ranks(group))}
+    strange = [rank for rank in ranks if rank not in place]
+    if strange:
+        raise ConfigError(
+            f"the shards of a replica are on rank {_runs_of(strange)} as well, which the Stride "
+            f"does not train with; it has ranks {_runs_of(sorted(place))}: give "
+            "Stride(process_group=...) the ranks of all shard groups"
+        )
+    return tuple(sorted(place[rank] for rank in ranks))
+
+
+def islands_of(shown: Sequence[Sequence[int]]) -> Islands | None:
+    """Return the islands that all ranks are on; ``None`` if each is on its own.
+
+    Args:
+        shown: by each rank, in rank order: the ranks of its shard group, ascending.
+
+    Raises:
+        ConfigError: they do not part the ranks, or are not of one size.
+    """
+    for rank, island in enumerate(shown):
+        for other in island:
+            if list(shown[other]) != list(island):
+                raise ConfigError(
+                    f"Stride(shard_group=...) has ranks {_runs_of(island)} on rank {rank}, but "
+                    f"{_runs_of(shown[other])} on rank {other}; each rank belongs to one group, "
+                    f"the same for all its ranks: {_FIX}"
+                )
+    members = tuple(sorted({tuple(island) for island in shown}))
+    sizes = sorted({len(island) for island in members})
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"Stride(shard_group=...) has {sizes[0]} ranks on some ranks and {sizes[-1]} on "
+            f"others; islands must be of one size, as in a device mesh: {_FIX}"
+        )
+    if sizes == [1]:
+        return None
+    if len(members) == 1:
+        logger.warning(
+            "all %d ranks are one shard group, whose shares are kept equal, so nothing can be "
+            "balanced; leave shard_group out to balance its ranks",
+            sizes[0],
+        )
+    return Islands(members)
+
+
+def _as_one(members: list[Worker]) -> Worker:
+    """Return an island as a worker."""
+    n = len(members)
+    quantum = lcm(*(worker.quantum for worker in members))
+    most = [worker.max_share for worker in members if worker.max_share is not None]
+    return Worker(
+        name=_name(members),
+        min_share=n * max(worker.min_share for worker in members),
+        max_share=n * min(most) if most else None,
+        cores=_times_least(n, [worker.cores for worker in members]),
+        flops_per_s=_times_least(n, [worker.flops_per_s for worker in members]),
+        quantum=n * quantum if quantum > 1 else 1,
+    )
+
+
+def _times_least(n: int, values: Sequence[float | None]) -> float | None:
+    """Return ``n`` times the least value, as members are waited for; ``None`` if one lacks it."""
+    known = [value for value in values if value is not None]
+    return n * min(known) if len(known) == n else None
+
+
+def _name(members: list[Worker]) -> str:
+    """Return hosts and ranks of an island, such as ``a/0-3`` or ``a/0-3+b/4-7``."""
+    parts = [worker.name.rpartition("/") for worker in members]
+    hosts = [
+        f"{host}/{_runs_of([int(rank) for _, _, rank in of_host])}"
+        for host, of_host in groupby(parts, key=lambda part: part[0])
+    ]
+    shown = hosts if len(hosts) <= _MOST_HOSTS else [*hosts[: _MOST_HOSTS - 1], "...", hosts[-1]]
+    return "+".join(shown)
+
+
+def _runs_of(ranks: Sequence[int]) -> str:
+    """Return ascending ranks as text, such as ``0-3,8``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def _limit(held: Held) -> float:
+    return inf if held.limit_bytes is None else held.limit_bytes

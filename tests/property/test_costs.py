@@ -1,0 +1,57 @@
+"""Property: by cost, too, each position is dealt out once, and costs follow the shares."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from evenstride.core.partition import cut_by_cost, micro_batches_by_cost
+
+costs_of = st.lists(st.floats(0.01, 100.0) | st.just(1.0), min_size=1, max_size=60)
+
+
+@given(start=st.integers(0, 9), costs=costs_of, shares=st.lists(st.integers(0, 9), min_size=1))
+def test_each_position_is_in_one_piece_and_costs_follow_the_shares(
+    start: int, costs: list[float], shares: list[int]
+) -> None:
+    present = sum(share > 0 for share in shares)
+    assume(0 < present <= len(costs))
+    window = range(start, start + len(costs))
+
+    pieces = cut_by_cost(window, tuple(shares), np.array(costs))
+
+    dealt = [position for piece in pieces if not piece.ghost for position in piece.positions]
+    assert dealt == list(window)
+    for share, piece in zip(shares, pieces, strict=True):
+        assert piece.ghost == (share == 0)
+        assert len(piece.positions) >= 1
+    if present < len(costs) / 10:  # where nobody needs to be given its only sample
+        spent, wanted = 0.0, np.cumsum(shares) / sum(shares) * sum(costs)
+        for end, piece in zip(wanted.tolist(), pieces, strict=True):
+            spent += 0.0 if piece.ghost else sum(costs[p - start] for p in piece.positions)
+            assert abs(spent - end) <= present * max(costs)
+
+
+@given(count=st.integers(1, 60), shares=st.lists(st.integers(0, 30), min_size=1, max_size=8))
+def test_equal_costs_are_counts(count: int, shares: list[int]) -> None:
+    total = sum(shares)
+    assume(total > 0)
+
+    pieces = cut_by_cost(range(total), tuple(shares), np.ones(total))
+
+    assert [piece.samples for piece in pieces] == shares
+
+
+@given(costs=costs_of, at_most=st.floats(0.5, 150.0))
+def test_micro_batches_keep_to_the_cost_and_are_as_few_as_that_allows(
+    costs: list[float], at_most: float
+) -> None:
+    parts = micro_batches_by_cost(range(5, 5 + len(costs)), np.array(costs), at_most)
+
+    assert [position for part in parts for position in part] == list(range(5, 5 + len(costs)))
+    spent = [sum(costs[p - 5] for p in part) for part in parts]
+    for part, cost, following in zip(parts, spent, [*parts[1:], range(0)], strict=True):
+        assert cost <= at_most * (1 + 1e-9) or len(part) == 1
+        if following:
+            assert cost + costs[following[0] - 5] > at_most * (1 - 1e-9)
