@@ -111,13 +111,19 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
     stride._member.timer.finished = keep
     data = TensorDataset(torch.randn(8 * 64, 4))
     weight_fn = (lambda batch: float(len(batch[0]))) if how == "token weights" else None
-    loader = stride.loader(data, weight_fn=weight_fn)
+    parts = 2 if how == "micro-batches" else 1
+    loader = stride.loader(data, weight_fn=weight_fn, max_micro_batch=4 // parts)
     model = _wrapped(stride, how)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step, (x,) in enumerate(loader):
-        loss = model(x).square().mean()
-        injected[step] = burn(128, times if step % 2 else times // 4)
-        stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+    for (x,) in loader:
+        step = stride.step
+        with stride.accumulate(model):
+            loss = model(x).square().mean()
+            spent_s = burn(128, (times if step % 2 else times // 4) // parts)
+            injected[step] = injected.get(step, 0.0) + spent_s
+            stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+        if not stride.synced:
+            continue
         optimizer.step()
         optimizer.zero_grad()
         if how == "evaluation and saving" and step % 5 == 4:
@@ -142,13 +148,18 @@ def _wrapped(stride: evenstride.Stride, how: str) -> DistributedDataParallel:
     """Return a watched model of one layer, set up in one of the ways."""
     module = nn.Linear(4, 1)
     unused = nn.Linear(4, 1) if how == "find_unused_parameters" else nn.Identity()
-    model = stride.watch(
-        DistributedDataParallel(
-            _Two(module, unused),
-            static_graph=how == "static_graph",
-            find_unused_parameters=how == "find_unused_parameters",
-        )
+    model = DistributedDataParallel(
+        _Two(module, unused),
+        static_graph=how == "static_graph",
+        find_unused_parameters=how == "find_unused_parameters",
+        gradient_as_bucket_view=how == "gradient_as_bucket_view",
     )
+    if how == "torch.compile":
+        compiled: Any = torch.compile(model, backend="aot_eager")
+        stride.watch(compiled)
+        assert isinstance(compiled, nn.Module)
+        return compiled  # type: ignore[return-value]
+    stride.watch(model)
     if how == "a user's hook":
         model.register_comm_hook(None, fp16_compress_hook)
     return model

@@ -13,6 +13,9 @@ HOWS = (
     "a user's hook",
     "static_graph",
     "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "micro-batches",
+    "torch.compile",
     "evaluation and saving",
 )
 

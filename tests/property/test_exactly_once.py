@@ -74,9 +74,7 @@ class Job:
             progress.attach(order)
             fits = [Fit(), Fit(3), Fit(5, guarded=True), Fit(9, learned=2), Fit(guarded=True)]
             fit = fits[(rank + prefetch[rank]) % len(fits)]
-            ranks.append(
-                Rank(gate, progress, StepSampler(order, gate, rank, fit), prefetch[rank])
-            )
+            ranks.append(Rank(gate, progress, StepSampler(order, gate, rank, fit), prefetch[rank]))
         job = cls(length, ranks)
         job.enter()
         return job

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from evenstride.core.caps import Held, Memory, within
 from evenstride.core.control import Control, Exchanged, FleetFormed, SetShares, advance
 from evenstride.core.fleet import Fleet, Worker
+from evenstride.core.ledger import Ledger
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import policy_from_spec
+from evenstride.runtime.summary import worker_summaries
 from evenstride.trace.codec import decode, dumps, encode
 
 
@@ -188,3 +190,16 @@ def test_bounds_hold_for_every_policy(policy: str) -> None:
 
         assert control.shares[2] <= 45
         assert sum(control.shares) == 120
+
+
+def test_the_summary_tells_what_binds() -> None:
+    control, _ = advance(
+        Control(policy_from_spec("uniform")), FleetFormed(0, 0, 100, (Worker("a"), Worker("b")))
+    )
+    held = tuple(Held(1, n, _bytes(10**9, 5 * 10**7, n), 4 * 10**9) for n in (20, 40))
+    control, _ = advance(control, Exchanged(4, 5, Measured.of(()), held))
+
+    one, other = worker_summaries(control, Ledger.empty(2))
+
+    assert (one.cap, other.cap) == (None, 50)
+    assert "GB" in other.memory

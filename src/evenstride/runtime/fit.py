@@ -24,6 +24,7 @@ class Fit:
     Args:
         asked: most samples of a micro-batch, as the user wants it; ``None`` for no limit.
         learned: most samples that may fit, once some did not; ``None`` until then.
+        repeated: how often some did not.
         proven: samples of the largest batch that went through, both ways.
         guarded: whether the training loop can repeat a batch that does not fit.
         everywhere: what each rank has asked for, in rank order.
@@ -34,6 +35,7 @@ class Fit:
 
     asked: int | None = None
     learned: int | None = None
+    repeated: int = 0
     proven: int = 0
     guarded: bool = False
     everywhere: tuple[int | None, ...] = ()

@@ -254,6 +254,8 @@ class Member:
             policy=self._settings.policy,
             samples_dropped=dropped,
             overhead_s=own_s / max(self.progress.step, 1),
+            batches_repeated=self.scaling.fit.repeated,
+            fits=self.scaling.fit.learned,
             drift_checks=0 if self.scaling.drift is None else self.scaling.drift.checks,
             drifts=0 if self.scaling.drift is None else self.scaling.drift.drifts,
         )

@@ -142,6 +142,7 @@ class Scaling:
     def give_up(self, what: Retry, fits: int) -> None:
         """Let the batch in hand, or its whole step, come again with at most ``fits`` at once."""
         self.retry, self.micro = what, True
+        self.fit.repeated += 1
         self.fit.learned, self.fit.proven = fits, min(self.fit.proven, fits)
         if what is Retry.STEP:
             for parameter in self.parameters:

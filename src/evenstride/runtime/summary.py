@@ -9,6 +9,9 @@ from evenstride.core.control import Control
 from evenstride.core.ledger import Ledger
 from evenstride.runtime.leader import Leader
 
+# Workers whose memory is told of one by one.
+_MOST_CAPS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
@@ -27,6 +30,8 @@ class WorkerSummary:
         data_s: of the busy time, spent waiting for data.
         outside_s: outside training (evaluation, saving) beyond the usual.
         refused: reports of impossible times or shares, from which nothing was learned.
+        cap: most samples that its memory is predicted to hold; ``None`` if unknown.
+        memory: what its memory was learned to hold, as a sentence; empty if unknown.
     """
 
     name: str
@@ -38,6 +43,8 @@ class WorkerSummary:
     data_s: float
     outside_s: float
     refused: int = 0
+    cap: int | None = None
+    memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,8 @@ class Summary:
         bound_model: the equal split's time over the best split's.
         samples_dropped: samples that ``drop_last`` leaves out of every epoch.
         overhead_s: our own time per step on the training thread, and of our threads.
+        batches_repeated: how often a batch of this rank did not fit into memory and came again.
+        fits: most samples of this rank's batches since then.
         drift_checks: comparisons of the ranks' weights.
         drifts: how often they differed, and rank 0's were broadcast.
     """
@@ -79,6 +88,8 @@ class Summary:
     bound_model: float | None
     samples_dropped: int
     overhead_s: float
+    batches_repeated: int = 0
+    fits: int | None = None
     drift_checks: int = 0
     drifts: int = 0
 
@@ -102,6 +113,16 @@ class Summary:
             for worker in self.workers
             if worker.refused
         ]
+        lines += [
+            f"worker {worker.name} may hold {worker.cap} samples at most: {worker.memory}"
+            for worker in self.workers
+            if worker.cap is not None and worker.cap < self.global_batch
+        ][:_MOST_CAPS]
+        if self.batches_repeated:
+            lines.append(
+                f"memory ended {self.batches_repeated} time(s) on rank {self.rank}, whose batches "
+                f"have at most {self.fits} samples since"
+            )
         if self.samples_dropped:
             lines.append(f"drop_last leaves {self.samples_dropped} samples out of every epoch")
         if self.drift_checks:
@@ -181,6 +202,8 @@ def worker_summaries(control: Control, ledger: Ledger) -> tuple[WorkerSummary, .
             data_s=float(ledger.data_s[rank]),
             outside_s=float(ledger.outside_s[rank]),
             refused=control.refused[rank],
+            cap=control.memory.caps[rank] if control.memory.caps else None,
+            memory=control.memory.models[rank].reason() if control.memory.models else "",
         )
         for rank, worker in enumerate(control.fleet.workers)
     )

@@ -286,3 +286,13 @@ def train_on(stride: evenstride.Stride, loader: Any, model: Small) -> list[list[
         if stride.synced:
             steps.append([])
     return steps[:-1]
+
+
+def test_the_summary_tells_how_often_and_to_what(make_stride: MakeStride) -> None:
+    stride = make_stride(global_batch=8)
+
+    train(stride, Small(3))
+
+    summary = stride.summary()
+    assert (summary.batches_repeated, summary.fits) == (2, 2)
+    assert "memory ended 2 time(s) on rank 0, whose batches have at most 2 samples" in str(summary)
