@@ -46,6 +46,7 @@ class LoaderOptions:
     Args:
         shuffle: whether each epoch has a new random order.
         drop_last: whether the last, incomplete global batch is left out.
+        by_epoch: whether each rank keeps to a part of the data set for a whole epoch.
         weight_fn: weight of a (micro-)batch, such as its tokens; ``None`` counts samples.
         max_micro_batch: most samples in one batch; with costs, the most one may cost.
         costs: of the samples, by which shares are dealt out; ``None`` counts samples.
@@ -56,6 +57,7 @@ class LoaderOptions:
 
     shuffle: bool = True
     drop_last: bool = False
+    by_epoch: bool = False
     weight_fn: Callable[[Any], float] | None = None
     max_micro_batch: int | None = None
     costs: Costs | None = None
@@ -242,6 +244,7 @@ class TrainLoader(DataLoader[Any]):
             progress.step,
             rank.max_steps,
             whole_first=bool(rank.scaling.unrecorded),
+            parts=progress.parts,
         )
         steps_before = progress.step
         try:
@@ -286,7 +289,7 @@ class TrainLoader(DataLoader[Any]):
             fetched_s = rank.scaling.timer.now()
             if item is None:
                 return
-            draw = item.draw
+            draw, rank.progress.parts = item.draw, self._steps.parts
             given = [item] if draw.first else [*given, item]
             rank.scaling.begin(draw, item.weight)
             modelled = not fresh and draw.share > 0
@@ -363,4 +366,4 @@ class TrainLoader(DataLoader[Any]):
 
 def order_of(length: int, seed: int, options: LoaderOptions) -> Order:
     """Return the layout of the epochs of a training loader."""
-    return Order(length, seed, options.shuffle, options.drop_last)
+    return Order(length, seed, options.shuffle, options.drop_last, options.by_epoch)

@@ -223,6 +223,8 @@ class Member:
 
     def latest_shares(self) -> Shares:
         """Return the shares of the latest committed step, which every rank knows."""
+        if self.progress.parts:
+            return self.progress.parts
         return self._gate.expected(max(self.progress.step - 1, 0))
 
     def mean(self, total: float | Tensor, count: float | Tensor) -> float | Tensor:
@@ -236,6 +238,13 @@ class Member:
         if loader is not None and loader.busy:
             raise LoaderBusy(
                 "load_state_dict() was called inside the training loop; leave the loop first"
+            )
+        parts = state.get("parts") if isinstance(state, dict) else None
+        if parts and len(parts) != self._team.world_size:
+            raise ConfigError(
+                f"the saved state is of the midst of an epoch in which {len(parts)} ranks kept to "
+                f"parts of the data set, and there are {self._team.world_size}; restore it with "
+                'as many ranks, save at the end of an epoch, or use loader(partition="step")'
             )
         self.progress.load(state)
 
@@ -254,6 +263,7 @@ class Member:
             policy=self._settings.policy,
             samples_dropped=dropped,
             overhead_s=own_s / max(self.progress.step, 1),
+            by_epoch=order is not None and order.by_epoch,
             batches_repeated=self.scaling.fit.repeated,
             fits=self.scaling.fit.learned,
             drift_checks=0 if self.scaling.drift is None else self.scaling.drift.checks,
@@ -329,6 +339,7 @@ def _layout(length: int, asked: LoaderOptions) -> Plain:
         "length": length,
         "shuffle": asked.shuffle,
         "drop_last": asked.drop_last,
+        "by_epoch": asked.by_epoch,
         "weighted": asked.weight_fn is not None,
         "micro": asked.max_micro_batch,
         "cold_prefetch": asked.cold_prefetch,

@@ -27,6 +27,8 @@ class Saved:
     length: int | None
     shuffle: bool
     drop_last: bool
+    by_epoch: bool
+    parts: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class Progress:
             trained began.
         restored: the state that was loaded, until a loader has been checked against it.
         empty_passes: loops that ended without a step, because no more steps are allowed.
+        parts: shares that cut the data set when the current epoch began, where ranks keep to parts.
     """
 
     seed: int
@@ -62,6 +65,7 @@ class Progress:
     stands: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_STANDS))
     restored: Saved | None = None
     empty_passes: int = 0
+    parts: tuple[int, ...] = ()
 
     @property
     def cursor(self) -> EpochCursor:
@@ -138,6 +142,8 @@ class Progress:
             "length": None if order is None else order.length,
             "shuffle": True if order is None else order.shuffle,
             "drop_last": False if order is None else order.drop_last,
+            "by_epoch": False if order is None else order.by_epoch,
+            "parts": list(self.parts) if self.position else [],
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -173,6 +179,7 @@ class Progress:
             self._check(saved, self.order)
         self.restored = saved if self.order is None else None
         self.epoch, self.position, self.empty_passes = saved.epoch, saved.position, 0
+        self.parts = tuple(saved.parts)
         self.earlier = saved.step - self.step
         if self.order is not None:
             self._roll_over()
@@ -184,7 +191,7 @@ class Progress:
     def _check(self, saved: Saved, order: Order) -> None:
         if saved.length is None:  # saved before there was a loader: no position to keep
             return
-        for name in ("length", "shuffle", "drop_last"):
+        for name in ("length", "shuffle", "drop_last", "by_epoch"):
             if getattr(saved, name) != getattr(order, name):
                 raise ConfigError(
                     f"the saved state belongs to a loader with {name} {getattr(saved, name)}, "

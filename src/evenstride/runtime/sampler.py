@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from evenstride.core.fleet import Shares
 from evenstride.core.partition import EpochCursor, Piece, cut, cut_by_cost, step_shares
+from evenstride.core.parts import EpochParts
 from evenstride.core.shuffle import Shuffle
 from evenstride.runtime.costs import Costs
 from evenstride.runtime.fit import Fit
@@ -61,12 +62,14 @@ class Order:
         seed: of the order and of the samples' randomness.
         shuffle: false to keep the data set's own order.
         drop_last: leave the last, incomplete global batch out.
+        by_epoch: whether each worker keeps to a part of the data set for a whole epoch.
     """
 
     length: int
     seed: int
     shuffle: bool = True
     drop_last: bool = False
+    by_epoch: bool = False
 
 
 class StepSampler:
@@ -107,6 +110,7 @@ class StepSampler:
         self._drawn: deque[tuple[Draw, Keys]] = deque()
         self._plan: deque[_Planned] = deque()
         self._shuffle: Shuffle | None = None
+        self._parts: EpochParts | None = None
         self._epoch, self._step, self._limit, self._whole_step = -1, 0, -1, -1
         self._cursor, self._position = EpochCursor(order.length, 1), 0
 
@@ -121,6 +125,7 @@ class StepSampler:
         limit: int | None,
         *,
         whole_first: bool = False,
+        parts: Shares = (),
     ) -> None:
         """Start drawing at a committed position; whatever was drawn before is forgotten.
 
@@ -130,6 +135,7 @@ class StepSampler:
             step: global index of the next step.
             limit: step to stop before; ``None`` for no limit.
             whole_first: whether the first step is not cut into micro-batches, on any rank.
+            parts: shares that cut the data set when this epoch began, if it has.
         """
         if epoch != self._epoch:
             order = self.order
@@ -138,9 +144,16 @@ class StepSampler:
         self._drawn.clear()
         self._plan.clear()
         self._cursor, self._position, self._step = cursor, cursor.position, step
+        if self.order.by_epoch and parts and cursor.position:
+            self._parts = self._cut_by(parts)
         self._limit = -1 if limit is None else limit
         self._whole_step = step if whole_first else -1
         self._gate.rewind(step)
+
+    @property
+    def parts(self) -> Shares:
+        """The shares that cut the data set for this epoch; none where it is not cut."""
+        return () if self._parts is None else self._parts.shares
 
     def delivered(self) -> tuple[Draw, Keys]:
         """Return the draw and the keys of the batch that the loader hands out now."""
@@ -164,7 +177,7 @@ class StepSampler:
         """Draw one step: note its batches as drawn, and return their keys; none at the end."""
         if not self._plan and not self._plan_ahead(None):
             return ()
-        shares = self._gate.draw(self._step)
+        shares = self._kept(self._gate.draw(self._step))
         if self._plan[0].shares is not shares:
             self._plan_ahead(shares)
         planned = self._plan.popleft()
@@ -179,7 +192,9 @@ class StepSampler:
         self._position = cursor.position
         if cursor.done:
             return False
-        shares = shares or self._gate.expected(self._step)
+        shares = shares or self._kept(self._gate.expected(self._step))
+        if self.order.by_epoch and not self._position:
+            self._parts = self._cut_by(shares)
         self._fit.check(step_shares(shares, len(cursor.window)))
         count = 1 if self._sizes is not None or self._gate.opening else _AHEAD
         alike = min(count, (cursor.end - cursor.position) // cursor.global_batch)
@@ -188,6 +203,15 @@ class StepSampler:
         else:
             self._plan.append(self._planned(shares))
         return True
+
+    def _kept(self, shares: Shares) -> Shares:
+        """Return the next step's shares: in the midst of a cut epoch those that it began with."""
+        return self._parts.shares if self._parts is not None and self._position else shares
+
+    def _cut_by(self, shares: Shares) -> EpochParts:
+        order = self.order
+        batch = self._cursor.global_batch
+        return EpochParts(order.length, batch, shares, order.seed, self._epoch, order.shuffle)
 
     def _in_one(self, share: int) -> bool:
         return share > 0 and self._costs is None and len(self._fit.parts(range(share))) == 1
@@ -249,7 +273,9 @@ class StepSampler:
         return piece, (piece.positions,) if whole else parts
 
     def _indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return which samples of the data set stand at some positions of the epoch."""
+        """Return which samples of the data set stand at some of this rank's positions."""
+        if self._parts is not None:
+            return self._parts.indices(self._rank, positions)
         return positions if self._shuffle is None else self._shuffle.at(positions)
 
     def _keys(self, indices: npt.NDArray[np.int64]) -> list[Keys]:

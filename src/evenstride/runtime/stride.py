@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import operator
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 
 from evenstride.errors import ConfigError, StepInFlight
+from evenstride.runtime.checks import by_epoch, refuse_for_evaluation, whole
 from evenstride.runtime.costs import CostFn
 from evenstride.runtime.environment import read_environment
 from evenstride.runtime.loader import DataLoaderOptions, LoaderOptions
@@ -99,12 +99,12 @@ class Stride:
             raise
         group = group_of(process_group, environment)
         settings = Settings(
-            global_batch=_whole(global_batch),
-            seed=_whole(seed),
+            global_batch=whole(global_batch),
+            seed=whole(seed),
             policy=policy or environment.policy or "adaptive",
-            min_share=_whole(min_share),
-            max_share=None if max_share is None else _whole(max_share),
-            quantum=_whole(quantum),
+            min_share=whole(min_share),
+            max_share=None if max_share is None else whole(max_share),
+            quantum=whole(quantum),
             memory_fraction=memory_fraction,
             trace=environment.trace if trace is None else Path(trace),
             max_steps=environment.max_steps,
@@ -130,6 +130,7 @@ class Stride:
         max_micro_batch: int | None = None,
         weight_fn: Callable[[Any], float] | None = None,
         cost_fn: CostFn | None = None,
+        partition: str = "step",
         global_batch: int | None = None,
         seeded: bool = True,
         cold_prefetch: bool = False,
@@ -154,6 +155,11 @@ class Stride:
                 called for every sample of the global batch on every rank). Each step's samples
                 are then dealt out so that costs, not counts, are in proportion to the shares.
                 It changes who trains a sample, never when, and not what it weighs.
+            partition: training only; ``epoch`` lets each rank keep to a contiguous part of the
+                data set for a whole epoch, for data on local disks. The parts are cut anew at
+                each epoch, in proportion to the shares then, which stay until its end. Which
+                samples a step trains then depends on the split, and a state saved in mid-epoch
+                goes on with as many ranks only.
             global_batch: evaluation only; samples per step over all ranks, the `Stride`'s own
                 if ``None``.
             seeded: load each sample under random seeds of its own (torch, numpy, random), so
@@ -169,7 +175,7 @@ class Stride:
                 cannot be, or there is a training loader already.
         """
         if not train:
-            _refuse_for_evaluation(drop_last=drop_last, weight_fn=weight_fn, cost_fn=cost_fn)
+            refuse_for_evaluation(drop_last=drop_last, weight_fn=weight_fn, cost_fn=cost_fn)
             return self._member.eval_loader(
                 dataset, global_batch, max_micro_batch, options, seeded=seeded
             )
@@ -185,6 +191,7 @@ class Stride:
             max_micro_batch=max_micro_batch,
             seeded=seeded,
             cold_prefetch=cold_prefetch,
+            by_epoch=by_epoch(partition, cost_fn),
         )
         return self._member.train_loader(dataset, asked, options, cost_fn)
 
@@ -377,20 +384,3 @@ class Stride:
 
     def _close_at_exit(self) -> None:
         self._member.close(at_exit=True)
-
-
-def _refuse_for_evaluation(**asked: object) -> None:
-    named = [name for name, value in asked.items() if value is not None and value is not False]
-    if named:
-        raise ConfigError(
-            f"{', '.join(named)} cannot be with train=False: evaluation sees each sample once, and "
-            "counts are given to stride.mean(); leave it out"
-        )
-
-
-def _whole(value: Any) -> Any:
-    """Return the value as an int where it is one in any guise; else as it is, to be refused."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        return value

@@ -69,6 +69,7 @@ class Summary:
         bound_model: the equal split's time over the best split's.
         samples_dropped: samples that ``drop_last`` leaves out of every epoch.
         overhead_s: our own time per step on the training thread, and of our threads.
+        by_epoch: whether ranks keep to parts of the data set for an epoch.
         batches_repeated: how often a batch of this rank did not fit into memory and came again.
         fits: most samples of this rank's batches since then.
         drift_checks: comparisons of the ranks' weights.
@@ -88,6 +89,7 @@ class Summary:
     bound_model: float | None
     samples_dropped: int
     overhead_s: float
+    by_epoch: bool = False
     batches_repeated: int = 0
     fits: int | None = None
     drift_checks: int = 0
@@ -118,6 +120,11 @@ class Summary:
             for worker in self.workers
             if worker.cap is not None and worker.cap < self.global_batch
         ][:_MOST_CAPS]
+        if self.by_epoch:
+            lines.append(
+                "each rank keeps to a part of the data set for an epoch, so which samples a step "
+                "trains depends on the split, and a state saved in mid-epoch on the number of ranks"
+            )
         if self.batches_repeated:
             lines.append(
                 f"memory ended {self.batches_repeated} time(s) on rank {self.rank}, whose batches "

@@ -16,8 +16,8 @@ How we differ:
     * ``t_i`` is a mean per step instead of a sum over the epoch, which is the same where all
       steps count. Steps at an earlier share, the first of a pass and tails do not count.
     * The bounds of the workers are kept; who lies outside gets the bound.
-    * Weights follow the shares as everywhere in this library, and the samples of an epoch are
-      not partitioned anew.
+    * Weights follow the shares as everywhere in this library. The data set is cut anew with every
+      epoch, as theirs, under ``loader(partition="epoch")`` only.
 """
 
 from __future__ import annotations

@@ -1,0 +1,68 @@
+"""Training in which each rank keeps to a part of the data set for a whole epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import evenstride
+from evenstride.errors import ConfigError
+from tests.multiproc.loops import burn
+from tests.multiproc.training import flat, net, rows
+
+BATCH, LENGTH = 24, 250
+
+
+def train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
+    """Train as ``plan`` says; return samples and gradient of every step, and the state.
+
+    The plan's keys: policy, epochs, workers (of the loader), stop (steps after which the run ends),
+    breaks (steps after which the loop is left and entered again), state.
+    """
+    stride = evenstride.Stride(global_batch=BATCH, policy=plan["policy"])
+    if plan.get("state") is not None:
+        try:
+            stride.load_state_dict(plan["state"])
+        except ConfigError as error:
+            stride.close()
+            return {"error": str(error)}
+    loader = stride.loader(
+        rows(LENGTH), partition="epoch", num_workers=plan.get("workers", 0), max_micro_batch=7
+    )
+    module = net()
+    model = stride.watch(DistributedDataParallel(module))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    steps: list[dict[str, Any]] = [{"ids": []}]
+    while stride.epoch < plan["epochs"] and len(steps) <= plan.get("stop", 10**6):
+        for ids, x, y in loader:
+            burn(64, 4 * len(x) * (1 + 3 * rank))  # so that an adaptive policy has something to do
+            with stride.accumulate(model):
+                loss = nn.functional.mse_loss(model(x), y)
+                stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+            steps[-1]["ids"] += ids.tolist() if stride.samples else []
+            if stride.synced:
+                steps[-1] |= {"gradient": flat(module), "epoch": stride.epoch}
+                optimizer.step()
+                optimizer.zero_grad()
+                steps.append({"ids": []})
+                if len(steps) - 1 in plan.get("breaks", ()) or len(steps) > plan.get("stop", 10**6):
+                    break
+    state = stride.state_dict()
+    stride.close()
+    return {"steps": steps[:-1], "state": state}
+
+
+def alone(steps: list[list[int]]) -> list[list[float]]:
+    """Return the gradients of one process on the given samples of each step."""
+    module, data, gradients = net(), rows(LENGTH), []
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    for ids in steps:
+        _, x, y = data[ids]
+        nn.functional.mse_loss(module(x), y).backward()  # type: ignore[no-untyped-call]
+        gradients.append(flat(module))
+        optimizer.step()
+        optimizer.zero_grad()
+    return gradients
