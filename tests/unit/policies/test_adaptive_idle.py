@@ -110,7 +110,7 @@ def test_nobody_is_left_out_where_one_sample_is_the_least_share() -> None:
 
 
 def test_nobody_is_left_out_whom_the_others_cannot_replace() -> None:
-    plant = hopeless(max_share=82)
+    plant = hopeless(max_share=83)
 
     plant.run(30, 4)
 

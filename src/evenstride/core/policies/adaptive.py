@@ -11,6 +11,7 @@ from evenstride.core.allocation import equal_finish
 from evenstride.core.estimation import Estimate
 from evenstride.core.expectation import expected_max
 from evenstride.core.fleet import Fleet, IntArray, as_array, as_shares
+from evenstride.core.policies.idle import Idle, weigh
 from evenstride.core.policies.settings import check_range
 from evenstride.core.policies.static import split_by
 from evenstride.core.policies.uniform import Uniform
@@ -54,18 +55,23 @@ class Adaptive:
             early. With workers whose steps are unequally noisy, 1 makes the steps shorter, as
             the latest of them counts (3.5 % in ``unequal-noise.yaml``), and their means further
             apart (6 % there). With 0 the mean times are evened out.
+        allow_idle: 1 to leave out a worker that holds up the others even with its least share.
+            As it still runs one sample, that helps where its ``min_share`` or quantum is larger
+            than that. It is tried again from time to time (see `weigh`). Of 0, never.
     """
 
     min_gain: float = 0.005
     opening_steps: int = _MOST_OPENING
     noise_margin: float = 0.0
+    allow_idle: int = 0
 
     def __post_init__(self) -> None:
         check_range("adaptive", "min_gain", self.min_gain, 0, 1)
         check_range("adaptive", "opening_steps", self.opening_steps, 0, _MOST_OPENING)
         check_range("adaptive", "noise_margin", self.noise_margin, 0, 10)
+        check_range("adaptive", "allow_idle", self.allow_idle, 0, 1)
 
-    def init(self, fleet: Fleet) -> tuple[None, Move]:
+    def init(self, fleet: Fleet) -> tuple[Idle | None, Move]:
         """Return the split by declared resources, else the equal one: nothing is known yet."""
         declared = split_by("flops", fleet) or split_by("cores", fleet)
         if declared is not None:
@@ -73,35 +79,47 @@ class Adaptive:
         move = Uniform().init(fleet)[1]
         return None, Move(move.shares, "opening: equal split until times are measured", False)
 
-    def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
+    def decide(self, state: Idle | None, situation: Situation) -> tuple[Idle | None, Decision]:
         """Compare the split in force with the best one for the fitted curves."""
-        del state
         fleet, estimate = situation.fleet, situation.estimate
         if not estimate.known:
             unknown = fleet.workers[int(np.argmin(estimate.steps))].name
-            return None, Keep(f"no step of worker {unknown} has been measured yet", settled=False)
+            reason = f"no step of worker {unknown} has been measured yet"
+            return state, Keep(reason, settled=False)
         now = as_array(situation.shares)
-        estimate = pooled(estimate, now)
+        # A worker with a share of 0 runs one sample.
+        estimate = pooled(estimate, np.maximum(now, 1) if self.allow_idle else now)
         outlook = Outlook(estimate, fleet, self.noise_margin)
+
+        def usual(outlook: Outlook) -> Decision:
+            return self._compare(outlook, situation)
+
+        if not self.allow_idle:
+            return None, usual(outlook)
+        return weigh(state or Idle(), situation, outlook, self.min_gain, usual)
+
+    def _compare(self, outlook: Outlook, situation: Situation) -> Decision:
+        """Decide on the best split within an outlook's bounds."""
+        fleet, estimate, now = situation.fleet, outlook.estimate, as_array(situation.shares)
         now_s = outlook.step_s(now)
         best, best_s = outlook.best_split(now, now_s)
         step_s = now_s + situation.communication_s
         gain = (now_s - best_s) / step_s
-        doubt = best_s / estimate.model.makespan_s(best) - 1.0
+        doubt = best_s / estimate.model.makespan_s(np.maximum(best, 1)) - 1.0
         starved = np.flatnonzero(best > _STARVED * np.maximum(now, 1))
         if len(starved) and -self.min_gain <= gain <= self.min_gain:
             some = fleet.workers[int(starved[0])].name
             reason = f"worker {some} gets more, because its speed cannot be told from so little"
-            return None, Move(as_shares(best), reason, settled=False)
+            return Move(as_shares(best), reason, settled=False)
         if gain <= self.min_gain:
             reason = f"best split would be {gain:.1%} faster, under {self.min_gain:.1%}"
-            return None, Keep(reason, settled=doubt < _SETTLED_DOUBT)
-        slowest = fleet.workers[int(np.argmax(estimate.model.at(now)))].name
+            return Keep(reason, settled=doubt < _SETTLED_DOUBT)
+        slowest = fleet.workers[int(np.argmax(estimate.model.at(np.maximum(now, 1))))].name
         reason = (
             f"worker {slowest} finishes last: step {step_s * 1e3:.1f} ms -> "
             f"{(step_s - now_s + best_s) * 1e3:.1f} ms expected ({gain:.1%} less)"
         )
-        return None, Move(as_shares(best), reason, settled=False)
+        return Move(as_shares(best), reason, settled=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,14 +130,30 @@ class Outlook:
         estimate: of all workers, each known.
         fleet: whose bounds hold.
         noise_margin: see `Adaptive`; above 0, the noise of the steps counts as well as the doubt.
+        bounds: fewest and most samples of each worker, ``(W,)`` both; the fleet's if ``None``.
     """
 
     estimate: Estimate
     fleet: Fleet
     noise_margin: float = 0.0
+    bounds: tuple[IntArray, IntArray] | None = None
+
+    @property
+    def lower(self) -> IntArray:
+        """Fewest samples of each worker, ``(W,)``."""
+        return self.fleet.lower if self.bounds is None else self.bounds[0]
+
+    @property
+    def upper(self) -> IntArray:
+        """Most samples of each worker, ``(W,)``."""
+        return self.fleet.upper if self.bounds is None else self.bounds[1]
 
     def step_s(self, shares: IntArray) -> float:
-        """Return the expected time of a step in seconds, the doubt about every worker included."""
+        """Return the expected time of a step in seconds, the doubt about every worker included.
+
+        A worker with a share of 0 runs one sample.
+        """
+        shares = np.maximum(shares, 1)
         mean_s, std = self.estimate.model.at(shares), self.estimate.relative_std(shares)
         if self.noise_margin:
             std = np.sqrt(std**2 + self.estimate.noise)
@@ -136,12 +170,12 @@ class Outlook:
         """
         late, model = _late_std(len(now)), self.estimate.model
         found = self._finishing(model, now)
-        doubtful = found[1] > (1.0 + _NO_DOUBT) * model.makespan_s(found[0])
+        doubtful = found[1] > (1.0 + _NO_DOUBT) * model.makespan_s(np.maximum(found[0], 1))
         for std in (late - _late_std(_FEW), late):
             if doubtful and std > 0 and (std < late or found[1] > (1.0 + _STUCK) * now_s):
                 found = self._better(found, _latest(self.estimate, now, found[0], std))
         for std in _WARY:
-            doubt = found[1] / model.makespan_s(found[0]) - 1.0
+            doubt = found[1] / model.makespan_s(np.maximum(found[0], 1)) - 1.0
             many = len(now) > _FEW  # of few, only where there is no better way out
             if (many or found[1] >= now_s) and doubt > (_VERY_DOUBTFUL if many else _STUCK):
                 found = self._better(found, _latest(self.estimate, now, found[0], std))
@@ -154,9 +188,13 @@ class Outlook:
     def _better(self, found: tuple[IntArray, float], model: TimeModel) -> tuple[IntArray, float]:
         return min(found, self._finishing(model, found[0]), key=lambda split: split[1])
 
-    def _finishing(self, model: TimeModel, near: IntArray) -> tuple[IntArray, float]:
+    def finishing_together(self) -> tuple[IntArray, float]:
+        """Return the split in which all are believed to finish together, and its step."""
+        return self._finishing(self.estimate.model, None)
+
+    def _finishing(self, model: TimeModel, near: IntArray | None) -> tuple[IntArray, float]:
         """Return the split in which all finish together under a model, and its expected step."""
-        bounds = self.fleet.lower, self.fleet.upper, self.fleet.global_batch
+        bounds = self.lower, self.upper, self.fleet.global_batch
         split = equal_finish(model, *bounds, quantum=self.fleet.quanta, near=near)
         return split, self.step_s(split)
 

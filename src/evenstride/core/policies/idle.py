@@ -17,7 +17,7 @@ import numpy as np
 
 from evenstride.core.allocation import apportion
 from evenstride.core.curves import Mask
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
+from evenstride.core.fleet import Fleet, IntArray, as_array, as_shares
 from evenstride.core.observation import Measured
 from evenstride.core.policy import Decision, Keep, Move, Situation
 
@@ -30,6 +30,8 @@ _SURE_STD = 2.0
 # It is tried after this many steps, and after twice as many each further time; later if trying
 # it is dear: a trial takes about so many steps, and may cost this part of the steps before it.
 _FEWEST_STEPS, _TRIAL_STEPS, _TRIAL_PART = 64, 8, 0.05
+# A slow spell may last so many steps.
+_SPELL_STEPS = 32
 # And at once if a ghost's step takes less than this part of what it took before.
 _FASTER = 0.7
 _LIMITING = 1.0 - 1e-9
@@ -63,9 +65,15 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Who is left out, in order of rank."""
+    """Who is left out, in order of rank; and who may be soon.
+
+    Args:
+        away: those who are left out or being tried.
+        late: ranks that had better be left out, with the step since when that has been so.
+    """
 
     away: tuple[Away, ...] = ()
+    late: tuple[tuple[int, int], ...] = ()
 
     def after(self, situation: Situation) -> Idle:
         """Return it without those who take part again, with what the ghosts' steps took."""
@@ -77,7 +85,7 @@ class Idle:
                 continue
             ghosts = told.median_s[(told.worker == one.worker) & (told.share == 0)]
             kept.append(one.seen(float(ghosts.min())) if len(ghosts) and not share else one)
-        return Idle(tuple(kept))
+        return replace(self, away=tuple(kept))
 
     def ranks(self, which: Callable[[Away], bool]) -> list[int]:
         """Return the ranks of some of them."""
@@ -89,11 +97,17 @@ class Idle:
             replace(one, trying=True, faster=False) if one.worker in ranks else one
             for one in self.away
         ]
-        return Idle(tuple(tried))
+        return Idle(tuple(tried), self.late)
 
-    def without(self, ranks: list[int]) -> Idle:
-        """Return it without some of them."""
-        return Idle(tuple(one for one in self.away if one.worker not in ranks))
+    def still(self, ranks: list[int], step: int) -> tuple[Idle, list[int]]:
+        """Return it with who had better leave at a step, and which of them now do.
+
+        These are who has been so for a while, and who is being tried: a slow spell is no reason.
+        """
+        since = {rank: dict(self.late).get(rank, step) for rank in ranks}
+        tried = self.ranks(lambda one: one.trying)
+        long = [r for r in ranks if r in tried or step - since[r] >= _SPELL_STEPS]
+        return replace(self, late=tuple(sorted(since.items()))), sorted(long)
 
     def leaving(self, ranks: list[int], step: int, slower: float) -> Idle:
         """Return it with some more; whoever was tried in vain waits twice as long.
@@ -110,7 +124,8 @@ class Idle:
             wait = least if former is None else max(2 * former.wait, least)
             ghost_s = inf if former is None else former.ghost_s
             before[rank] = Away(rank, step + wait, wait, ghost_s)
-        return Idle(tuple(before[rank] for rank in sorted(before)))
+        late = tuple(pair for pair in self.late if pair[0] not in ranks)
+        return Idle(tuple(before[rank] for rank in sorted(before)), late)
 
 
 def weigh(
@@ -141,7 +156,7 @@ def weigh(
         return idle, Keep(f"{_named(fleet, untold)} is being tried", settled=False)
     out = _mask(fleet, idle.ranks(lambda one: not one.trying))
     if out.any() and not _room(fleet, out):
-        idle, out = idle.without(np.flatnonzero(out).tolist()), np.zeros_like(out)
+        return Idle(), _all_in(outlook, now, "the others cannot hold the batch any more")
     due = [
         one.worker
         for one in idle.away
@@ -150,11 +165,16 @@ def weigh(
     if due:
         return idle.trying(due), _trial(due, now, outlook, out)
     present = replace(outlook, bounds=_bounds(fleet, out))
-    if (left := _leaving(situation, present, out, min_gain)) is not None:
-        ranks, move, slower = left
+    idle, ranks = idle.still(_hopeless(situation, present, out), situation.step)
+    if ranks and (left := _leaving(situation, present, out, ranks, min_gain)) is not None:
+        move, slower = left
         return idle.leaving(ranks, situation.step, slower), move
-    if out.any() and (move_back := _returning(situation, outlook, min_gain)) is not None:
-        return Idle(), move_back
+    if out.any():
+        now_s = outlook.step_s(now)
+        shorter_s = now_s - outlook.best_split(*_start(outlook, now))[1]
+        gain = shorter_s / (now_s + situation.communication_s)
+        if gain > min_gain:
+            return Idle(), _all_in(outlook, now, f"a step is then {gain:.1%} shorter")
     return idle, _noting(usual(present), fleet, out)
 
 
@@ -174,60 +194,56 @@ def _trial(due: list[int], now: IntArray, outlook: Outlook, out: Mask) -> Move:
     return Move(as_shares(split), f"{name} gets its least share, to see how fast it is", False)
 
 
-def _leaving(
-    situation: Situation, present: Outlook, out: Mask, min_gain: float
-) -> tuple[list[int], Move, float] | None:
-    """Return who is to be left out now, the move, and how much slower a step is with them.
+def _hopeless(situation: Situation, present: Outlook, out: Mask) -> list[int]:
+    """Return for whom all the others wait although it has its least share; the slowest first.
 
-    Only those may leave whose times with their least share have just been told. Of them, those who
-    take longest leave: as many as it takes until somebody else finishes last.
+    Of those whose times with their least share have just been told, these are the ones who take
+    longest, as many as it takes until somebody else would finish last without them.
     """
     fleet, model = situation.fleet, present.estimate.model
     least = least_shares(fleet)
     least_s = model.at(least)
     may = np.flatnonzero(_at_least_share(situation, least) & ~out)
     order = may[np.argsort(-least_s[may], kind="stable")]
-    most = _most_leaving(fleet, out, order)
-    start = _start(present, as_array(situation.shares))
-    with_s = present.best_split(*start)[1] if most else 0.0
-    low, high, found, found_s = 0, most, start[0], with_s
+    low, high = 0, _most_leaving(fleet, out, order)
     while low < high:
         count = (low + high + 1) // 2
-        split, split_s = _without(present, out, order[:count])
-        # Is it still the last one of these that all would wait for, if it stayed?
-        kept = _without(present, out, order[: count - 1])[0] if count > 1 else start[0]
-        if least_s[order[count - 1]] >= _LIMITING * model.makespan_s(np.maximum(kept, 1)):
-            low, found, found_s = count, split, split_s
+        split, _ = _without(present, out, order[: count - 1].tolist())
+        # Would all wait for the last one of these, if it alone stayed?
+        if least_s[order[count - 1]] >= _LIMITING * model.makespan_s(np.maximum(split, 1)):
+            low = count
         else:
             high = count - 1
-    if not low:
-        return None
-    step_s = present.step_s(as_array(situation.shares)) + situation.communication_s
-    slowest = order[0]
-    doubt = _SURE_STD * float(present.estimate.relative_std(least)[slowest])
-    with_s = min(with_s, float(least_s[slowest]) * (1.0 - doubt))
-    gain = (with_s - found_s) / step_s
+    return [int(rank) for rank in order[:low]]
+
+
+def _leaving(
+    situation: Situation, present: Outlook, out: Mask, ranks: list[int], min_gain: float
+) -> tuple[Move, float] | None:
+    """Return the move that leaves some more out, and how much slower a step is with them.
+
+    Nothing if that gains too little, should they even be faster than believed.
+    """
+    now, least = as_array(situation.shares), least_shares(situation.fleet)
+    estimate = present.estimate
+    surely_s = estimate.model.at(least) * (1.0 - _SURE_STD * estimate.relative_std(least))
+    with_s = min(present.best_split(*_start(present, now))[1], float(surely_s[ranks].max()))
+    found, found_s = _without(present, out, ranks)
+    gain = (with_s - found_s) / (present.step_s(now) + situation.communication_s)
     if not gain > min_gain:
         return None
-    ranks, slower = sorted(order[:low].tolist()), with_s / found_s - 1.0
-    name = _named(fleet, ranks)
+    name = _named(situation.fleet, ranks)
     reason = f"{name} is left out, late even with its least share: a step is {gain:.1%} shorter"
-    return ranks, Move(as_shares(found), reason, settled=False), slower
+    return Move(as_shares(found), reason, settled=False), with_s / found_s - 1.0
 
 
-def _returning(situation: Situation, outlook: Outlook, min_gain: float) -> Move | None:
-    """Return the move that takes everybody back, where that is faster by now."""
-    start, start_s = _start(outlook, as_array(situation.shares))
-    back, back_s = outlook.best_split(start, start_s)
-    now_s = outlook.step_s(as_array(situation.shares))
-    gain = (now_s - back_s) / (now_s + situation.communication_s)
-    if not gain > min_gain:
-        return None
-    reason = f"all workers take part again, as a step is then {gain:.1%} shorter"
-    return Move(as_shares(back), reason, settled=False)
+def _all_in(outlook: Outlook, now: IntArray, why: str) -> Move:
+    """Return the move that takes everybody back."""
+    back, _ = outlook.best_split(*_start(outlook, now))
+    return Move(as_shares(back), f"all workers take part again, as {why}", settled=False)
 
 
-def _without(present: Outlook, out: Mask, ranks: IntArray) -> tuple[IntArray, float]:
+def _without(present: Outlook, out: Mask, ranks: list[int]) -> tuple[IntArray, float]:
     """Return the best split, and its step, if some more are left out."""
     gone = out.copy()
     gone[ranks] = True
@@ -294,6 +310,3 @@ def _named(fleet: Fleet, ranks: list[int]) -> str:
     """Return the name of the first of some workers, and how many others there are."""
     others = f" (and so for {len(ranks) - 1} more)" if len(ranks) > 1 else ""
     return f"worker {fleet.workers[ranks[0]].name}{others}"
-
-
-__all__ = ["Away", "FloatArray", "Idle", "least_shares", "weigh"]
