@@ -28,6 +28,7 @@ SPECS = (
     "dbs:epoch_steps=1",
     "omnilearn:epoch_steps=1",
     "adaptive",
+    "adaptive:allow_idle=1",
 )
 every_policy = pytest.mark.parametrize("spec", SPECS)
 FIXED = ("uniform", "static", "static:cores", "static:GIVEN")

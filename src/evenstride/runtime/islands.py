@@ -106,7 +106,7 @@ def show_island(
     own = dist.get_rank(group)
     if shard_group is None:
         return (own,)
-    if not isinstance(shard_group, dist.ProcessGroup) or dist.get_rank(shard_group) < 0:
+    if not isinstance(shard_group, dist.ProcessGroup):  # torch gives other ranks another object
         raise ConfigError(
             f"Stride(shard_group=...) got {type(shard_group).__name__} on rank {own}; it must be a "
             f"process group that this rank is in: {_FIX}"

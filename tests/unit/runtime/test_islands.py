@@ -282,6 +282,8 @@ def test_groups_that_are_no_islands_are_refused(
 
 def test_islands_are_in_order_of_their_lowest_rank() -> None:
     assert islands_of([[0, 2], [1, 3], [0, 2], [1, 3]]) == CROSSED
+    far = [[rank % 6, rank % 6 + 6] for rank in range(12)]
+    assert islands_of(far) == Islands(tuple((rank, rank + 6) for rank in range(6)))
     assert islands_of([[0], [1], [2]]) is None
 
 
