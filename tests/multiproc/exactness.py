@@ -41,8 +41,12 @@ def _train(rank: int, loop: Loop) -> list[list[float]]:
     quantum = 1 if loop.quanta is None else loop.quanta[rank]
     stride = evenstride.Stride(global_batch=loop.batch, policy=loop.policy, quantum=quantum)
     loader, module = _loader(stride, loop)
-    whole = module if loop.fits is None else Short(module, loop.fits[rank])
-    model = stride.watch(DistributedDataParallel(whole, static_graph=loop.static_graph))
+    fits = None if loop.fits is None else loop.fits[rank]
+    whole = module if fits is None else Short(module, 10**6 if loop.late else fits)
+    ddp = DistributedDataParallel(
+        whole, static_graph=loop.static_graph, find_unused_parameters=loop.unused
+    )
+    model = stride.watch(ddp)
     if loop.hook == "fp16":
         model.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
@@ -52,6 +56,8 @@ def _train(rank: int, loop: Loop) -> list[list[float]]:
         for batch in loader:
             with stride.guard(), stride.accumulate(model):
                 loss = _loss(model, batch, loop)
+                if loop.late and fits is not None and len(batch[0]) > fits:
+                    raise torch.OutOfMemoryError
                 if rank == loop.poison:
                     loss = loss / torch.zeros(())
                 weight = tokens_in(batch) if loop.kind == "tokens-argument" else None

@@ -183,3 +183,19 @@ def with_environment(rank: int, name: str, value: str, fn: Any, *args: Any) -> A
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(name, value)
         return fn(rank, *args)
+
+
+def in_another_order(rank: int) -> str:
+    """Return what the ranks are told that make the same calls in another order."""
+    stride = evenstride.Stride(global_batch=8)
+    model = DistributedDataParallel(net())
+    try:
+        if rank:
+            stride.loader(rows(16))
+        else:
+            stride.watch(model)
+    except evenstride.ConfigError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        stride.close()
+    return ""

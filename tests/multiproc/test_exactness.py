@@ -37,7 +37,16 @@ CASES = {
     "memory for less, tokens": (2, Loop(14, 42, "static:3,11", kind="tokens", fits=(2, 4))),
     "memory for less beside a share of 0": (3, Loop(30, 90, "static:0,20,10", fits=(1, 6, 9))),
     "memory for less than a micro-batch": (2, Loop(30, 90, "static:7,23", micro=9, fits=(3, 5))),
-    "whole micro-batches": (2, Loop(44, 132, "static:13,31", micro=8, quanta=(8, 4))),
+    "whole micro-batches": (2, Loop(44, 132, "static:13,31", micro=4, quanta=(8, 4))),
+    "memory that ends in the loss": (2, Loop(30, 90, "static:7,23", fits=(99, 6), late=True)),
+    "in the loss, with unused parameters": (
+        2,
+        Loop(30, 90, "static:7,23", fits=(3, 99), late=True, unused=True),
+    ),
+    "in the loss, with micro-batches": (
+        2,
+        Loop(30, 90, "static:7,23", micro=9, fits=(3, 5), late=True),
+    ),
     "by cost": (3, Loop(30, 80, "static:7,11,12", costs="array", steps=5)),
     "by cost in micro-batches": (2, Loop(30, 80, "static:7,23", costs="function", micro=60)),
     "by cost beside a share of 0": (3, Loop(30, 90, "static:0,20,10", costs="array")),

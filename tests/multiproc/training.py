@@ -151,6 +151,8 @@ class Loop:
         dtype: ``float64`` or ``float32``.
         poison: a rank whose every loss is infinite.
         fits: samples that each rank has memory for; more end its forward pass in the middle.
+        late: whether they end it in the loss instead, when the forward pass is over.
+        unused: whether DDP looks for parameters without a gradient.
         quanta: of each rank's shares.
         costs: whether samples are dealt out by cost; ``function`` or ``array``.
         static_graph: whether DDP records the graph in its first step.
@@ -169,6 +171,8 @@ class Loop:
     dtype: str = "float64"
     poison: int | None = None
     fits: tuple[int, ...] | None = None
+    late: bool = False
+    unused: bool = False
     quanta: tuple[int, ...] | None = None
     costs: str | None = None
     static_graph: bool = False

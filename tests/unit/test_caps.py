@@ -64,6 +64,14 @@ def test_caps_hold_and_leave_room_for_the_global_batch(
         assert all(u <= h for u, h in zip(bound.upper.tolist(), held, strict=True))
 
 
+def test_one_workers_quantum_does_not_raise_the_others_caps() -> None:
+    workers = (Worker("a", quantum=32), Worker("b"), Worker("c"))
+
+    bound = _memory(8, 40, 40).bound(Fleet(workers, 96))
+
+    assert bound.upper.tolist() == [32, 40, 40]
+
+
 @given(
     shares=st.lists(st.integers(0, 40), min_size=2, max_size=6),
     room=st.lists(st.integers(1, 60), min_size=6, max_size=6),

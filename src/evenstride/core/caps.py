@@ -12,8 +12,8 @@ from evenstride.core.memory import MemoryModel
 from evenstride.core.quanta import whole_lower
 from evenstride.errors import InfeasibleShares
 
-# How much higher caps are tried at a time, where they leave no room for the global batch.
-_RAISE = 1.02
+# How often the factor is halved by which caps are raised that leave too little room.
+_HALVINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,18 @@ class Memory:
         Caps that leave no room for the global batch are raised, all by the same factor: a run
         that may end for want of memory is better than one that has ended.
         """
-        factor = 1.0
-        while (bound := self._raised(fleet, factor)) is None:
-            factor *= _RAISE
+        bound, low, high = self._raised(fleet, 1.0), 1.0, 2.0
+        if bound is not None:
+            return bound
+        while (bound := self._raised(fleet, high)) is None:
+            low, high = high, 2.0 * high
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            better = self._raised(fleet, middle)
+            if better is None:
+                low = middle
+            else:
+                bound, high = better, middle
         return bound
 
     def _raised(self, fleet: Fleet, factor: float) -> Fleet | None:
@@ -112,7 +121,8 @@ def _bounded(worker: Worker, cap: int | None, factor: float) -> Worker:
     """Return the worker with its cap; what the user asked for always holds."""
     if cap is None:
         return worker
-    most = max(ceil(cap * factor), worker.min_share)
+    least = worker.min_share + -worker.min_share % worker.quantum
+    most = max(ceil(cap * factor), least)
     if worker.max_share is not None and worker.max_share <= most:
         return worker
     return replace(worker, max_share=most)

@@ -21,6 +21,7 @@ from evenstride.core.memory import FRACTION
 from evenstride.core.observation import Measured, communication_s
 from evenstride.core.policy import Move, Policy, Situation
 from evenstride.core.quanta import in_quanta
+from evenstride.errors import InfeasibleShares
 
 # How far a step may stray from its expected time before its rank asks for an exchange: this
 # many standard deviations of its noise, and at least this part of the time.
@@ -261,7 +262,10 @@ def _allowed(shares: Shares, fleet: Fleet) -> Shares:
         return shares
     at = as_array(shares)
     lower, upper = np.minimum(fleet.lower, at), np.where(at > 0, fleet.upper, 0)
-    return as_shares(in_quanta(at, lower, np.maximum(upper, at), fleet.quanta))
+    try:
+        return as_shares(in_quanta(at, lower, np.maximum(upper, at), fleet.quanta))
+    except InfeasibleShares:  # then whoever is left out is needed
+        return as_shares(in_quanta(at, fleet.lower, np.maximum(fleet.upper, at), fleet.quanta))
 
 
 def _still_refused(control: Control, fleet: Fleet) -> tuple[int, ...]:

@@ -92,6 +92,31 @@ def _await(channel: Channel, keys: list[str], topic: str, timeout: timedelta) ->
         ) from error
 
 
+def named(
+    call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
+) -> tuple[Callable[[], Plain], Callable[[list[Plain]], Plain]]:
+    """Return both with the name of the call added, so that ranks in different calls are told so.
+
+    Raises:
+        RanksDisagree: when judged, the ranks are in different calls.
+    """
+
+    def show_both() -> Plain:
+        return {"call": call, "shown": show()}
+
+    def judge_both(shown: list[Plain]) -> Plain:
+        calls = {rank: mine["call"] for rank, mine in enumerate(shown)}
+        if len(set(calls.values())) > 1:
+            told = ", ".join(f"rank {rank} {call}" for rank, call in list(calls.items())[:8])
+            raise RanksDisagree(
+                f"the ranks are in different calls ({told}); every rank must make the same calls "
+                "of loader(), watch() and sync_batch_norm() in the same order"
+            )
+        return judge([mine["shown"] for mine in shown])
+
+    return show_both, judge_both
+
+
 def require_equal(settings: list[Plain], topic: str) -> None:
     """Raise unless all ranks show the same value for every setting.
 

@@ -53,8 +53,17 @@ class Costs:
         """
         if self._function is None:
             return np.asarray(self._known[indices])
-        costs = np.array([self._function(index) for index in indices.tolist()], dtype=np.float64)
-        return _checked(costs, indices)
+        return _checked(np.array([self._cost(index) for index in indices.tolist()]), indices)
+
+    def _cost(self, index: int) -> float:
+        assert self._function is not None, "else the costs are known"
+        try:
+            return float(self._function(index))
+        except Exception as error:
+            raise ConfigError(
+                f"cost_fn failed for sample {index} ({type(error).__name__}: {error}); it is "
+                "called with a sample's index (not the sample) and must return a positive number"
+            ) from error
 
     def digest(self) -> str:
         """Return a text that is equal on ranks with equal costs; of a function, at some samples."""
@@ -71,6 +80,6 @@ def _checked(
         first = int(np.argmax(wrong))
         raise ConfigError(
             f"cost_fn gives {costs[first]} for sample {indices[first]}; a cost must be a positive, "
-            "finite number, such as the number of tokens"
+            "finite number, such as the number of tokens (an empty text still costs something: 1)"
         )
     return costs

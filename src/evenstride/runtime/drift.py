@@ -31,7 +31,8 @@ def fingerprint(parameters: Iterable[Tensor]) -> Tensor:
     """
     total = torch.zeros(2, dtype=torch.int64)
     for parameter in parameters:
-        bits = parameter.detach().view(_BITS[parameter.element_size()]).to(torch.int64)
+        bits = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+        bits = bits.detach().view(_BITS[bits.element_size()]).to(torch.int64)
         total += torch.stack([bits.sum(), bits.square().sum()]).cpu()
     return total
 
@@ -58,7 +59,9 @@ class DriftGuard:
 
     def watch(self, model: nn.Module) -> None:
         """Compare the weights of a model, too; equal in number and shape on all ranks."""
-        self._parameters += model.parameters()
+        ignored = getattr(model, "parameters_to_ignore", ())
+        inner = getattr(model, "module", model)
+        self._parameters += (p for name, p in inner.named_parameters() if name not in ignored)
 
     def close(self) -> None:
         """Compare no more; the counts stay."""

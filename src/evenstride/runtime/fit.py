@@ -30,6 +30,7 @@ class Fit:
         everywhere: what each rank has asked for, in rank order.
         whole: whether micro-batches have the very size asked for, and one rest, not equal sizes.
         most_cost: the most that a micro-batch may cost, where samples have costs.
+        plain_norms: whether the model has layers that need several samples at once.
         even: whether all ranks must run the same number of batches in a step.
     """
 
@@ -41,6 +42,7 @@ class Fit:
     everywhere: tuple[int | None, ...] = ()
     whole: bool = False
     most_cost: float | None = None
+    plain_norms: bool = False
     even: bool = False
 
     @property
@@ -101,7 +103,8 @@ class Fit:
         else:
             parts = micro_batches(positions, at_most)
         last = parts[-1]
-        if not self.guarded or self.even or len(last) < 2 or len(last) <= self.proven * (1 + _BOLD):
+        bold = self.guarded and not self.even and not self.plain_norms
+        if not bold or len(last) < 2 or len(last) <= self.proven * (1 + _BOLD):
             return parts
         cut = last.stop - max(1, round(len(last) * _REST))
         return (*parts[:-1], range(last.start, cut), range(cut, last.stop))

@@ -19,11 +19,12 @@ from collections.abc import Iterator
 import torch
 
 from evenstride.errors import OutOfMemory
+from evenstride.runtime.late import syncs_late
 from evenstride.runtime.memory import is_out_of_memory
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.scaling import Retry, Scaling
 from evenstride.runtime.sharded import is_sharded
-from evenstride.runtime.watch import reforward
+from evenstride.runtime.watch import engine_of, reforward
 
 logger = logging.getLogger("evenstride")
 
@@ -35,6 +36,7 @@ def guarded(scaling: Scaling, rank: int) -> Iterator[None]:
     Raises:
         OutOfMemory: the step cannot be repeated; the message says why.
     """
+    scaling.guarding = True
     try:
         yield
         scaling.went_through()
@@ -44,10 +46,12 @@ def guarded(scaling: Scaling, rank: int) -> Iterator[None]:
             raise
         obstacle = _obstacle(scaling, draw)
         if obstacle is not None:
-            raise OutOfMemory(_refusal(rank, draw, obstacle)) from error
+            raise OutOfMemory(_refusal(scaling, rank, draw, obstacle)) from error
         # Locals of the frames it went through hold activations, and more of them in cycles.
         traceback.clear_frames(error.__traceback__)
         _begin_again(scaling, draw, rank)
+    finally:
+        scaling.guarding = False
     if scaling.retry:
         gc.collect()
         if scaling.timer.on_device:
@@ -89,22 +93,40 @@ def _obstacle(scaling: Scaling, draw: Draw) -> str | None:
         )
     if draw.samples < 2:
         return "and fewer samples than one there are not"
-    if scaling.fit.even:
-        return "and its batch norm takes statistics over all ranks, which would wait for it in vain"
-    if scaling.unrecorded:
-        return "in the first step of a static graph, which cannot be cut into micro-batches"
+    return _obstacle_of_models(scaling, draw)
+
+
+def _obstacle_of_models(scaling: Scaling, draw: Draw) -> str | None:
+    held = {id(engine_of(model)) for model in scaling.accumulated}
+    watched = {id(engine_of(model)) for model in scaling.models}
+    if held < watched:
+        return "and not all watched models are given to `with stride.accumulate(model):`"
+    if held != watched:
+        return "and its model is not watched (model = stride.watch(model)), so it cannot be reset"
     if any(map(is_sharded, scaling.models)):
         return (
             "and its model is sharded, so the other ranks of its shard group run the same "
             "collectives in every layer and would wait for it"
         )
+    if scaling.fit.even:
+        return "and its batch norm takes statistics over all ranks, which would wait for it in vain"
+    if draw.last and not all(map(syncs_late, scaling.accumulated)):
+        return (
+            "which is its step's last, and with a static graph or torch.compile it cannot be told "
+            "how far the engine has come"
+        )
+    if scaling.by_argument:
+        return "and its weight is given to scale(), which needs one batch per step (use weight_fn)"
     return None
 
 
-def _refusal(rank: int, draw: Draw, obstacle: str) -> str:
+def _refusal(scaling: Scaling, rank: int, draw: Draw, obstacle: str) -> str:
     less = max(draw.samples // 2, 1)
+    micro = f"loader(max_micro_batch={less}) with `with stride.accumulate(model):`, or "
+    if scaling.fit.even:  # which needs equally many on all ranks
+        micro = ""
     return (
         f"rank {rank} ran out of memory in step {draw.step} with a batch of {draw.samples} "
-        f"samples, {obstacle}; give this rank smaller batches: loader(max_micro_batch={less}) with "
-        f"`with stride.accumulate(model):`, or Stride(max_share={less})"
+        f"samples, {obstacle}; give this rank (others may differ) smaller batches: {micro}"
+        f"Stride(max_share={less})"
     )

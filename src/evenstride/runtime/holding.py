@@ -47,6 +47,7 @@ class Holding:
         if self._meter is None or self._scaling.micro:
             return None
         peak_bytes = self._meter.peak_bytes()  # which begins anew, whatever becomes of it
-        if self._steps() < _WARM_STEPS:
-            return None
+        evaluated, self._scaling.evaluated = self._scaling.evaluated, False
+        if self._steps() < _WARM_STEPS or evaluated:
+            return None  # a peak of something else
         return Held(self._rank, max(samples, 1), peak_bytes, self._meter.limit_bytes)

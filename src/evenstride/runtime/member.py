@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from evenstride.core.fleet import Shares
-from evenstride.core.partition import EpochCursor
 from evenstride.errors import ConfigError, LoaderBusy
-from evenstride.runtime.agreement import Plain, agree, require_equal
+from evenstride.runtime.agreement import Plain, agree, named
 from evenstride.runtime.bond import tie
 from evenstride.runtime.calibrating import batch_sizes, parse_stages
 from evenstride.runtime.checks import check_whole
@@ -29,6 +28,13 @@ from evenstride.runtime.gate import Gate
 from evenstride.runtime.guard import guarded
 from evenstride.runtime.holding import Holding
 from evenstride.runtime.islands import check_island
+from evenstride.runtime.layout import (
+    check_loader,
+    check_micro_batch,
+    equal,
+    judge_loader,
+    layout,
+)
 from evenstride.runtime.load import loads_for
 from evenstride.runtime.loader import (
     DataLoaderOptions,
@@ -107,12 +113,17 @@ class Member:
                     "epochs; use train=False for evaluation, or make another Stride"
                 )
             length = dataset_length(dataset)
-            _check_loader(length, asked, self._settings.global_batch)
+            check_loader(length, asked, self._settings)
+            if cost_fn is not None and self._settings.quantum > 1:
+                raise ConfigError(
+                    "cost_fn deals samples out by cost, so a rank's number of samples is no "
+                    f"multiple of quantum={self._settings.quantum}; leave one of them out"
+                )
             if cost_fn is not None:
                 costs.append(Costs(cost_fn, length))
-            return {**_layout(length, asked), "costs": costs[0].digest() if costs else None}
+            return {**layout(length, asked), "costs": costs[0].digest() if costs else None}
 
-        verdict = self._agree(show, _judge_loader)
+        verdict = self._agree("loader()", show, judge_loader)
         if verdict["cold_prefetch"]:
             self._skip_opening()
         self.scaling.fit.everywhere = verdict["micro"]
@@ -150,10 +161,12 @@ class Member:
         def show() -> Plain:
             check_options(options)
             check_whole("global_batch", batch, least=1)
-            _check_micro_batch(max_micro_batch)
+            check_micro_batch(max_micro_batch)
             return {"length": dataset_length(dataset), "global_batch": batch}
 
-        verdict = self._agree(show, lambda shown: _equal(shown, "an evaluation loader"))
+        verdict = self._agree(
+            "loader(train=False)", show, lambda shown: equal(shown, "an evaluation loader")
+        )
         samples = seeded_dataset(dataset, seeded=seeded)
         sampler = EvalSampler(
             verdict["length"],
@@ -164,15 +177,20 @@ class Member:
             self._settings.seed if isinstance(samples, SeededDataset) else None,
         )
         options.setdefault("generator", own_generator(self._settings.seed, self._team.rank))
-        return EvalLoader(
-            sampler, samples, options, lambda: filter(is_sharded, self.scaling.models)
-        )
+        return EvalLoader(sampler, samples, options, self._begin_evaluation)
+
+    def _begin_evaluation(self) -> Iterator[nn.Module]:
+        """Return the models whose parameters must be kept gathered in an evaluation."""
+        self.scaling.evaluated = True
+        return filter(is_sharded, self.scaling.models)
 
     def watch(self, model: nn.Module, drift_check: int | None, compress: str | None) -> None:
         """Time the model's forward pass, and know its parameters; agree that it can be trained."""
         asked = {"drift_check": drift_check, "compress": compress}
         kinds = meet(model, asked, self._team.group, partial(self._agree_on_islands, model))
         check_engine(model, kinds)
+        if any(known is model for known in self.scaling.models):
+            return
         if compress is not None:
             send_compressed(model)
         if drift_check is None:
@@ -191,14 +209,20 @@ class Member:
         def checked() -> Plain:
             shown = show()  # first, because it refuses engines that have no islands
             check_island(model, self._team.group, self._team.islands)
+            self._refuse_in_loop("watch()")
             return shown
 
-        return self._agree(checked, judge)
+        return self._agree("watch()", checked, judge)
+
+    def _refuse_in_loop(self, call: str) -> None:
+        loader = self._loader()
+        if loader is not None and loader.busy:
+            raise LoaderBusy(f"{call} was called inside the training loop; leave the loop first")
 
     def _guard_against_drift(self, model: nn.Module, every: int) -> None:
         if self.scaling.drift is None:
             with self.timer.waiting():
-                group = _own_group(self._team.group, "gloo")
+                group = _own_group(self._team, "gloo")
             self.scaling.drift = DriftGuard(group, every, lambda: self.timer.waiting())
         self.scaling.drift.watch(model)
 
@@ -209,9 +233,10 @@ class Member:
             check_convertible(net)
             return {"layers": len(batch_norms(net))}
 
-        self._agree(show, lambda shown: _equal(shown, "sync_batch_norm()"))
+        call = "sync_batch_norm()"
+        self._agree(call, show, lambda shown: equal(shown, call))
         with self.timer.waiting():
-            group = _own_group(self._team.group)
+            group = _own_group(self._team)
         context = RankContext(group, lambda: self.scaling.draw, lambda: self.timer.waiting())
         self._contexts.append(context)
         self.scaling.fit.even = self._team.world_size > 1
@@ -234,11 +259,7 @@ class Member:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go to a saved position."""
-        loader = self._loader()
-        if loader is not None and loader.busy:
-            raise LoaderBusy(
-                "load_state_dict() was called inside the training loop; leave the loop first"
-            )
+        self._refuse_in_loop("load_state_dict()")
         parts = state.get("parts") if isinstance(state, dict) else None
         if parts and len(parts) != self._team.world_size:
             raise ConfigError(
@@ -275,7 +296,8 @@ class Member:
         if self._closed:
             return
         self._closed = True
-        self.timer.settle()
+        if not at_exit:  # a device that waits for a lost rank would never come to the mark
+            self.timer.settle()
         self._bond.close(at_exit=at_exit)
         # See Channel.close: nothing of torch.distributed may be left in our reference cycles.
         self._team, self._weights = replace(self._team, group=None, channel=None), None
@@ -314,8 +336,11 @@ class Member:
             )
         return batch_sizes(stages, self._settings.global_batch)
 
-    def _agree(self, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]) -> Plain:
+    def _agree(
+        self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
+    ) -> Plain:
         self._meetings += 1
+        show, judge = named(call, show, judge)
         if self._team.channel is None:
             return judge([show()])
         topic = f"call {self._meetings} of loader(), watch() or sync_batch_norm()"
@@ -329,59 +354,20 @@ class Member:
     def _weight_exchange(self) -> WeightExchange:
         if self._weights is None:
             with self.timer.waiting():
-                group = _own_group(self._team.group, "gloo")
+                group = _own_group(self._team, "gloo")
             self._weights = WeightExchange(group, lambda: self.timer.waiting())
         return self._weights
 
 
-def _layout(length: int, asked: LoaderOptions) -> Plain:
-    return {
-        "length": length,
-        "shuffle": asked.shuffle,
-        "drop_last": asked.drop_last,
-        "by_epoch": asked.by_epoch,
-        "weighted": asked.weight_fn is not None,
-        "micro": asked.max_micro_batch,
-        "cold_prefetch": asked.cold_prefetch,
-    }
-
-
-def _judge_loader(shown: list[Plain]) -> Plain:
-    """Compare the layouts; micro-batches on one rank mean `accumulate` on all."""
-    micro = tuple(mine.pop("micro") for mine in shown)
-    return {**_equal(shown, "the training loader"), "micro": micro}
-
-
-def _equal(shown: list[Plain], topic: str) -> Plain:
-    require_equal(shown, topic)
-    return shown[0]
-
-
-def _check_loader(length: int, asked: LoaderOptions, global_batch: int) -> None:
-    if asked.drop_last and EpochCursor(length, global_batch, drop_last=True).end == 0:
-        raise ConfigError(
-            f"drop_last leaves nothing: the data set has {length} samples, fewer than the global "
-            f"batch of {global_batch}; lower the global batch or leave drop_last out"
-        )
-    _check_micro_batch(asked.max_micro_batch)
-
-
-def _check_micro_batch(size: int | None) -> None:
-    if size is not None:
-        check_whole("max_micro_batch", size, least=1)
-
-
-def _own_group(
-    group: dist.ProcessGroup | None, backend: str | None = None
-) -> dist.ProcessGroup | None:
+def _own_group(team: Team, backend: str | None = None) -> dist.ProcessGroup | None:
     """Return another group of the same ranks, of the default backend if none is named; collective.
 
     Among these ranks alone: other groups may do the same at the same time, or never.
     """
-    if group is None:
+    if team.group is None or team.channel is None:
         return None
-    ranks = dist.get_process_group_ranks(group)
+    ranks = dist.get_process_group_ranks(team.group)
     other: dist.ProcessGroup = dist.new_group(
-        ranks, backend=backend, use_local_synchronization=True
+        ranks, team.channel.timeout, backend, use_local_synchronization=True
     )
     return other

@@ -143,6 +143,11 @@ def check_convertible(module: nn.Module) -> None:
     Raises:
         ConfigError: a layer is lazy, parametrized, or has a forward pass of its own.
     """
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            f"sync_batch_norm() got a {type(module).__name__}; it must be a torch.nn.Module, "
+            "before it is wrapped"
+        )
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm):
             _check_convertible(name or "the module itself", layer)

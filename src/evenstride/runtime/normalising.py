@@ -58,7 +58,12 @@ class PlainNorms:
     def watch(self, model: nn.Module) -> None:
         """Know the layers of a model."""
         if self._world_size > 1:
-            self._layers += batch_norms(model)
+            self._layers += (layer for layer in batch_norms(model) if layer.training)
+
+    @property
+    def any(self) -> bool:
+        """Whether there are such layers."""
+        return bool(self._layers)
 
     def begin(self, draw: Draw) -> None:
         """Look at the next batch."""
@@ -83,8 +88,8 @@ class PlainNorms:
 
 
 def _refuse_one(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-    values = inputs[0]
-    if layer.training and values.numel() == values.shape[1]:
+    values = inputs[0] if inputs else None
+    if values is not None and layer.training and values.numel() == values.shape[1]:
         raise ConfigError(
             f"a {type(layer).__name__} got one value per channel, as this rank has a batch of one "
             "sample, and a single value has no variance; give each rank at least two samples with "

@@ -243,7 +243,7 @@ class StepSampler:
         """Return the plan of the next step, whatever its size and its cut."""
         window = self._cursor.window
         of_step = step_shares(shares, len(window))
-        piece, parts = self._pieces(window, of_step)
+        piece, parts, mine = self._pieces(window, of_step)
         draws = tuple(
             Draw(
                 step=self._step,
@@ -255,22 +255,28 @@ class StepSampler:
             )
             for number, part in enumerate(parts)
         )
-        rows = [self._indices(np.arange(part.start, part.stop)) for part in parts]
+        first = piece.positions.start
+        rows = [mine[part.start - first : part.stop - first] for part in parts]
         batches = tuple(keys for row in rows for keys in self._keys(row[np.newaxis]))
         return _Planned(shares, len(window), draws, batches)
 
-    def _pieces(self, window: range, shares: Shares) -> tuple[Piece, tuple[range, ...]]:
-        """Return this rank's piece of a window, and the batches to train it in."""
+    def _pieces(
+        self, window: range, shares: Shares
+    ) -> tuple[Piece, tuple[range, ...], npt.NDArray[np.int64]]:
+        """Return this rank's piece of a window, the batches to train it in, and its samples."""
         if self._costs is None:
             piece = cut(window, shares)[self._rank]
+            mine = self._indices(np.arange(piece.positions.start, piece.positions.stop))
             parts = self._fit.parts(piece.positions)
         else:
-            costs = self._costs.of(self._indices(np.arange(window.start, window.stop)))
+            indices = self._indices(np.arange(window.start, window.stop))
+            costs = self._costs.of(indices)
             piece = cut_by_cost(window, shares, costs)[self._rank]
             first, last = piece.positions.start - window.start, piece.positions.stop - window.start
+            mine = indices[first:last]
             parts = self._fit.parts_by_cost(piece.positions, costs[first:last])
         whole = piece.ghost or self._step == self._whole_step
-        return piece, (piece.positions,) if whole else parts
+        return piece, (piece.positions,) if whole else parts, mine
 
     def _indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return which samples of the data set stand at some of this rank's positions."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -23,6 +24,7 @@ from evenstride.errors import ScaleError, UsageError
 from evenstride.runtime.drift import DriftGuard
 from evenstride.runtime.fit import Fit
 from evenstride.runtime.ghost import silence, zero_loss
+from evenstride.runtime.late import LateSync, syncs_late
 from evenstride.runtime.normalising import PlainNorms
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.sharded import held_back, is_sharded
@@ -33,6 +35,10 @@ from evenstride.runtime.weights import WeightExchange, checked
 logger = logging.getLogger("evenstride")
 
 _queue_callback: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
+
+
+# Steps after which what ran proves something: optimizers make their states in the first.
+_STEPS_TO_WARM = 2
 
 
 class Retry(enum.Enum):
@@ -76,11 +82,17 @@ class Scaling:
         self.fit = Fit()
         self.norms = PlainNorms(world_size)
         self.drift: DriftGuard | None = None
+        self.guarding = False  # whether the loop is inside `Stride.guard`
+        self.accumulated: list[nn.Module] = []  # models held back for the batch in hand, inside it
+        self._late = LateSync()
+        self.evaluated = False  # whether there was an evaluation since memory was looked at
+        self._commits = 0
+        self._gave = False  # whether an earlier micro-batch of the step has given gradients
         self.clean = False  # whether there were no gradients yet when its step began
         self._weight: float | None = None  # of that batch, from weight_fn
         self._scaled = self._backward = self._committed = self._stepped = False
-        self._accumulating = self._queued = self.accumulated = False
-        self._by_argument = False  # whether weights were given to `scale`
+        self._accumulating = self._queued = False
+        self.by_argument = False  # whether weights were given to `scale`
         self._silenced: list[RemovableHandle] = []
 
     @property
@@ -135,7 +147,9 @@ class Scaling:
         if draw.samples > self._largest:
             self._largest = draw.samples
         self._scaled = self._backward = self._committed = self._stepped = self._queued = False
-        self.retry, self.accumulated = Retry.NO, False
+        self.retry = Retry.NO
+        self.accumulated.clear()
+        self._gave = self._gave and not draw.first
         if draw.first and not draw.last:
             self.clean = all(p.grad is None for p in self.parameters)
 
@@ -151,14 +165,16 @@ class Scaling:
 
     def went_through(self) -> None:
         """Note that the batch in hand fitted, in a loop that could have repeated it."""
-        if self.accumulated and self.draw is not None and not self._by_argument:
+        if self.accumulated and self.draw is not None and not self.by_argument:
             self.fit.guarded = self.micro = True
-            self.fit.proven = max(self.fit.proven, self.draw.samples)
+            if self._commits >= _STEPS_TO_WARM:
+                self.fit.proven = max(self.fit.proven, self.draw.samples)
 
     def watch(self, model: nn.Module) -> None:
         """Know a model and its parameters."""
         self.models.append(model)
         self.norms.watch(model)
+        self.fit.plain_norms = self.norms.any
         self.parameters += model.parameters()
 
     def forget(self) -> None:
@@ -220,7 +236,8 @@ class Scaling:
             self.timer = StreamTimer.instead_of(self.timer, CudaMarks(loss.device))
         started_s, waited_s = self.timer.now(), 0.0
         draw = self.draw
-        if draw is None or self.micro or weight is not None or hasattr(loss, "_evenstride_scaled"):
+        unusual = self.micro or bool(self.retry) or weight is not None
+        if draw is None or unusual or hasattr(loss, "_evenstride_scaled"):
             draw = self._checked(loss, weight)
         if weight is None and self._weight is None:
             factor = loss_factor(self.world_size, draw.samples, draw.window)
@@ -228,6 +245,7 @@ class Scaling:
             factor, waited_s = self._weighed(draw, weight)
         self._queued = False  # a backward pass that raised never came to the callback
         scaled = loss if factor == 1.0 else loss * factor if factor else self._silent(loss)
+        self._late.make_ready(scaled)
         if scaled.requires_grad:
             scaled.register_hook(self._backward_began)  # type: ignore[no-untyped-call]
         # Both, so that scaling twice is the same error whatever the factor.
@@ -239,12 +257,15 @@ class Scaling:
     @contextlib.contextmanager
     def accumulate(self, model: nn.Module) -> Iterator[None]:
         """Hold back the synchronisation unless this is the step's last micro-batch."""
+        self._refuse_after_failure()
         if self.draw is None:
             raise UsageError(
                 "accumulate() was called outside the training loop; call it inside "
                 "`for batch in loader:`, around forward and backward"
             )
-        self._accumulating = self.accumulated = True
+        self._accumulating = True
+        if self.guarding:
+            self.accumulated.append(model)
         try:
             with self._held_back(model, last=self.draw.last):
                 yield
@@ -255,6 +276,8 @@ class Scaling:
         engine: Any = model
         if is_sharded(model):
             return held_back(model, last=last)
+        if last and self.guarding and isinstance(engine, DistributedDataParallel):
+            return self._late.held(engine) if syncs_late(model) else contextlib.nullcontext()
         if last or (self.world_size == 1 and not hasattr(engine, "no_sync")):
             return contextlib.nullcontext()
         if hasattr(engine, "no_sync"):
@@ -265,7 +288,15 @@ class Scaling:
             "synchronisation; give it the DistributedDataParallel (or FSDP) model itself"
         )
 
+    def _refuse_after_failure(self) -> None:
+        if self.retry:
+            raise UsageError(
+                "the batch in hand did not fit into memory and comes again, so no more can be done "
+                "with it; put all of its passes into one `with stride.guard():`"
+            )
+
     def _checked(self, loss: Tensor, weight: float | None) -> Draw:
+        self._refuse_after_failure()
         draw = self.draw
         if draw is None:
             raise ScaleError(
@@ -285,8 +316,15 @@ class Scaling:
             )
         if weight is not None and (self.micro or self._weight is not None):
             raise ScaleError(
-                "scale(weight=...) needs one batch per rank and step; with micro-batches or a "
-                "weight_fn give the loader a weight_fn instead, and call scale(loss) alone"
+                "scale(weight=...) needs one batch per rank and step; with micro-batches (also "
+                "those of a batch that did not fit into memory) or a weight_fn give the loader a "
+                "weight_fn instead, and call scale(loss) alone"
+            )
+        if self._gave and not draw.first and all(p.grad is None for p in self.parameters):
+            raise UsageError(
+                f"the gradients of step {draw.step} are gone between two of its micro-batches, "
+                "which the loader also makes where a batch would not fit into memory; call "
+                "optimizer.zero_grad() under `if stride.synced:`, after optimizer.step()"
             )
         return draw
 
@@ -295,7 +333,7 @@ class Scaling:
         exchange, local = self.exchange(), self._weight
         started_s = self.timer.now()
         if weight is not None:
-            self._by_argument = True
+            self.by_argument = True
             local = 0.0 if draw.samples == 0 else checked(weight)
             exchange.start(local)
         total = exchange.total()
@@ -325,6 +363,7 @@ class Scaling:
         if self.draw is None:
             return
         self._backward = True
+        self._gave = bool(self.parameters)
         if self.draw.last:
             self.timer.gradients_ready()
             _queue_callback(self._synchronised)
@@ -335,6 +374,7 @@ class Scaling:
         self.timer.synchronised()
         if self.draw is not None and not self._committed:
             self._committed, self.unrecorded = True, False
+            self._commits += 1
             self._commit(self.draw)
         self.own_s += self.timer.now() - started_s
 

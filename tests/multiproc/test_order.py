@@ -1,0 +1,16 @@
+"""Ranks that make the same calls in another order are told so, all of them."""
+
+from __future__ import annotations
+
+from evenstride.testing import RankPool
+from tests.multiproc.loops import in_another_order
+
+
+def test_calls_in_another_order_are_refused_alike(ranks: RankPool) -> None:
+    told = ranks.run(in_another_order, 2)
+
+    assert told[0] == told[1]
+    assert (
+        "RanksDisagree: the ranks are in different calls (rank 0 watch(), rank 1 loader())"
+        in (told[0])
+    )
