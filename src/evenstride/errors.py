@@ -56,8 +56,8 @@ class InfeasibleShares(ConfigError):
             super().__init__(
                 f"cannot share a global batch of {total} samples in multiples of {multiples}: "
                 f"worker {rank} takes {lower} to {upper} samples, and no multiple of {quantum} is "
-                f"among them; raise its max_share to {lower + -lower % quantum}, or choose a "
-                "smaller multiple for it"
+                f"among them; raise the global batch (and its max_share, if it has one) to at "
+                f"least {lower + -lower % quantum}, or choose a smaller multiple for it"
             )
             return
         fix = (

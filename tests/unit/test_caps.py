@@ -211,3 +211,17 @@ def test_the_summary_tells_what_binds() -> None:
 
     assert (one.cap, other.cap) == (None, 50)
     assert "GB" in other.memory
+
+
+def test_whoever_is_left_out_is_needed_where_bounds_have_narrowed() -> None:
+    workers = tuple(Worker(name, quantum=8) for name in "abc")
+    control, _ = advance(
+        Control(policy_from_spec("static:24,0,26")), FleetFormed(0, 0, 50, workers)
+    )
+    held = tuple(Held(k, most, 100 * most, 112 * most) for k, most in ((0, 31), (2, 21)))
+
+    control, _ = advance(control, Exchanged(4, 5, Measured.of(()), held))
+
+    assert sum(control.shares) == 50
+    assert control.fleet is not None
+    assert all(n <= most for n, most in zip(control.shares, control.fleet.upper, strict=True))

@@ -170,7 +170,7 @@ def test_curves_that_contradict_themselves_come_to_an_end() -> None:
                         r"multiples of 12 and 32 .*; lower .*, or choose smaller multiples"),
         ([64, 64], 40, r"together accept 44 to 128 in multiples .*; raise .*smaller multiples"),
         ([64, 11], 60, r"multiples of 12 and 32: worker 1 takes 1 to 11 samples, and no multiple "
-                       r"of 12 is among them; raise its max_share to 12, or choose a smaller"),
+                       r"of 12 is among them; raise the global batch .* at least 12, or choose "),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_quanta(upper: list[int], total: int, says: str) -> None:

@@ -23,8 +23,9 @@ def doctor(
         bool, typer.Option("--bench", help="Measure exactness, timing, balance and overhead.")
     ] = False,
     seconds: Annotated[
-        float, typer.Option(min=1, max=3600, help="With --bench: about how long to measure.")
-    ] = 90.0,
+        float | None,
+        typer.Option(min=1, max=3600, help="With --bench: about how long to measure (90)."),
+    ] = None,
 ) -> None:
     """Tell what this machine can do; under torchrun also what the process group can.
 
@@ -46,8 +47,13 @@ def doctor(
     environment = read_environment(os.environ)
     world_size = environment.world_size
     if bench:
-        _bench(environment, seconds, as_json)
+        _bench(environment, 90.0 if seconds is None else seconds, as_json)
         return
+    if seconds is not None:
+        raise ConfigError(
+            f"doctor --seconds {seconds:g} says how long --bench measures; add --bench, or leave it "
+            "out"
+        )
     findings = examine_machine()
     if world_size > 1:
         group = examine_group()

@@ -211,7 +211,7 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
     situation = Situation(fleet, control.shares, event.step, measured, estimate, shared_s)
     policy_state, decision = control.policy.decide(control.policy_state, situation)
     shares = decision.shares if isinstance(decision, Move) else control.shares
-    shares = _allowed(within(shares, fleet), fleet)
+    shares = _allowed(within(shares, fleet), fleet, running=True)
     moved = shares != control.shares
     opening_left = 0 if decision.settled else max(0, control.opening_left - 1)
     expect, longest_s = _expect(estimate, shares)
@@ -256,15 +256,23 @@ def _possible(told: Measured, fleet: Fleet) -> Mask:
     return np.asarray(here & (told.share >= 0) & (told.share <= fleet.global_batch))
 
 
-def _allowed(shares: Shares, fleet: Fleet) -> Shares:
-    """Return the split in multiples of the workers' quanta; whoever is left out stays so."""
+def _allowed(shares: Shares, fleet: Fleet, *, running: bool = False) -> Shares:
+    """Return the split in multiples of the workers' quanta; whoever is left out stays so.
+
+    Unless the others cannot do without in a run, which must go on: bounds may have narrowed.
+
+    Raises:
+        InfeasibleShares: there is no such split.
+    """
     if (fleet.quanta == 1).all():
         return shares
     at = as_array(shares)
     lower, upper = np.minimum(fleet.lower, at), np.where(at > 0, fleet.upper, 0)
     try:
         return as_shares(in_quanta(at, lower, np.maximum(upper, at), fleet.quanta))
-    except InfeasibleShares:  # then whoever is left out is needed
+    except InfeasibleShares:
+        if not running:
+            raise
         return as_shares(in_quanta(at, fleet.lower, np.maximum(fleet.upper, at), fleet.quanta))
 
 

@@ -29,6 +29,9 @@ from evenstride.runtime.peers import Peer, watch_exit
 
 logger = logging.getLogger("evenstride")
 
+# Of an error's text that the other ranks are told; ours end with what to change.
+_MOST_TEXT = 700
+
 BEAT_S = 1.0
 # A heart that has not beaten for so long has stopped.
 SILENT_S = 3.5
@@ -210,4 +213,4 @@ def ending_error() -> str | None:
     if error is None or isinstance(error, KeyboardInterrupt):
         return None
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}"
+    return f"{type(error).__name__}: {text[:_MOST_TEXT]}"

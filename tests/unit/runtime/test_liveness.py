@@ -148,7 +148,7 @@ def test_a_rank_tells_what_it_does_and_says_goodbye() -> None:
         (None, None),
         (KeyboardInterrupt(), None),
         (ValueError("two\n  lines"), "ValueError: two lines"),
-        (RuntimeError("x" * 500), "RuntimeError: " + "x" * 200),
+        (RuntimeError("x" * 900), "RuntimeError: " + "x" * 700),
     ],
 )
 def test_the_error_that_ends_a_program_is_one_line(

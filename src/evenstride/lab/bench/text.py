@@ -61,7 +61,7 @@ def _timing(rank: int, one: dict[str, Any]) -> str:
     if one["read_s"] is None:
         read = "nothing was reported in time"
     else:
-        read = f"read {_ms(one['read_s'])}, {one['ratio']:.3f} of it step by step"
+        read = f"our clock read {_ms(one['read_s'])}, {one['ratio']:.3f} times that, step by step"
     return (
         f"timing      rank {rank}, share {one['share']}: own work {_ms(one['true_s'])}, {read}; "
         f"with the others a step takes {_ms(one['step_s'])}"
@@ -70,12 +70,13 @@ def _timing(rank: int, one: dict[str, Any]) -> str:
 
 def _balance(one: dict[str, Any]) -> list[str]:
     low, high = one["speedup_interval"]
+    unclear = "; unresolved: they may be equally fast" if low <= 1.0 <= high else ""
     bound = f"{one['bound_model']:.3f}" if one["bound_model"] else "not known"
     shares = "/".join(map(str, one["shares"]))
     return [
         f"balance     equal {_ms(one['equal_s'])}, adaptive {_ms(one['adaptive_s'])} a step: "
         f"{one['speedup']:.3f} times as fast (95 % {low:.3f} to {high:.3f}; bound {bound}, from "
-        "fitted curves)",
+        f"fitted curves){unclear}",
         f"            shares {shares}, changed {one['changes']} time(s), {one['blocks']} pairs of "
         "blocks",
     ]
