@@ -51,8 +51,8 @@ def doctor(
         return
     if seconds is not None:
         raise ConfigError(
-            f"doctor --seconds {seconds:g} says how long --bench measures; add --bench, or leave it "
-            "out"
+            f"doctor --seconds {seconds:g} says how long --bench measures; add --bench, or leave "
+            "it out"
         )
     findings = examine_machine()
     if world_size > 1:

@@ -169,6 +169,23 @@ def test_what_was_trained_of_the_step_comes_again(make_stride: MakeStride) -> No
     assert model.tried[:9] == [4, 4, 4, 4, 4, 2, 2, 2, 2]
 
 
+def test_memory_that_ends_once_the_optimizer_has_its_states_is_survived(
+    make_stride: MakeStride,
+) -> None:
+    expected = train(make_stride(global_batch=8), Small(99), 2)
+    model = ShortBack(99)
+    stride = make_stride(global_batch=8)
+
+    def shrink(module: Any, _: Any) -> None:
+        module.fits = 99 if stride.step == 0 else 5
+
+    model.register_forward_pre_hook(shrink)
+    _, weights = train(stride, model, 2)
+
+    assert weights == pytest.approx(expected[1], rel=1e-12)
+    assert model.tried[:2] == [8, 7], "all but a small rest is held back"
+
+
 def test_gradients_from_before_the_step_cannot_be_told_from_its_own(
     make_stride: MakeStride,
 ) -> None:
