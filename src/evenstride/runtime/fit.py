@@ -30,6 +30,7 @@ class Fit:
         everywhere: what each rank has asked for, in rank order.
         whole: whether micro-batches have the very size asked for, and one rest, not equal sizes.
         most_cost: the most that a micro-batch may cost, where samples have costs.
+        revision: counts what has been learned; plans made before are to be made again.
         plain_norms: whether the model has layers that need several samples at once.
         even: whether all ranks must run the same number of batches in a step.
     """
@@ -42,6 +43,7 @@ class Fit:
     everywhere: tuple[int | None, ...] = ()
     whole: bool = False
     most_cost: float | None = None
+    revision: int = 0
     plain_norms: bool = False
     even: bool = False
 

@@ -317,7 +317,6 @@ class TrainLoader(DataLoader[Any]):
         """Let the samples of a batch that does not fit into memory come again, in smaller ones."""
         fits = self._rank.scaling.fit.at_most
         assert fits is not None, "what does not fit is known by a size that may"
-        self._steps.replan()
         pieces = list(smaller(item.draw, item.keys, fits))
         batches = self._here(BatchStream([keys for _, keys in pieces]))
         items = [

@@ -103,7 +103,7 @@ class StepSampler:
         sizes: Iterator[int] | None = None,
         costs: Costs | None = None,
     ) -> None:
-        self._costs = costs
+        self._costs, self._revision = costs, fit.revision
         self.order, self.own_s = order, 0.0
         self._gate, self._rank, self._fit = gate, rank, fit
         self._seeded, self._sizes = seeded, sizes
@@ -159,10 +159,6 @@ class StepSampler:
         """Return the draw and the keys of the batch that the loader hands out now."""
         return self._drawn.popleft()
 
-    def replan(self) -> None:
-        """Forget what is planned and not drawn: other sizes fit than was thought."""
-        self._plan.clear()
-
     def __iter__(self) -> Iterator[Keys]:
         while self._step != self._limit:
             started_s, waited_s = time.perf_counter(), self._gate.waited_s
@@ -175,7 +171,8 @@ class StepSampler:
 
     def _next_step(self) -> tuple[Keys, ...]:
         """Draw one step: note its batches as drawn, and return their keys; none at the end."""
-        if not self._plan and not self._plan_ahead(None):
+        outdated = self._revision != self._fit.revision
+        if (outdated or not self._plan) and not self._plan_ahead(None):
             return ()
         shares = self._kept(self._gate.draw(self._step))
         if self._plan[0].shares is not shares:
@@ -188,6 +185,7 @@ class StepSampler:
     def _plan_ahead(self, shares: Shares | None) -> bool:
         """Plan the next steps, under ``shares`` or those expected; return whether there is one."""
         self._plan.clear()
+        self._revision = self._fit.revision
         self._cursor = cursor = self._sized(replace(self._cursor, position=self._position))
         self._position = cursor.position
         if cursor.done:

@@ -157,6 +157,7 @@ class Scaling:
         """Let the batch in hand, or its whole step, come again with at most ``fits`` at once."""
         self.retry, self.micro = what, True
         self.fit.repeated += 1
+        self.fit.revision += 1
         self.fit.learned, self.fit.proven = fits, min(self.fit.proven, fits)
         if what is Retry.STEP:
             for parameter in self.parameters:
@@ -166,6 +167,7 @@ class Scaling:
     def went_through(self) -> None:
         """Note that the batch in hand fitted, in a loop that could have repeated it."""
         if self.accumulated and self.draw is not None and not self.by_argument:
+            self.fit.revision += not self.fit.guarded
             self.fit.guarded = self.micro = True
             if self._commits >= _STEPS_TO_WARM:
                 self.fit.proven = max(self.fit.proven, self.draw.samples)
