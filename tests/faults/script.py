@@ -57,8 +57,9 @@ def main(fate: str, victim: int, step: int, timeout_s: float) -> None:
                 else:
                     meet(fate)
             stride.scale(out.square().mean()).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
+        if stride.synced:
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [{"ids": []}]
     while stride.epoch < plan["epochs"] and len(steps) <= plan.get("stop", 10**6):
         for ids, x, y in loader:
-            burn(64, 4 * len(x) * (1 + 3 * rank))  # so that an adaptive policy has something to do
+            burn(64, 30 * len(x) * (1 + 3 * rank))  # so that an adaptive policy has something to do
             with stride.accumulate(model):
                 loss = nn.functional.mse_loss(model(x), y)
                 stride.scale(loss).backward()  # type: ignore[no-untyped-call]

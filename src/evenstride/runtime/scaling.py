@@ -365,7 +365,8 @@ class Scaling:
         if self.draw is None:
             return
         self._backward = True
-        self._gave = bool(self.parameters)
+        # FSDP2 keeps what is not reduced yet elsewhere.
+        self._gave = any(p.grad is not None for p in self.parameters)
         if self.draw.last:
             self.timer.gradients_ready()
             _queue_callback(self._synchronised)
