@@ -141,7 +141,7 @@ def cut_by_cost(window: range, shares: Shares, costs: FloatArray) -> tuple[Piece
     present = (given > 0).astype(np.int64)
     before = np.cumsum(present)
     # Ends less the workers up to there must not fall, nor leave too few for those who come after.
-    ends = np.maximum.accumulate(ends - before) + before
+    ends = np.maximum.accumulate(np.maximum(ends - before, 0)) + before
     ends = np.minimum(ends, len(window) - (before[-1] - before))
     starts = np.concatenate([[0], ends[:-1]])
     return tuple(
