@@ -113,7 +113,7 @@ def test_the_block_says_what_it_is_and_holds_every_part() -> None:
     for told_there in (
         "NVIDIA L4 (Ada, sm_89), 24.0 GiB, bf16 native, compile yes; node/1, x86_64",
         "float64 off by 2.0e-16: exact (limit 1e-12; 7.6e-01 without weights)",
-        "share 85: own work 10.000 ms, read 10.100 ms, 1.010 of it step by step",
+        "share 85: own work 10.000 ms, our clock read 10.100 ms, 1.010 times that, step by step",
         "share 171: own work 20.000 ms, nothing was reported in time",
         "1.500 times as fast (95 % 1.400 to 1.600; bound 1.550",
         "shares 170/86, changed 2 time(s), 9 pairs",
