@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils.data import TensorDataset
 
 import evenstride
@@ -173,6 +174,15 @@ def _accumulating(stride: evenstride.Stride, model: nn.Module, loop: Loop) -> It
     else:
         with stride.accumulate(model):
             yield
+
+
+def doubled(_: int, groups: int) -> list[float]:
+    """Return twice a tensor sharded on islands, after other groups have taken names."""
+    for _ in range(groups):
+        dist.new_group()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("island", "shard"))
+    tensor = distribute_tensor(torch.arange(6.0), mesh, (Replicate(), Shard(0)))
+    return _numbers([tensor * 2])
 
 
 def alone(loop: Loop, layout: Layout) -> list[list[float]]:

@@ -19,6 +19,7 @@ from tests.multiproc.sharded import (
     Net,
     Run,
     alone,
+    doubled,
     evaluated,
     evaluated_alone,
     evaluated_unequally,
@@ -196,3 +197,8 @@ def test_ranks_evaluate_a_sharded_model_in_unequal_numbers_of_batches(ranks: Ran
 def test_an_island_is_who_shards_one_replica(ranks: RankPool) -> None:
     assert ranks.run(islands, 4, Layout(mesh=(4,))) == [(0, 1, 2, 3)] * 4
     assert ranks.run(islands, 4, ISLANDS) == [(0, 1)] * 2 + [(2, 3)] * 2
+
+
+def test_one_run_does_not_meet_the_groups_of_another_one(ranks: RankPool) -> None:
+    for groups in (3, 0):
+        assert ranks.run(doubled, 4, groups) == [[0.0, 2.0, 4.0, 6.0, 8.0, 10.0]] * 4

@@ -10,6 +10,7 @@ import multiprocessing as mp
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -222,6 +223,23 @@ def _as_rank(job: _Job) -> Any:
         return job.fn(job.rank, *job.args)
     finally:
         take_down_group()
+        _forget_meshes()
         # A process group left to the garbage collector may be taken down in a process that the
         # next run forks, and crash it.
         gc.collect()
+
+
+def _forget_meshes() -> None:
+    """Clear what DTensor has kept about the run's device meshes.
+
+    A mesh of the next run compares equal to one of this run, so its results would be looked up
+    and name process groups that are gone (seen in torch 2.13: "Could not resolve the process
+    group registered under the name 9").
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import debug
+    from torch.distributed.tensor._redistribute import _gen_transform_infos
+
+    debug._clear_sharding_prop_cache()
+    _gen_transform_infos.cache_clear()
