@@ -28,6 +28,7 @@ from evenstride.errors import (
 )
 
 if TYPE_CHECKING:
+    from evenstride.runtime.shards import Shards
     from evenstride.runtime.stride import Stride
     from evenstride.runtime.summary import Summary
 
@@ -42,6 +43,7 @@ __all__ = [
     "RanksDisagree",
     "ScaleError",
     "ScenarioError",
+    "Shards",
     "SplitDiverged",
     "StepInFlight",
     "Stride",
@@ -59,6 +61,10 @@ def __getattr__(name: str) -> Any:
         from evenstride.runtime.stride import Stride
 
         return Stride
+    if name == "Shards":
+        from evenstride.runtime.shards import Shards
+
+        return Shards
     if name == "Summary":
         from evenstride.runtime.summary import Summary
 

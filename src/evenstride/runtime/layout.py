@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from evenstride.core.partition import EpochCursor
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, require_equal
 from evenstride.runtime.checks import check_whole
-from evenstride.runtime.loader import LoaderOptions
+from evenstride.runtime.loader import LoaderOptions, dataset_length
 from evenstride.runtime.setup import Settings
+from evenstride.runtime.shards import digest, lengths_of
 
 
-def layout(length: int, asked: LoaderOptions) -> Plain:
-    """Return what all ranks must have alike, and their micro-batches, as JSON types."""
+def layout(dataset: Any, asked: LoaderOptions, processes: int) -> Plain:
+    """Return what all ranks must have alike, and what each has of its own, as JSON types.
+
+    Args:
+        dataset: the training data.
+        asked: how it is to be laid out.
+        processes: of this rank's loader.
+    """
     return {
-        "length": length,
+        "length": dataset_length(dataset),
+        "shards": digest(lengths_of(dataset)),
         "shuffle": asked.shuffle,
         "drop_last": asked.drop_last,
         "by_epoch": asked.by_epoch,
         "weighted": asked.weight_fn is not None,
         "micro": asked.max_micro_batch,
+        "lanes": max(processes, 1),
         "cold_prefetch": asked.cold_prefetch,
     }
 
 
 def judge_loader(shown: list[Plain]) -> Plain:
     """Compare the layouts; micro-batches on one rank mean `accumulate` on all."""
-    micro = tuple(mine.pop("micro") for mine in shown)
-    return {**equal(shown, "the training loader"), "micro": micro}
+    micro, lanes = (tuple(mine.pop(name) for mine in shown) for name in ("micro", "lanes"))
+    return {**equal(shown, "the training loader"), "micro": micro, "lanes": lanes}
 
 
 def equal(shown: list[Plain], topic: str) -> Plain:
@@ -39,19 +50,35 @@ def equal(shown: list[Plain], topic: str) -> Plain:
     return shown[0]
 
 
-def check_loader(length: int, asked: LoaderOptions, settings: Settings) -> None:
+def check_loader(dataset: Any, asked: LoaderOptions, settings: Settings, *, by_cost: bool) -> None:
     """Raise unless a training loader can be laid out as it is asked for.
 
     Raises:
-        ConfigError: it leaves nothing to train, or its micro-batches do not fit the quantum.
+        ConfigError: it leaves nothing to train, its micro-batches do not fit the quantum, or its
+            ways to deal samples out do not go together.
     """
-    global_batch, quantum, micro = settings.global_batch, settings.quantum, asked.max_micro_batch
+    length, global_batch = dataset_length(dataset), settings.global_batch
     if asked.drop_last and EpochCursor(length, global_batch, drop_last=True).end == 0:
         raise ConfigError(
             f"drop_last leaves nothing: the data set has {length} samples, fewer than the global "
             f"batch of {global_batch}; lower the global batch or leave drop_last out"
         )
-    check_micro_batch(micro)
+    check_micro_batch(asked.max_micro_batch)
+    _check_quantum(asked.max_micro_batch, settings.quantum, by_cost=by_cost)
+    other = "partition='epoch'" if asked.by_epoch else "cost_fn" if by_cost else ""
+    if other and lengths_of(dataset):
+        raise ConfigError(
+            f"{other} chooses samples from all over the data set, and Shards are read in a row by "
+            f"whoever has them; leave {other.partition('=')[0]} out, or use a map-style data set"
+        )
+
+
+def _check_quantum(micro: int | None, quantum: int, *, by_cost: bool) -> None:
+    if by_cost and quantum > 1:
+        raise ConfigError(
+            "cost_fn deals samples out by cost, so a rank's number of samples is no "
+            f"multiple of quantum={quantum}; leave one of them out"
+        )
     if quantum > 1 and micro is not None and quantum % micro:
         raise ConfigError(
             f"shares of this rank are multiples of quantum={quantum}, and max_micro_batch={micro} "

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
+from evenstride.core.fleet import Shares
 from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime.costs import Costs
 from evenstride.runtime.gate import Gate
@@ -19,6 +20,7 @@ from evenstride.runtime.progress import Progress
 from evenstride.runtime.sampler import Draw, Order, StepSampler
 from evenstride.runtime.scaling import Retry, Scaling
 from evenstride.runtime.seeding import SeededDataset, item_seeds, seeded_dataset
+from evenstride.runtime.shards import Shards, indexed
 from evenstride.runtime.weights import checked
 
 _DECIDED_BY_US = ("batch_size", "sampler", "batch_sampler")
@@ -72,10 +74,13 @@ def dataset_length(dataset: Any) -> int:
     Raises:
         ConfigError: the data set has no length, or no samples.
     """
+    if isinstance(dataset, Shards):
+        return len(dataset)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
             f"a {type(dataset).__name__} gives its samples in an order of its own, so they cannot "
-            "be dealt out exactly once; use a map-style data set with __getitem__ and __len__"
+            "be dealt out exactly once; use a map-style data set with __getitem__ and __len__, or "
+            "evenstride.Shards(lengths, read) for data that is read in a row"
         )
     try:
         length = len(dataset)
@@ -177,7 +182,7 @@ class TrainLoader(DataLoader[Any]):
         self._ready: deque[Item] = deque()
         order = rank.progress.order
         assert order is not None, "the layout is set before the loader is made"
-        samples = seeded_dataset(dataset, seeded=options.seeded)
+        samples = seeded_dataset(indexed(dataset), seeded=options.seeded)
         self._steps = StepSampler(
             order,
             rank.gate,
@@ -245,6 +250,7 @@ class TrainLoader(DataLoader[Any]):
             rank.max_steps,
             whole_first=bool(rank.scaling.unrecorded),
             parts=progress.parts,
+            dealing=progress.dealing,
         )
         steps_before = progress.step
         try:
@@ -363,6 +369,9 @@ class TrainLoader(DataLoader[Any]):
         return checked(weight_fn(batch)) if draw.samples else 0.0
 
 
-def order_of(length: int, seed: int, options: LoaderOptions) -> Order:
+def order_of(
+    length: int, seed: int, options: LoaderOptions, shards: Shares, lanes: tuple[int, ...]
+) -> Order:
     """Return the layout of the epochs of a training loader."""
-    return Order(length, seed, options.shuffle, options.drop_last, options.by_epoch)
+    kept = options.by_epoch
+    return Order(length, seed, options.shuffle, options.drop_last, kept, shards, lanes)

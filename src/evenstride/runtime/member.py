@@ -56,6 +56,7 @@ from evenstride.runtime.scaling import Scaling
 from evenstride.runtime.seeding import SeededDataset, seeded_dataset
 from evenstride.runtime.setup import Settings, Team
 from evenstride.runtime.sharded import check_engine, is_sharded, subtract_collectives
+from evenstride.runtime.shards import indexed, lengths_of
 from evenstride.runtime.summary import Summary, summarise
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.watch import static_graph, watch_forward
@@ -104,24 +105,16 @@ class Member:
     ) -> TrainLoader:
         """Return the training loader; see `Stride.loader`."""
         costs: list[Costs] = []
+        processes = options.get("num_workers", 0)
 
         def show() -> Plain:
             check_options(options)
-            if self._loader() is not None:
-                raise ConfigError(
-                    "this Stride has a training loader already, and stride.epoch counts its "
-                    "epochs; use train=False for evaluation, or make another Stride"
-                )
-            length = dataset_length(dataset)
-            check_loader(length, asked, self._settings)
-            if cost_fn is not None and self._settings.quantum > 1:
-                raise ConfigError(
-                    "cost_fn deals samples out by cost, so a rank's number of samples is no "
-                    f"multiple of quantum={self._settings.quantum}; leave one of them out"
-                )
+            self._refuse_second_loader()
+            check_loader(dataset, asked, self._settings, by_cost=cost_fn is not None)
             if cost_fn is not None:
-                costs.append(Costs(cost_fn, length))
-            return {**layout(length, asked), "costs": costs[0].digest() if costs else None}
+                costs.append(Costs(cost_fn, dataset_length(dataset)))
+            shown = layout(dataset, asked, processes)
+            return {**shown, "costs": costs[0].digest() if costs else None}
 
         verdict = self._agree("loader()", show, judge_loader)
         if verdict["cold_prefetch"]:
@@ -131,8 +124,15 @@ class Member:
         self.scaling.micro = any(size is not None for size in verdict["micro"])
         if verdict["weighted"]:
             self._weight_exchange()
-        self.progress.attach(order_of(verdict["length"], self._settings.seed, asked))
-        rank = Rank(
+        shards, lanes = lengths_of(dataset), tuple(verdict["lanes"])
+        self.progress.attach(order_of(verdict["length"], self._settings.seed, asked, shards, lanes))
+        asked = replace(asked, sizes=self._calibration(), costs=costs[0] if costs else None)
+        loader = TrainLoader(self._rank(), dataset, asked, options)
+        self._loader = weakref.ref(loader)
+        return loader
+
+    def _rank(self) -> Rank:
+        return Rank(
             gate=self._gate,
             scaling=self.scaling,
             progress=self.progress,
@@ -141,10 +141,13 @@ class Member:
             tick=self._tick if self._team.leader is not None else None,
             explain_failure=self._bond.explain_failure,
         )
-        asked = replace(asked, sizes=self._calibration(), costs=costs[0] if costs else None)
-        loader = TrainLoader(rank, dataset, asked, options)
-        self._loader = weakref.ref(loader)
-        return loader
+
+    def _refuse_second_loader(self) -> None:
+        if self._loader() is not None:
+            raise ConfigError(
+                "this Stride has a training loader already, and stride.epoch counts its "
+                "epochs; use train=False for evaluation, or make another Stride"
+            )
 
     def eval_loader(
         self,
@@ -167,7 +170,7 @@ class Member:
         verdict = self._agree(
             "loader(train=False)", show, lambda shown: equal(shown, "an evaluation loader")
         )
-        samples = seeded_dataset(dataset, seeded=seeded)
+        samples = seeded_dataset(indexed(dataset), seeded=seeded)
         sampler = EvalSampler(
             verdict["length"],
             batch,
@@ -285,6 +288,7 @@ class Member:
             samples_dropped=dropped,
             overhead_s=own_s / max(self.progress.step, 1),
             by_epoch=order is not None and order.by_epoch,
+            shards=0 if order is None else len(order.shards),
             batches_repeated=self.scaling.fit.repeated,
             fits=self.scaling.fit.learned,
             drift_checks=0 if self.scaling.drift is None else self.scaling.drift.checks,
@@ -322,7 +326,7 @@ class Member:
             self._team.step_file.write(step)
 
     def _commit(self, draw: Draw) -> None:
-        self.progress.commit(draw.window)
+        self.progress.commit(draw.window, draw.dealing)
 
     def _calibration(self) -> Iterator[int] | None:
         """Return the batch sizes that a calibration asks for, if this is one."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from evenstride.core.dealing import Dealing
 from evenstride.core.partition import EpochCursor
 from evenstride.errors import ConfigError
 from evenstride.runtime.control_plane import Position
 from evenstride.runtime.sampler import Order
+from evenstride.runtime.shards import digest
 
 _VERSION = 2  # 1 had another order of the samples
 _STANDS = 8
@@ -29,6 +31,8 @@ class Saved:
     drop_last: bool
     by_epoch: bool
     parts: tuple[int, ...]
+    shards: str
+    left: dict[str, Any] | None
 
 
 @dataclass(slots=True)
@@ -51,6 +55,7 @@ class Progress:
         restored: the state that was loaded, until a loader has been checked against it.
         empty_passes: loops that ended without a step, because no more steps are allowed.
         parts: shares that cut the data set when the current epoch began, where ranks keep to parts.
+        dealing: what is left of the shards in the current epoch, for data in shards.
     """
 
     seed: int
@@ -66,6 +71,7 @@ class Progress:
     restored: Saved | None = None
     empty_passes: int = 0
     parts: tuple[int, ...] = ()
+    dealing: Dealing | None = None
 
     @property
     def cursor(self) -> EpochCursor:
@@ -86,8 +92,10 @@ class Progress:
         Raises:
             ConfigError: the state that was restored belongs to another layout.
         """
-        if self.restored is not None:
-            self._check(self.restored, order)
+        saved = self.restored
+        if saved is not None:
+            self._check(saved, order)
+            self.dealing = _left_of(saved, order)
         elif self.order not in (None, order) and self.position:
             raise ConfigError(
                 f"the training loader before was left in mid-epoch, after {self.position} "
@@ -114,24 +122,27 @@ class Progress:
         """
         return self.epoch + self.empty_passes
 
-    def commit(self, samples: int) -> None:
-        """Count one step over ``samples`` samples as trained."""
+    def commit(self, samples: int, dealing: Dealing | None = None) -> None:
+        """Count one step over ``samples`` samples as trained, with what is left of the shards."""
         if self.untrained_pass:
             self.stands.append((self.step, self.epoch, self.position))
             self.untrained_pass = False
         # Only a calibration goes past the end: it starts the epoch again.
         after = self.position + samples
         self.position = after if after <= self.end else samples
+        self.dealing = dealing
         self.step += 1
 
     def next_epoch(self) -> None:
         """Leave the rest of the current epoch, unless nothing of it has been trained."""
         if self.position:
-            self.epoch, self.position = self.epoch + 1, 0
+            self.epoch, self.position, self.dealing = self.epoch + 1, 0, None
 
     def save(self) -> dict[str, Any]:
         """Return the position as plain values."""
         order = self.order
+        if order is None and self.restored is not None:
+            return {"version": _VERSION, **asdict(self.restored)}
         return {
             "version": _VERSION,
             "seed": self.seed,
@@ -144,6 +155,8 @@ class Progress:
             "drop_last": False if order is None else order.drop_last,
             "by_epoch": False if order is None else order.by_epoch,
             "parts": list(self.parts) if self.position else [],
+            "shards": "" if order is None else digest(order.shards),
+            "left": None if self.dealing is None else self.dealing.save(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -180,6 +193,7 @@ class Progress:
         self.restored = saved if self.order is None else None
         self.epoch, self.position, self.empty_passes = saved.epoch, saved.position, 0
         self.parts = tuple(saved.parts)
+        self.dealing = None if self.order is None else _left_of(saved, self.order)
         self.earlier = saved.step - self.step
         if self.order is not None:
             self._roll_over()
@@ -198,6 +212,20 @@ class Progress:
                     f"this one has {getattr(order, name)}; positions would not mean the same"
                 )
 
+        if saved.shards != digest(order.shards):
+            raise ConfigError(
+                "the saved state belongs to data in other shards (their number or lengths differ); "
+                "restore it with the data it was saved with"
+            )
+
     def _roll_over(self) -> None:
         if self.cursor.done and self.position:
             self.next_epoch()
+
+
+def _left_of(saved: Saved, order: Order) -> Dealing | None:
+    """Return what a saved state has left of the shards; nothing where an epoch begins."""
+    fresh = order.dealing(saved.epoch)
+    if fresh is None or saved.left is None or not saved.position:
+        return None
+    return fresh.restored(saved.left)

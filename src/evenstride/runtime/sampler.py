@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from evenstride.core.dealing import Dealing
 from evenstride.core.fleet import Shares
 from evenstride.core.partition import EpochCursor, Piece, cut, cut_by_cost, step_shares
 from evenstride.core.parts import EpochParts
@@ -34,6 +35,7 @@ class Draw(NamedTuple):
         samples: samples in this micro-batch that count; 0 for a ghost.
         first: first micro-batch of this rank in the step.
         last: last one; its backward pass synchronises.
+        dealing: what is left of the shards after its step, for data in shards.
     """
 
     step: int
@@ -42,6 +44,7 @@ class Draw(NamedTuple):
     samples: int
     first: bool
     last: bool
+    dealing: Dealing | None = None
 
 
 class _Planned(NamedTuple):
@@ -63,6 +66,8 @@ class Order:
         shuffle: false to keep the data set's own order.
         drop_last: leave the last, incomplete global batch out.
         by_epoch: whether each worker keeps to a part of the data set for a whole epoch.
+        shards: samples in each shard, for data that is read shard by shard.
+        lanes: shards that each worker reads in turn, where there are any.
     """
 
     length: int
@@ -70,6 +75,14 @@ class Order:
     shuffle: bool = True
     drop_last: bool = False
     by_epoch: bool = False
+    shards: Shares = ()
+    lanes: tuple[int, ...] = ()
+
+    def dealing(self, epoch: int) -> Dealing | None:
+        """Return how an epoch of shards begins; nothing for other data."""
+        if not self.shards:
+            return None
+        return Dealing.of(self.shards, self.lanes, self.seed, epoch, shuffle=self.shuffle)
 
 
 class StepSampler:
@@ -111,6 +124,7 @@ class StepSampler:
         self._plan: deque[_Planned] = deque()
         self._shuffle: Shuffle | None = None
         self._parts: EpochParts | None = None
+        self._dealing: Dealing | None = None
         self._epoch, self._step, self._limit, self._whole_step = -1, 0, -1, -1
         self._cursor, self._position = EpochCursor(order.length, 1), 0
 
@@ -126,6 +140,7 @@ class StepSampler:
         *,
         whole_first: bool = False,
         parts: Shares = (),
+        dealing: Dealing | None = None,
     ) -> None:
         """Start drawing at a committed position; whatever was drawn before is forgotten.
 
@@ -136,16 +151,19 @@ class StepSampler:
             limit: step to stop before; ``None`` for no limit.
             whole_first: whether the first step is not cut into micro-batches, on any rank.
             parts: shares that cut the data set when this epoch began, if it has.
+            dealing: what is left of the shards at this position, if it has any.
         """
         if epoch != self._epoch:
             order = self.order
-            self._shuffle = Shuffle(order.length, order.seed, epoch) if order.shuffle else None
+            shuffled = order.shuffle and not order.shards
+            self._shuffle = Shuffle(order.length, order.seed, epoch) if shuffled else None
             self._epoch = epoch
         self._drawn.clear()
         self._plan.clear()
         self._cursor, self._position, self._step = cursor, cursor.position, step
         if self.order.by_epoch and parts and cursor.position:
             self._parts = self._cut_by(parts)
+        self._dealing = dealing or self.order.dealing(epoch)
         self._limit = -1 if limit is None else limit
         self._whole_step = step if whole_first else -1
         self._gate.rewind(step)
@@ -180,6 +198,7 @@ class StepSampler:
         planned = self._plan.popleft()
         self._drawn.extend(zip(planned.draws, planned.batches, strict=True))
         self._position, self._step = self._position + planned.window, self._step + 1
+        self._dealing = planned.draws[0].dealing
         return planned.batches
 
     def _plan_ahead(self, shares: Shares | None) -> bool:
@@ -193,8 +212,11 @@ class StepSampler:
         shares = shares or self._kept(self._gate.expected(self._step))
         if self.order.by_epoch and not self._position:
             self._parts = self._cut_by(shares)
+        if self.order.shards and not self._position:  # also where a calibration starts again
+            self._dealing = self.order.dealing(self._epoch)
         self._fit.check(step_shares(shares, len(cursor.window)))
-        count = 1 if self._sizes is not None or self._gate.opening else _AHEAD
+        one = self._sizes is not None or self._gate.opening or self._dealing is not None
+        count = 1 if one else _AHEAD
         alike = min(count, (cursor.end - cursor.position) // cursor.global_batch)
         if alike and self._sizes is None and self._in_one(shares[self._rank]):
             self._plan.extend(self._planned_alike(shares, alike))
@@ -212,7 +234,8 @@ class StepSampler:
         return EpochParts(order.length, batch, shares, order.seed, self._epoch, order.shuffle)
 
     def _in_one(self, share: int) -> bool:
-        return share > 0 and self._costs is None and len(self._fit.parts(range(share))) == 1
+        plain = self._costs is None and self._dealing is None
+        return share > 0 and plain and len(self._fit.parts(range(share))) == 1
 
     def _planned_alike(self, shares: Shares, count: int) -> Iterator[_Planned]:
         """Yield the plans of ``count`` full steps of one batch each, all cut the same way."""
@@ -241,7 +264,7 @@ class StepSampler:
         """Return the plan of the next step, whatever its size and its cut."""
         window = self._cursor.window
         of_step = step_shares(shares, len(window))
-        piece, parts, mine = self._pieces(window, of_step)
+        piece, parts, mine, dealing = self._pieces(window, of_step)
         draws = tuple(
             Draw(
                 step=self._step,
@@ -250,6 +273,7 @@ class StepSampler:
                 samples=0 if piece.ghost else len(part),
                 first=number == 0,
                 last=number == len(parts) - 1,
+                dealing=dealing,
             )
             for number, part in enumerate(parts)
         )
@@ -260,11 +284,18 @@ class StepSampler:
 
     def _pieces(
         self, window: range, shares: Shares
-    ) -> tuple[Piece, tuple[range, ...], npt.NDArray[np.int64]]:
-        """Return this rank's piece of a window, the batches to train it in, and its samples."""
+    ) -> tuple[Piece, tuple[range, ...], npt.NDArray[np.int64], Dealing | None]:
+        """Return this rank's piece of a window, the batches to train it in, and its samples.
+
+        And what is left of the shards then.
+        """
+        dealing = self._dealing
         if self._costs is None:
             piece = cut(window, shares)[self._rank]
-            mine = self._indices(np.arange(piece.positions.start, piece.positions.stop))
+            if dealing is not None:
+                dealing, mine = dealing.step(self._step, shares, self._rank)
+            else:
+                mine = self._indices(np.arange(piece.positions.start, piece.positions.stop))
             parts = self._fit.parts(piece.positions)
         else:
             indices = self._indices(np.arange(window.start, window.stop))
@@ -274,7 +305,7 @@ class StepSampler:
             mine = indices[first:last]
             parts = self._fit.parts_by_cost(piece.positions, costs[first:last])
         whole = piece.ghost or self._step == self._whole_step
-        return piece, (piece.positions,) if whole else parts, mine
+        return piece, (piece.positions,) if whole else parts, mine, dealing
 
     def _indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return which samples of the data set stand at some of this rank's positions."""

@@ -139,7 +139,7 @@ class Stride:
         """Return a loader of this rank's part of the data; every rank must call it.
 
         Args:
-            dataset: map-style, with a length, the same on every rank.
+            dataset: map-style, with a length, the same on every rank; or `Shards`.
             train: false for evaluation: each sample once over all ranks, no padding, in the
                 data set's order. There is one training loader per `Stride`, and any number of
                 the others.

@@ -70,6 +70,7 @@ class Summary:
         samples_dropped: samples that ``drop_last`` leaves out of every epoch.
         overhead_s: our own time per step on the training thread, and of our threads.
         by_epoch: whether ranks keep to parts of the data set for an epoch.
+        shards: of the data, where each rank reads its own in a row; 0 for other data.
         batches_repeated: how often a batch of this rank did not fit into memory and came again.
         fits: most samples of this rank's batches since then.
         drift_checks: comparisons of the ranks' weights.
@@ -90,6 +91,7 @@ class Summary:
     samples_dropped: int
     overhead_s: float
     by_epoch: bool = False
+    shards: int = 0
     batches_repeated: int = 0
     fits: int | None = None
     drift_checks: int = 0
@@ -120,11 +122,7 @@ class Summary:
             for worker in self.workers
             if worker.cap is not None and worker.cap < self.global_batch
         ][:_MOST_CAPS]
-        if self.by_epoch:
-            lines.append(
-                "each rank keeps to a part of the data set for an epoch, so which samples a step "
-                "trains depends on the split, and a state saved in mid-epoch on the number of ranks"
-            )
+        lines += self._order()
         if self.batches_repeated:
             lines.append(
                 f"memory ended {self.batches_repeated} time(s) on rank {self.rank}, whose batches "
@@ -152,6 +150,21 @@ class Summary:
             f"{text}: {self.speedup_model:.2f} times as fast as the equal split would be (bound "
             f"{self.bound_model:.2f}), efficiency {self.efficiency_model:.2f}, from fitted curves"
         )
+
+    def _order(self) -> list[str]:
+        """Return what is not promised about the order of this data."""
+        lines = []
+        if self.by_epoch:
+            lines.append(
+                "each rank keeps to a part of the data set for an epoch, so which samples a step "
+                "trains depends on the split, and a state saved in mid-epoch on the number of ranks"
+            )
+        if self.shards:
+            lines.append(
+                f"each rank reads some of {self.shards} shards in a row, so which samples a step "
+                "trains depends on the split and on the number of ranks"
+            )
+        return lines
 
     def _waits(self) -> list[str]:
         total_s = sum(worker.busy_s + worker.waited_s for worker in self.workers)

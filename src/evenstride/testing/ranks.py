@@ -241,5 +241,5 @@ def _forget_meshes() -> None:
     from torch.distributed.tensor import debug
     from torch.distributed.tensor._redistribute import _gen_transform_infos
 
-    debug._clear_sharding_prop_cache()
+    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     _gen_transform_infos.cache_clear()
