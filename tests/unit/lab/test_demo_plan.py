@@ -58,7 +58,24 @@ def test_the_batch_takes_about_the_wanted_time_and_gives_everyone_some(
 def test_a_worker_is_calibrated_around_its_share_and_at_the_equal_one() -> None:
     assert sizes_for(300.0, [300.0, 100.0], 200) == [90, 100, 150]
     assert sizes_for(100.0, [300.0, 100.0], 200) == [30, 50, 100]
-    assert sizes_for(1.0, [1e6, 1.0], 20) == [1, 10]
+    assert sizes_for(1.0, [1e6, 1.0], 20) == [1, 2, 10]
+
+
+@given(
+    st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=6), st.integers(1, 5_000), st.integers(0, 5)
+)
+def test_all_workers_measure_as_often(rates: list[float], batch: int, which: int) -> None:
+    rate = rates[which % len(rates)]
+
+    sizes = sizes_for(rate, rates, batch)
+
+    assert len(set(sizes)) == 3, "every one is a collective call"
+    assert sizes == sorted(sizes)
+    assert sizes[0] >= 1
+
+
+def test_an_equal_worker_among_unequal_ones_measures_as_often() -> None:
+    assert sizes_for(2.0, [3.0, 2.0, 1.0], 90) == [18, 30, 45]
 
 
 def test_the_best_split_for_the_calibrated_curves_is_run_as_a_fixed_one() -> None:

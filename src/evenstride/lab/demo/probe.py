@@ -18,6 +18,7 @@ from evenstride.lab.demo.task import Task, small_net
 from evenstride.lab.links import reduce_s
 
 _FEWEST_STEPS = 3
+_SIZES = 3
 
 
 class Bench:
@@ -58,7 +59,7 @@ class Bench:
         return [after - before for before, after in pairwise(ends_s)]
 
     def curve(self, sizes: Sequence[int], seconds: float) -> dict[int, float]:
-        """Return the mean step time at each size; collective."""
+        """Return the mean step time at each size; collective, so all ranks need as many sizes."""
         return {size: self.measure(size, seconds) for size in sizes}
 
     def communication_s(self, repeats: int = 15) -> float:
@@ -88,7 +89,13 @@ def choose_batch(rates: Sequence[float], step_s: float, most: int) -> int:
 
 
 def sizes_for(rate: float, rates: Sequence[float], global_batch: int) -> list[int]:
-    """Return the batch sizes to calibrate a worker at: around its share, and the equal one."""
+    """Return the batch sizes to calibrate a worker at: around its share, and the equal one.
+
+    Always three, because measuring one is collective: a worker whose share is the equal one must
+    measure as often as the others, who would wait for it for ever.
+    """
     share = global_batch * rate / sum(rates)
     equal = global_batch / len(rates)
-    return sorted({max(1, round(size)) for size in (0.6 * share, share, equal)})
+    wanted = (0.6 * share, share, equal, 1.5 * share, share + 1, share + 2, share + 3)
+    sizes = dict.fromkeys(max(1, round(size)) for size in wanted)
+    return sorted(list(sizes)[:_SIZES])
