@@ -21,7 +21,7 @@ def train(rank: int, how: dict[str, Any]) -> dict[str, Any]:
     compress (how gradients travel).
     """
     stride = evenstride.Stride(global_batch=12, policy="static:5,7")
-    loader, module = stride.loader(rows(12 * 11, torch.float32)), net(torch.float32)
+    loader, module = stride.loader(rows(12 * 11, torch.float32)), transposed(net(torch.float32))
     ddp = DistributedDataParallel(module, bucket_cap_mb=100)
     model = stride.watch(ddp, drift_check=how["every"], compress=how.get("compress"))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
@@ -42,12 +42,19 @@ def train(rank: int, how: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def transposed(module: nn.Module) -> nn.Module:
+    """Return the module, its first weight now not contiguous."""
+    first = next(module.parameters())
+    first.data = first.data.t().contiguous().t()
+    return module
+
+
 def up_and_down(module: nn.Module) -> None:
     """Change one weight by a last digit up, and another down."""
     with torch.no_grad():
-        first = next(module.parameters()).view(-1)
-        first[0] = torch.nextafter(first[0], torch.tensor(9.0))
-        first[1] = torch.nextafter(first[1], torch.tensor(-9.0))
+        first = next(module.parameters())
+        first[0, 0] = torch.nextafter(first[0, 0], torch.tensor(9.0))
+        first[0, 1] = torch.nextafter(first[0, 1], torch.tensor(-9.0))
 
 
 def refused(rank: int, every: list[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from evenstride.testing import RankPool
@@ -18,6 +19,9 @@ def test_a_last_digit_up_and_down_is_noticed_and_mended(ranks: RankPool) -> None
     # One step after the last comparison, and two weights of that step.
     differing = [a != b for a, b in zip(one["weights"], other["weights"], strict=True)]
     assert 0 < sum(differing) <= 2
+    # Without being mended, they would be eleven steps' digits apart.
+    for a, b in zip(one["weights"], other["weights"], strict=True):
+        assert abs(a - b) <= np.spacing(np.float32(max(abs(a), abs(b))))
 
 
 def test_equal_replicas_are_left_alone(ranks: RankPool) -> None:
