@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from evenstride.core.partition import cut_by_cost, micro_batches_by_cost
+from evenstride.core.fleet import Shares
+from evenstride.core.partition import EpochCursor, cut_by_cost, micro_batches_by_cost
+from evenstride.runtime.costs import Costs
+from evenstride.runtime.fit import Fit
+from evenstride.runtime.gate import Gate
+from evenstride.runtime.sampler import Order, StepSampler
 
 costs_of = st.lists(st.floats(0.01, 100.0) | st.just(1.0), min_size=1, max_size=60)
 
@@ -55,3 +60,22 @@ def test_micro_batches_keep_to_the_cost_and_are_as_few_as_that_allows(
         assert cost <= at_most * (1 + 1e-9) or len(part) == 1
         if following:
             assert cost + costs[following[0] - 5] > at_most * (1 - 1e-9)
+
+
+def _drawn(costs: list[int], shares: Shares, rank: int) -> list[list[int]]:
+    """Return what a rank's sampler draws, step by step, in the data set's own order."""
+    order, known = Order(len(costs), 0, shuffle=False), Costs(costs, len(costs))
+    sampler = StepSampler(order, Gate(shares), rank, Fit(), seeded=False, costs=known)
+    sampler.begin(0, EpochCursor(len(costs), sum(shares)), 0, None)
+    return [np.array(keys).tolist() for keys in sampler]
+
+
+@example(costs=3 * ([9] * 5 + [1] * 15), share=5)
+@given(costs=st.lists(st.integers(1, 9), min_size=60, max_size=60), share=st.integers(1, 19))
+def test_ranks_draw_what_costs_in_proportion_to_their_shares(costs: list[int], share: int) -> None:
+    of_ranks = [_drawn(costs, (share, 20 - share), rank) for rank in range(2)]
+
+    assert sorted(key for drawn in of_ranks for keys in drawn for key in keys) == list(range(60))
+    for step, mine in enumerate(of_ranks[0]):
+        total = sum(costs[20 * step : 20 * (step + 1)])
+        assert abs(sum(costs[key] for key in mine) - total * share / 20) <= max(costs)

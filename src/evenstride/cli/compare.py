@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenstride.cli.options import (
-    AsJson,
-    ColdLag,
-    Every,
-    Lag,
-    policies_option,
-    seeds_option,
-    steps_option,
-)
+from evenstride.cli import options as common
 from evenstride.cli.suites import Asked
 from evenstride.errors import ConfigError
 
@@ -55,19 +47,20 @@ _Repeats = Annotated[
 def compare(
     files: _Files = None,
     policies: Annotated[
-        list[str] | None, policies_option("As a list or one by one; all of them if not given.")
+        list[str] | None,
+        common.policies_option("As a list or one by one; all of them if not given."),
     ] = None,
-    seeds: Annotated[str | None, seeds_option(f"{_SEEDS} if not given.")] = None,
-    lag: Lag = None,
-    cold_lag: ColdLag = None,
-    steps: Annotated[int | None, steps_option("With --real steps per run.")] = None,
-    every: Every = None,
+    seeds: Annotated[str | None, common.seeds_option(f"{_SEEDS} if not given.")] = None,
+    lag: common.Lag = None,
+    cold_lag: common.ColdLag = None,
+    steps: Annotated[int | None, common.steps_option("With --real steps per run.")] = None,
+    every: common.Every = None,
     plot: _Plot = None,
     real: _Real = False,
     speeds: _Speeds = None,
     change: _Change = None,
     repeats: _Repeats = None,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Compare policies: how close each comes to the best split, in every scenario.
 

@@ -8,15 +8,7 @@ from typing import Annotated
 
 import typer
 
-from evenstride.cli.options import (
-    AsJson,
-    ColdLag,
-    Every,
-    Lag,
-    policies_option,
-    seeds_option,
-    steps_option,
-)
+from evenstride.cli import options as common
 from evenstride.cli.suites import Asked
 from evenstride.errors import ConfigError
 
@@ -29,13 +21,13 @@ def simulate(
         typer.Argument(help="Scenario files, or folders of them.", metavar="FILE"),
     ] = None,
     policies: Annotated[
-        list[str] | None, policies_option("Required, as a list or one by one.")
+        list[str] | None, common.policies_option("Required, as a list or one by one.")
     ] = None,
-    seeds: Annotated[str, seeds_option()] = "1",
-    lag: Lag = None,
-    cold_lag: ColdLag = None,
-    steps: Annotated[int | None, steps_option()] = None,
-    every: Every = None,
+    seeds: Annotated[str, common.seeds_option()] = "1",
+    lag: common.Lag = None,
+    cold_lag: common.ColdLag = None,
+    steps: Annotated[int | None, common.steps_option()] = None,
+    every: common.Every = None,
     plot: Annotated[
         Path | None,
         typer.Option(help="Draw the runs of the first seed into this .png or .svg file."),
@@ -43,7 +35,7 @@ def simulate(
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of scenario files.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Simulate policies on virtual workers: the controller that trains, in virtual time.
 

@@ -41,9 +41,9 @@ from functools import lru_cache
 from math import isqrt
 
 import numpy as np
-import numpy.typing as npt
 
 from evenstride.core.fleet import IntArray
+from evenstride.core.splitmix import GOLDEN, UintArray, constant, mix, outputs
 from evenstride.errors import ConfigError
 
 MAX_LENGTH = 2**63 - 1
@@ -54,28 +54,12 @@ SORTED_LENGTH = 1024
 
 ROUNDS = 10
 
-_UintArray = npt.NDArray[np.uint64]
-_Round = tuple[int, _UintArray]
+_Round = tuple[int, UintArray]
 """Which digit a round changes, 0 for the high one, and its key."""
 
 _CHUNK = 4096  # the five arrays a network works on then stay in a processor's cache
 _WORD = 2**64
-
-
-def _constant(value: int) -> _UintArray:
-    """Return a read-only array of no dimension, which numpy takes a third faster than a scalar."""
-    constant = np.array(value, dtype=np.uint64)
-    constant.flags.writeable = False
-    return constant
-
-
-_TOP_BIT = _constant(2**63)
-_GOLDEN = _constant(0x9E3779B97F4A7C15)
-_MIXING = (
-    (_constant(30), _constant(0xBF58476D1CE4E5B9)),
-    (_constant(27), _constant(0x94D049BB133111EB)),
-)
-_LAST_SHIFT = _constant(31)
+_TOP_BIT = constant(2**63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,17 +191,17 @@ class Shuffle:
         return found
 
 
-def _network(numbers: _UintArray, sides: tuple[int, int], rounds: Sequence[_Round]) -> _UintArray:
+def _network(numbers: UintArray, sides: tuple[int, int], rounds: Sequence[_Round]) -> UintArray:
     """Return the images of numbers below the product of the sides."""
-    sizes = _constant(sides[0]), _constant(sides[1])
+    sizes = constant(sides[0]), constant(sides[1])
     high = numbers // sizes[1]
     digits = high, numbers - high * sizes[1]
     mixed, spare = np.empty_like(numbers), np.empty_like(numbers)
     for which, key in rounds:
         digit, size = digits[which], sizes[which]
-        np.multiply(digits[1 - which], _GOLDEN, mixed)
+        np.multiply(digits[1 - which], GOLDEN, mixed)
         np.add(mixed, key, mixed)
-        _mix(mixed, spare)
+        mix(mixed, spare)
         np.bitwise_or(mixed, _TOP_BIT, mixed)  # never less than the digit
         np.subtract(mixed, digit, mixed)
         # The remainder by way of the quotient, for which numpy has vector instructions.
@@ -227,43 +211,26 @@ def _network(numbers: _UintArray, sides: tuple[int, int], rounds: Sequence[_Roun
     return digits[0] * sizes[1] + digits[1]
 
 
-def _mix(z: _UintArray, spare: _UintArray) -> None:
-    """Mix each number in place: SplitMix64's way from its state to its output."""
-    for shift, factor in _MIXING:
-        np.right_shift(z, shift, spare)
-        np.bitwise_xor(z, spare, z)
-        np.multiply(z, factor, z)
-    np.right_shift(z, _LAST_SHIFT, spare)
-    np.bitwise_xor(z, spare, z)
-
-
-def _outputs(state: np.uint64, count: int) -> _UintArray:
-    """Return SplitMix64's first outputs from a state."""
-    z = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN + state
-    _mix(z, np.empty_like(z))
-    return z
-
-
 @lru_cache(maxsize=16)
 def _state(length: int, seed: int, epoch: int) -> np.uint64:
     """Return the state that all of an order comes from: the three numbers, mixed in turn."""
     state = np.uint64(0)
     for number in (seed, epoch, length):
-        state = _outputs(state ^ np.uint64(int(number) % _WORD), 1)[0]
+        state = outputs(state ^ np.uint64(int(number) % _WORD), 1)[0]
     return state
 
 
 @lru_cache(maxsize=16)
 def _rounds(state: np.uint64) -> tuple[_Round, ...]:
-    keys = _outputs(state, ROUNDS).tolist()
-    return tuple((number % 2, _constant(key)) for number, key in enumerate(keys))
+    keys = outputs(state, ROUNDS).tolist()
+    return tuple((number % 2, constant(key)) for number, key in enumerate(keys))
 
 
 @lru_cache(maxsize=4)
 def _sorted_order(length: int, state: np.uint64) -> IntArray:
     """Return a whole order; the random bits carry their index, so that no two are equal."""
     low = np.uint64(SORTED_LENGTH - 1)
-    tagged = (_outputs(state, length) & ~low) | np.arange(length, dtype=np.uint64)
+    tagged = (outputs(state, length) & ~low) | np.arange(length, dtype=np.uint64)
     order = (np.sort(tagged) & low).astype(np.int64)
     order.flags.writeable = False
     return order

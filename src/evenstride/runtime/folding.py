@@ -6,12 +6,14 @@ bound, as members may be the slowest in turn, in one layer and another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf, nan
 from typing import NamedTuple
 
 from evenstride.core.observation import Observation
 from evenstride.runtime.islands import Islands
+from evenstride.runtime.recorder import observation, stretches
+from evenstride.runtime.timing import StepRecord
 
 # Steps that some member has not told of yet. Ranks are a few steps apart, an exchange at most 512.
 _MOST_PENDING = 4096
@@ -51,14 +53,14 @@ class Fold:
         ):
             for rank in members:
                 for step in _steps(told[rank]):
-                    pending.setdefault(step.step, {})[rank] = step
-                    self._latest[rank] = max(self._latest[rank], step.step)
+                    number = step.record.step
+                    pending.setdefault(number, {})[rank] = step
+                    self._latest[rank] = max(self._latest[rank], number)
             whole = sorted(step for step, by in pending.items() if len(by) == len(members))
             rows = [pending.pop(step) for step in whole]
             self._forget(pending, members)
             self._pace_of(members, rows)
-            folded = (_folded([row[rank] for rank in members]) for row in rows)
-            seen += [_observation(island, run) for run in _runs(folded)]
+            seen += _observations(island, [_folded([row[r] for r in members]) for row in rows])
         return tuple(seen)
 
     def expected(self, expected_s: Sequence[float]) -> tuple[float, ...]:
@@ -72,10 +74,10 @@ class Fold:
 
     def _pace_of(self, members: Sequence[int], rows: list[dict[int, _Step]]) -> None:
         """Learn which part of the island's time each member is busy."""
-        good = [row for row in rows if all(s.modelled and 0 < s.busy_s < inf for s in row.values())]
-        whole_s = sum(max(step.busy_s for step in row.values()) for row in good)
+        good = [row for row in rows if all(_usual(step.record) for step in row.values())]
+        whole_s = sum(max(step.record.busy_s for step in row.values()) for row in good)
         for rank in members if good else ():
-            self._pace[rank] = sum(row[rank].busy_s for row in good) / whole_s
+            self._pace[rank] = sum(row[rank].record.busy_s for row in good) / whole_s
 
     def _forget(self, pending: dict[int, dict[int, _Step]], members: Sequence[int]) -> None:
         """Drop the steps that are never told of by all: a rank tells of its steps in order."""
@@ -89,14 +91,7 @@ class Fold:
 class _Step(NamedTuple):
     """One step of a rank or an island; ``begins`` where it must not be put to the one before."""
 
-    step: int
-    share: int
-    busy_s: float
-    wait_s: float
-    data_s: float
-    outside_s: float
-    control_wait_s: float
-    modelled: bool
+    record: StepRecord
     loads: tuple[float, float]
     begins: bool
 
@@ -109,19 +104,16 @@ def _steps(observations: Sequence[Observation]) -> Iterator[_Step]:
     """
     for number, seen in enumerate(observations):
         steps = max(seen.steps, 1)
+        sums_s = seen.data_s / steps, seen.outside_s / steps, seen.control_wait_s / steps
+        loads = seen.cpu_load, seen.memory_load
         for offset, (busy_s, wait_s) in enumerate(zip(seen.busy_s, seen.wait_s, strict=True)):
-            yield _Step(
-                step=seen.first_step + offset,
-                share=seen.share,
-                busy_s=busy_s,
-                wait_s=wait_s,
-                data_s=seen.data_s / steps,
-                outside_s=seen.outside_s / steps,
-                control_wait_s=seen.control_wait_s / steps,
-                modelled=seen.modelled,
-                loads=(seen.cpu_load, seen.memory_load),
-                begins=number > 0 and offset == 0,
-            )
+            step = seen.first_step + offset
+            record = StepRecord(step, seen.share, busy_s, wait_s, *sums_s, seen.modelled)
+            yield _Step(record, loads, begins=number > 0 and offset == 0)
+
+
+def _usual(record: StepRecord) -> bool:
+    return record.modelled and 0 < record.busy_s < inf
 
 
 def _folded(told: Sequence[_Step]) -> _Step:
@@ -130,45 +122,21 @@ def _folded(told: Sequence[_Step]) -> _Step:
     The slowest member has the busy time. The wait is the least: what others wait beyond it they
     wait for members of their own island, which is no wait for other islands nor communication.
     """
-    slowest = max(told, key=lambda step: step.busy_s)
-    sound = all(step.busy_s > 0 and step.wait_s >= 0 for step in told)  # not with a nan
-    return slowest._replace(
-        share=sum(step.share for step in told),
-        busy_s=slowest.busy_s if sound else nan,
-        wait_s=min(step.wait_s for step in told),
-        modelled=all(step.modelled for step in told),
-        begins=any(step.begins for step in told),
+    slowest = max(told, key=lambda step: step.record.busy_s)
+    records = [step.record for step in told]
+    sound = all(each.busy_s > 0 and each.wait_s >= 0 for each in records)  # not with a nan
+    folded = slowest.record._replace(
+        share=sum(each.share for each in records),
+        busy_s=slowest.record.busy_s if sound else nan,
+        wait_s=min(each.wait_s for each in records),
+        modelled=all(each.modelled for each in records),
     )
+    return _Step(folded, slowest.loads, any(step.begins for step in told))
 
 
-def _runs(steps: Iterable[_Step]) -> Iterator[list[_Step]]:
-    """Yield stretches of consecutive steps that may be judged together."""
-    run: list[_Step] = []
-    for step in steps:
-        if run and (
-            step.begins
-            or step.share != run[-1].share
-            or step.modelled != run[-1].modelled
-            or step.step != run[-1].step + 1
-        ):
-            yield run
-            run = []
-        run.append(step)
-    if run:
-        yield run
-
-
-def _observation(island: int, run: list[_Step]) -> Observation:
-    return Observation(
-        worker=island,
-        share=run[0].share,
-        first_step=run[0].step,
-        busy_s=tuple(step.busy_s for step in run),
-        wait_s=tuple(step.wait_s for step in run),
-        data_s=round(sum(step.data_s for step in run), 7),
-        outside_s=round(sum(step.outside_s for step in run), 7),
-        control_wait_s=round(sum(step.control_wait_s for step in run), 7),
-        modelled=run[0].modelled,
-        cpu_load=run[-1].loads[0],
-        memory_load=run[-1].loads[1],
-    )
+def _observations(island: int, steps: Sequence[_Step]) -> Iterator[Observation]:
+    """Yield what an island has measured: of each stretch, with the loads at its end."""
+    records = [step.record for step in steps]
+    breaks = {index for index, step in enumerate(steps) if step.begins}
+    for run in stretches(records, breaks):
+        yield observation(island, records[run], steps[run][-1].loads)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
+from itertools import pairwise
 from math import nan
 
 from evenstride.core.band import Band
@@ -58,29 +59,41 @@ class Recorder:
             records, self._records = self._records, []
             breaks, self._breaks = self._breaks, set()
         loads = self._loads()
-        return tuple(_observation(self._rank, run, loads) for run in _runs(records, breaks))
+        runs = stretches(records, breaks)
+        return tuple(observation(self._rank, records[run], loads) for run in runs)
 
 
-def _runs(records: list[StepRecord], breaks: set[int]) -> Iterator[list[StepRecord]]:
-    """Yield stretches of consecutive steps that may be judged together."""
-    run: list[StepRecord] = []
-    for index, record in enumerate(records):
-        if run and (
+def stretches(records: Sequence[StepRecord], breaks: Set[int]) -> Iterator[slice]:
+    """Yield the stretches of consecutive steps that may be judged together.
+
+    Args:
+        records: in the order of their steps.
+        breaks: indices of records that begin a stretch whatever came before.
+    """
+    start = 0
+    for index, (before, record) in enumerate(pairwise(records), start=1):
+        if (
             index in breaks
-            or record.share != run[-1].share
-            or record.modelled != run[-1].modelled
-            or record.step != run[-1].step + 1
+            or record.share != before.share
+            or record.modelled != before.modelled
+            or record.step != before.step + 1
         ):
-            yield run
-            run = []
-        run.append(record)
-    if run:
-        yield run
+            yield slice(start, index)
+            start = index
+    if records:
+        yield slice(start, len(records))
 
 
-def _observation(rank: int, run: list[StepRecord], loads: tuple[float, float]) -> Observation:
+def observation(worker: int, run: Sequence[StepRecord], loads: tuple[float, float]) -> Observation:
+    """Return one stretch of steps as what a worker has measured.
+
+    Args:
+        worker: the rank, or the island.
+        run: at least one step, all with the same share.
+        loads: processor and memory load, as parts of 1.
+    """
     return Observation(
-        worker=rank,
+        worker=worker,
         share=run[0].share,
         first_step=run[0].step,
         busy_s=tuple(round(r.busy_s, 7) for r in run),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,13 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
+from evenstride.core.splitmix import GOLDEN, mix, outputs
+
 Key = tuple[int, int]
 """A sample's index in the data set, and the seed of its randomness."""
 
 Keys = list[Key] | list[int]
 """A batch as the sampler names it: with seeds, or indices alone where none are needed."""
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def item_seeds(
@@ -32,19 +33,20 @@ def item_seeds(
     """Return a well mixed 64-bit seed for each index, a function of its three arguments alone.
 
     Source:
-        The finaliser of splitmix64 (Steele, Lea & Flood, OOPSLA 2014), applied in turn to the
-        seed, the epoch and the index.
+        SplitMix64 (see `evenstride.core.splitmix`), applied in turn to the seed, the epoch and
+        the index.
     """
-    with np.errstate(over="ignore"):
-        state = _mix(np.uint64(seed % 2**64) + _GOLDEN)
-        state = _mix(state + np.uint64(epoch) + _GOLDEN)
-        return np.asarray(_mix(state + indices.astype(np.uint64) + _GOLDEN))
+    seeds: npt.NDArray[np.uint64] = indices.astype(np.uint64) + _state(seed, epoch)
+    mix(seeds, np.empty_like(seeds))
+    return seeds
 
 
-def _mix(z: Any) -> Any:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+@lru_cache(maxsize=4)
+def _state(seed: int, epoch: int) -> np.uint64:
+    """Return what an index is added to: the seed and the epoch mixed, one step on."""
+    state = outputs(np.uint64(seed % 2**64), 1) + np.uint64(epoch)
+    state = outputs(state[0], 1) + GOLDEN
+    return np.uint64(state[0])
 
 
 def needs_no_seed(dataset: object) -> bool:

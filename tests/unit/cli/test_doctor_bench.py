@@ -234,9 +234,7 @@ main()
 
 
 def test_two_ranks_print_one_json_object_and_leave_nothing_behind(tmp_path: Path) -> None:
-    outs = _launched(
-        ["-m", "evenstride", "doctor", "--bench", "--seconds", "1", "--json"], tmp_path
-    )
+    outs = launched(["-m", "evenstride", "doctor", "--bench", "--seconds", "1", "--json"], tmp_path)
 
     assert [code for code, _, _ in outs] == [0, 0]
     assert outs[1][1] == ""
@@ -251,7 +249,7 @@ def test_two_ranks_print_one_json_object_and_leave_nothing_behind(tmp_path: Path
 
 
 def test_broken_weights_end_every_rank_with_1(tmp_path: Path) -> None:
-    outs = _launched(["-c", BROKEN], tmp_path)
+    outs = launched(["-c", BROKEN], tmp_path)
 
     assert [code for code, _, _ in outs] == [1, 1]
     assert len(json.loads(outs[0][1])["bench"]["wrong"]) == 2
@@ -259,7 +257,7 @@ def test_broken_weights_end_every_rank_with_1(tmp_path: Path) -> None:
     assert outs[1][1] == ""
 
 
-def _launched(arguments: list[str], temporary: Path) -> list[tuple[int, str, str]]:
+def launched(arguments: list[str], temporary: Path) -> list[tuple[int, str, str]]:
     """Run two ranks; return the exit code, stdout and stderr of each."""
     with loopback_store() as port:
         processes = [

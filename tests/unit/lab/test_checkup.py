@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import evenstride
 from evenstride.lab.checkup import examine_machine, gradient_error, tell
 from evenstride.lab.links import reduce_s
 from evenstride.testing import RankPool
-from evenstride.testing.ranks import loopback_store
+from tests.unit.cli.test_doctor_bench import launched
 from tests.unit.lab.fake_runs import SpyLimits
 
 GROUP: dict[str, Any] = {
@@ -123,31 +121,7 @@ main()
 
 
 def test_doctor_in_a_group_prints_one_json_object_on_rank_0_only(tmp_path: Path) -> None:
-    with loopback_store() as port:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", DOCTOR],
-                env={
-                    **os.environ,
-                    "RANK": str(rank),
-                    "WORLD_SIZE": "2",
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "TORCHELASTIC_USE_AGENT_STORE": "True",
-                    "GLOO_SOCKET_IFNAME": "lo",
-                    "OMP_NUM_THREADS": "1",
-                    "RES_OPTIONS": "timeout:1 attempts:1",
-                },
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        try:
-            first, second = (process.communicate(timeout=90)[0] for process in processes)
-        finally:
-            for process in processes:
-                process.kill()
+    (_, first, _), (_, second, _) = launched(["-c", DOCTOR], tmp_path)
 
     assert second == ""
     assert first.count("\n") == 1

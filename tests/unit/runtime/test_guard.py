@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 import evenstride
-from evenstride.errors import ConfigError, OutOfMemory, UsageError
 from evenstride.runtime.timing import StepRecord
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import numbered
@@ -58,14 +59,21 @@ def train(
     return steps[:-1], parameters_to_vector(model.parameters()).tolist()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.fixture(params=[False, True], ids=["counted", "weighted"])
+def weights(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return how samples are weighted: each alike, or by their numbers."""
+    return {"weight_fn": lambda batch: float((batch[0] + 1).sum())} if request.param else {}
+
+
+@pytest.fixture(params=[0, 2], ids=["alone", "workers"])
+def options(request: pytest.FixtureRequest, weights: dict[str, Any]) -> dict[str, Any]:
+    """Return a loader's options: with processes of its own or without."""
+    return {"num_workers": request.param, **weights}
+
+
 def test_training_is_the_same_as_if_it_had_fitted(
-    make_stride: MakeStride, workers: int, weighted: bool
+    make_stride: MakeStride, options: dict[str, Any]
 ) -> None:
-    options: dict[str, Any] = {"num_workers": workers}
-    if weighted:
-        options["weight_fn"] = lambda batch: float((batch[0] + 1).sum())
     expected = train(make_stride(global_batch=8), Small(99), 2, **options)
     short = Small(3)
 
@@ -134,14 +142,9 @@ class ShortBack(Small):
         raise self.error()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("weighted", [False, True])
 def test_a_backward_pass_that_was_held_back_is_repeated_with_its_step(
-    make_stride: MakeStride, workers: int, weighted: bool
+    make_stride: MakeStride, options: dict[str, Any]
 ) -> None:
-    options: dict[str, Any] = {"num_workers": workers}
-    if weighted:
-        options["weight_fn"] = lambda batch: float((batch[0] + 1).sum())
     expected = train(make_stride(global_batch=12), Small(99), 2, **options)
     model = ShortBack(3)
 
@@ -186,150 +189,54 @@ def test_memory_that_ends_once_the_optimizer_has_its_states_is_survived(
     assert model.tried[:2] == [8, 7], "all but a small rest is held back"
 
 
-def test_gradients_from_before_the_step_cannot_be_told_from_its_own(
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Let nobody else collect what is garbage."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_what_a_failed_pass_held_is_free_before_its_samples_come_again(
     make_stride: MakeStride,
 ) -> None:
-    stride, model = make_stride(global_batch=8), ShortBack(8)
-    loader = stride.loader(numbered(24), max_micro_batch=4)
-    stride.watch(model)
+    errors: list[Exception] = []
+    held: list[weakref.ref[Tensor]] = []
 
-    def loop() -> None:
-        for _, x in loader:
-            with stride.guard(), stride.accumulate(model):
-                stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
-            model.fits = 8 if stride.step == 0 else 3  # and never zero_grad
+    def out_of_memory() -> Exception:
+        errors.append(torch.OutOfMemoryError())  # which somebody keeps
+        return errors[-1]
 
-    with pytest.raises(OutOfMemory, match=r"gradients from before the step.*zero_grad\(\)"):
-        loop()
+    class Littering(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            ring: list[Any] = [x.clone()]
+            ring.append(ring)
+            held.append(weakref.ref(ring[0]))
+            return super().forward(x)
+
+    stride, model = make_stride(global_batch=8), Littering(4, out_of_memory)
+    freed = []
+
+    def body(x: Tensor) -> None:
+        with stride.guard(), stride.accumulate(model):
+            stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+        freed.append(held[-1]() is None)
+
+    run(stride, model, body)
+
+    assert errors
+    assert freed[0]
 
 
-def _run(stride: evenstride.Stride, model: Small, body: Callable[[Tensor], None]) -> None:
-    loader = stride.loader(numbered(24))
+def run(
+    stride: evenstride.Stride, model: Small, body: Callable[[Tensor], None], **options: Any
+) -> None:
+    """Let a loop's body do as it likes with every batch."""
+    loader = stride.loader(numbered(24), **options)
     stride.watch(model)
     for _, x in loader:
         body(x)
-
-
-def test_a_single_sample_that_does_not_fit_is_the_end(make_stride: MakeStride) -> None:
-    with pytest.raises(OutOfMemory, match="batch of 1 samples, and fewer samples than one"):
-        train(make_stride(global_batch=8), Small(0))
-
-
-def test_a_backward_pass_that_runs_out_is_the_end(make_stride: MakeStride) -> None:
-    stride, model = make_stride(global_batch=8), Small(99)
-
-    def out_of_memory(_: Tensor) -> None:
-        raise torch.OutOfMemoryError("in the middle of it")
-
-    model.linear.weight.register_hook(out_of_memory)  # type: ignore[no-untyped-call]
-    with pytest.raises(OutOfMemory, match=r"in its backward pass.*max_micro_batch=4") as caught:
-        train(stride, model)
-    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
-
-
-def test_the_second_loss_of_a_batch_cannot_be_repeated(make_stride: MakeStride) -> None:
-    stride, model = make_stride(global_batch=8), Small(99)
-
-    def body(x: Tensor) -> None:
-        with stride.guard(), stride.accumulate(model):
-            stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
-            raise torch.OutOfMemoryError
-
-    with pytest.raises(OutOfMemory, match="in its backward pass"):
-        _run(stride, model, body)
-
-
-def test_without_accumulate_it_is_the_end(make_stride: MakeStride) -> None:
-    stride, model = make_stride(global_batch=8), Small(4)
-
-    def body(x: Tensor) -> None:
-        with stride.guard():
-            stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
-
-    with pytest.raises(OutOfMemory, match=r"inside `with stride\.accumulate"):
-        _run(stride, model, body)
-
-
-def test_another_error_passes(make_stride: MakeStride) -> None:
-    with pytest.raises(KeyError):
-        train(make_stride(global_batch=8), Small(4, KeyError))
-
-
-def test_outside_of_the_loop_nothing_is_swallowed(make_stride: MakeStride) -> None:
-    with pytest.raises(torch.OutOfMemoryError), make_stride().guard():
-        raise torch.OutOfMemoryError
-
-
-def test_an_optimizer_step_between_the_pieces_is_refused(make_stride: MakeStride) -> None:
-    stride, model = make_stride(global_batch=8), Small(4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-
-    def body(x: Tensor) -> None:
-        with stride.guard(), stride.accumulate(model):
-            stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
-        other.step()
-        optimizer.step()
-
-    with pytest.raises(UsageError, match=r"in the middle of step 0.*stride\.synced"):
-        _run(stride, model, body)
-
-
-def test_a_model_that_is_not_watched_cannot_be_reset(make_stride: MakeStride) -> None:
-    stride, model = make_stride(global_batch=8), ShortBack(3)
-    loader = stride.loader(numbered(24), max_micro_batch=4)
-
-    def loop() -> None:
-        for _, x in loader:
-            with stride.guard(), stride.accumulate(model):
-                stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
-
-    with pytest.raises(OutOfMemory, match=r"its model is not watched \(model = stride\.watch"):
-        loop()
-
-
-def test_a_watched_model_outside_of_accumulate_cannot_be_reset(make_stride: MakeStride) -> None:
-    stride, model = make_stride(global_batch=8), Small(3)
-    stride.watch(nn.Linear(1, 1))
-
-    def body(x: Tensor) -> None:
-        with stride.guard(), stride.accumulate(model):
-            stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
-
-    with pytest.raises(OutOfMemory, match="not all watched models are given to"):
-        _run(stride, model, body)
-
-
-def test_gradients_that_are_dropped_between_the_pieces_are_noticed(make_stride: MakeStride) -> None:
-    stride, model = make_stride(global_batch=8), Small(4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def body(x: Tensor) -> None:
-        optimizer.zero_grad()  # at the top of the loop
-        with stride.guard(), stride.accumulate(model):
-            stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
-        if stride.synced:
-            optimizer.step()
-
-    with pytest.raises(UsageError, match=r"gradients of step 0 are gone.*under `if stride\.synced"):
-        _run(stride, model, body)
-
-
-def test_no_more_is_done_with_a_batch_that_comes_again(make_stride: MakeStride) -> None:
-    stride, model = make_stride(global_batch=8), Small(4)
-
-    def body(x: Tensor) -> None:
-        for _ in range(2):
-            with stride.guard(), stride.accumulate(model):
-                stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
-
-    with pytest.raises(UsageError, match="did not fit into memory and comes again"):
-        _run(stride, model, body)
-
-
-def test_a_weight_that_is_no_sum_is_refused(make_stride: MakeStride) -> None:
-    with pytest.raises(ConfigError, match="must be a sum over samples"):
-        train(make_stride(global_batch=8), Small(4), weight_fn=lambda _: 1.0)
 
 
 def test_leaving_the_loop_after_a_failure_trains_the_samples_once(make_stride: MakeStride) -> None:

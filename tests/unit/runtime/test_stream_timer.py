@@ -116,26 +116,22 @@ def test_queued_work_is_measured_where_it_runs() -> None:
     assert bench.records == [StepRecord(n, 8, 10.0, 5.0, 0.0, 0.0, 0.0, True) for n in range(4)]
 
 
-def test_loading_that_hides_behind_the_device_costs_nothing() -> None:
+@pytest.mark.parametrize(
+    ("loading_s", "noticed_s"),
+    [(4.0, [4.0, 0.0, 0.0]), (25.0, [25.0, 15.0, 15.0])],
+    ids=["hides behind the device", "stalls it"],
+)
+def test_loading_is_the_workers_own_time_as_far_as_the_device_notices(
+    loading_s: float, noticed_s: list[float]
+) -> None:
     bench = Bench()
 
     for number in range(3):
-        bench.step(number, data_s=4.0, forward_s=10.0)
+        bench.step(number, data_s=loading_s, forward_s=10.0)
     bench.end()
 
-    assert [record.busy_s for record in bench.records] == [14.0, 10.0, 10.0]
-    assert [record.data_s for record in bench.records] == [4.0, 0.0, 0.0]
-
-
-def test_a_stall_of_the_data_is_the_workers_own_time() -> None:
-    bench = Bench()
-
-    for number in range(3):
-        bench.step(number, data_s=25.0, forward_s=10.0)
-    bench.end()
-
-    assert [record.data_s for record in bench.records] == [25.0, 15.0, 15.0]
-    assert [record.busy_s for record in bench.records] == [35.0, 25.0, 25.0]
+    assert [record.data_s for record in bench.records] == noticed_s
+    assert [record.busy_s for record in bench.records] == [10.0 + wait_s for wait_s in noticed_s]
 
 
 def test_communication_that_blocks_the_program_is_waiting_all_the_same() -> None:
