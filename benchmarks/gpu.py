@@ -1,0 +1,396 @@
+"""What evenstride does on one NVIDIA GPU beside some CPU cores.
+
+    PYTHONPATH=src python benchmarks/gpu.py [--parts cluster,timing] [--out results.json]
+    PYTHONPATH=src python benchmarks/gpu.py --device cpu --quick      # a rehearsal without a GPU
+
+**Nothing here has been run on a GPU yet**: not the timing by events in the stream, not ranks on CPU
+and CUDA in one job, not two ranks on one card, not the profiler's kernels, not the rival's stream.
+The rehearsal runs the same code with CPU workers in the card's place; its figures mean nothing.
+
+* ``cluster``: one GPU worker and three CPU workers with 3, 2 and 1 parts of the cores train a small
+  convolutional and a small residual net over Gloo. Blocks of the equal split, of ``adaptive`` and
+  of some fixed splits (the best one of the calibrated curves, where adaptive is, two neighbours)
+  in turns. *Bound* and *efficiency* are the demo's: equal over best split of the calibrated
+  curves, and time of the fastest fixed split that was run over adaptive's. Weights are not
+  compared.
+* ``timing``: own work of a GPU worker as evenstride reads it, beside events of our own in the same
+  steps, once where it waits and once where the others do; beside a host that waits for the
+  device (`evenstride doctor --bench` does that), and what the profiler's kernels fill of it.
+* ``budget``: plain PyTorch, the same again (A/A), and evenstride at a step of 20 ms: one worker,
+  and two equal ones on the card. Own time may be 0.15 ms there, between 0.1 ms at 5 and
+  0.25 ms at 50 ms, which is what the budget names. As in `overhead.py`.
+* ``sharing``: two workers on the card, without and with matrix products on a second stream
+  of one of them.
+
+A run takes under 9 minutes whatever happens: launches have deadlines, and none begins too late. The
+results file is written after each. Exit codes: 1 if a launch failed, 2 if nothing can be run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from evenstride.lab.guarded import die_with_parent
+
+if __name__ == "__mp_main__":  # a rank; the imports below take seconds, and the script may die
+    die_with_parent()
+    if os.environ.get("GPU_BENCHMARK_PID") != str(os.getppid()):
+        sys.exit("the benchmark that started this rank is gone")
+
+import numpy as np
+import torch
+
+from evenstride._version import __version__
+from evenstride.lab.bench.speed import compared, median_interval
+from evenstride.lab.calibration import Curve, mean_curves, true_model
+from evenstride.lab.result import calibrated
+from evenstride.testing.ranks import RankPool
+
+# A script finds its own folder only.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import gpu_ranks
+from benchmarks.gpu_ranks import Job
+from benchmarks.gpu_training import Net, steady
+
+Found = dict[str, Any]
+
+PARTS = ("cluster", "timing", "budget", "sharing")
+SECONDS = {"cluster": 75.0, "timing": 40.0, "budget": 40.0, "sharing": 50.0}
+QUICK_SECONDS = {"cluster": 10.0, "timing": 8.0, "budget": 5.0, "sharing": 8.0}
+LIMIT_S = 510.0  # of a whole run
+START_S = 90.0  # of a launch, on top of measuring: processes, torch, CUDA, what is cold
+TIMING_AIM, UNDER = 0.03, 0.01
+BUDGET_AT_S = ((5e-3, 50e-3), (0.1e-3, 0.25e-3))  # step lengths and own time allowed there
+
+
+def launches(part: str, device: str, cores: Sequence[int], *, quick: bool) -> dict[str, Job]:
+    """Return the launches of a part, by name.
+
+    Args:
+        part: one of `PARTS`.
+        device: of the workers that a GPU is meant for: ``cuda:0``, or ``cpu`` in a rehearsal.
+        cores: numbers of the cores that may be used.
+        quick: small nets and short times.
+    """
+    seconds = (QUICK_SECONDS if quick else SECONDS)[part]
+    width, few = (8, 10) if quick else (32, 40)
+    block_s = 0.3 if quick else 0.8
+
+    def job(devices: Sequence[str], split: list[tuple[int, ...]], net: Net, step_s: float) -> Job:
+        equal_s = 0.2 if quick else 0.8
+        return Job(tuple(devices), tuple(split), net, seconds, step_s, equal_s, block_s, few)
+
+    if part == "cluster":
+        split = cluster_cores(cores)
+        devices = (device, *["cpu"] * (len(split) - 1))
+        return {f"cluster {n}": job(devices, split, Net(n, width), 0.05) for n in ("cnn", "resnet")}
+    if part == "timing":
+        split = dealt(cores, (1, 3))
+        return {"timing": job((device, "cpu"), split, Net("cnn", 2 * width), 0.03)}
+    two, net = dealt(cores, (1, 1)), Net("cnn" if quick else "resnet", width)
+    if part == "budget":
+        return {
+            "budget one": job((device,), two[:1], net, 0.02),
+            "budget two": job((device, device), two, net, 0.02),
+        }
+    return {"sharing": job((device, device), two, net, 0.03)}
+
+
+def cluster_cores(cores: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the cores of the GPU worker and of the CPU workers: 2, 6, 4 and 2 of 16.
+
+    An eighth of the cores is for the GPU worker and, of 8 or more, another for everything else.
+    With fewer than 5 there are two CPU workers, which share one core if there are only two.
+    """
+    mine = max(1, len(cores) // 8)
+    rest = cores[mine : len(cores) - len(cores) // 8]
+    return [tuple(cores[:mine]), *dealt(rest or cores, (3, 2, 1) if len(cores) > 4 else (2, 1))]
+
+
+def dealt(cores: Sequence[int], weights: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return each worker's part of the cores, at least one; shared where there are too few."""
+    if len(cores) < len(weights):
+        return [(cores[k % len(cores)],) for k in range(len(weights))]
+    ends, total, given = list[int](), sum(weights), 0
+    for k, weight in enumerate(weights):
+        given += weight
+        left = len(weights) - k - 1  # who still need one each
+        end = max(round(len(cores) * given / total), (ends[-1] if ends else 0) + 1)
+        ends.append(min(end, len(cores) - left))
+    return [tuple(cores[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def spread(times_s: Sequence[float]) -> Found:
+    """Return median, quartiles and number of blocks' step times."""
+    low, middle, high = np.quantile(times_s, (0.25, 0.5, 0.75))
+    return {"step_s": float(middle), "quartiles_s": (float(low), float(high)), "n": len(times_s)}
+
+
+def paired(slower_s: Sequence[float], faster_s: Sequence[float]) -> Found:
+    """Return the median ratio of blocks of the same rounds, with its 95 % interval."""
+    ratios = [a / b for a, b in zip(slower_s, faster_s, strict=True)]
+    return {"ratio": float(np.median(ratios)), "interval": median_interval(ratios)}
+
+
+def cluster_figures(found: Found) -> Found:
+    """Return what a cluster's ranks found as figures."""
+    both: list[list[Curve]] = [[dict(c) for c in found[when]] for when in ("before", "after")]
+    before, after = both
+    blocks, batch = found["blocks"], found["global_batch"]
+    hope = calibrated(before, after, (1.0,) * len(before), batch, found["communication_s"])
+    arms = {policy: spread(times_s) for policy, times_s in blocks.items()}
+    fixed = [policy for policy in arms if policy.startswith("static:")]
+    oracle = min(fixed, key=lambda policy: arms[policy]["step_s"])
+    model = true_model(mean_curves(before, after))
+    speedup = paired(blocks["uniform"], blocks["adaptive"])
+    return {
+        "arms": arms,
+        "speedup": speedup,
+        "bound": hope.bound,
+        "of_bound": speedup["ratio"] / hope.bound,
+        "oracle": oracle,
+        "efficiency": paired(blocks[oracle], blocks["adaptive"]),
+        "speeds": hope.achieved_speeds,
+        "drift": hope.drift,
+        "disturbed": hope.disturbed,
+        # What worker 0 would take without the others, to tell what they are good for.
+        "alone_s_model": float(model.fixed_s[0] + model.per_sample_s[0] * batch),
+    }
+
+
+def timing_figures(found: Found) -> Found:
+    """Return what the timing's ranks found as figures."""
+    regimes = {}
+    for name in ("others wait", "worker 0 waits"):
+        mine = found[name]
+        one: Found = compared(mine["times_s"], dict(mine["read_s"]), mine["cold_steps"])
+        read = mine["profiled_read_s"]
+        filled = mine["kernels_s"] / float(np.mean(read)) if read and mine["kernels_s"] else None
+        regimes[name] = {**one, "shares": mine["shares"], "kernels_of_read": filled}
+    regimes["host waits"] = {**found["host"][0], "kernels_of_read": None}
+    for one in regimes.values():
+        one["within"] = one["ratio"] is not None and abs(one["ratio"] - 1.0) <= TIMING_AIM
+    return regimes
+
+
+def budget_figures(found: Found) -> Found:
+    """Return what a budget's ranks found as figures."""
+    blocks = found["blocks"]
+    arms = {name: spread(times_s) for name, times_s in blocks.items()}
+    ratio, control = (paired(blocks[name], blocks["plain"]) for name in ("evenstride", "again"))
+    own_s, allowed_s = max(found["own_s"]), float(np.interp(arms["plain"]["step_s"], *BUDGET_AT_S))
+    return {
+        "arms": arms,
+        "ratio": ratio,
+        "control": control,
+        "under_1_percent": ratio["interval"][1] - control["ratio"] < UNDER,
+        "own_s": own_s,
+        "budget_s": allowed_s,
+        "within_budget": own_s <= allowed_s,
+    }
+
+
+def sharing_figures(found: Found) -> Found:
+    """Return what two workers on one card found as figures."""
+    return {
+        phase: {
+            "arms": {policy: spread(t) for policy, t in found[phase]["blocks"].items()},
+            "speedup": paired(
+                found[phase]["blocks"]["uniform"], found[phase]["blocks"]["adaptive"]
+            ),
+            "shares": found[phase]["shares"],
+        }
+        for phase in ("calm", "burdened")
+    }
+
+
+def lines(name: str, done: Found) -> list[str]:
+    """Return one launch's lines of the table, from what `perform` returned."""
+    if "failed" in done:
+        return [f"--- {name} FAILED: {done['failed']}"]
+    found, figures = done["found"], done["figures"]
+    place = f"{' + '.join(found['devices'])}{', ' if found['backend'] else ''}{found['backend']}"
+    tell = _TELL[name.split()[0]]
+    return [f"--- {name}: {place}; took {done['took_s']:.0f} s", *tell(found, figures)]
+
+
+def _cluster_lines(found: Found, figures: Found) -> list[str]:
+    rows = [f"{policy:32} {_block(arm)}" for policy, arm in figures["arms"].items()]
+    disturbed = ", DISTURBED" if figures["disturbed"] else ""
+    return [
+        f"batch {found['global_batch']}, adaptive's shares {_shares(found['shares'])}, changed "
+        f"{found['changes']} time(s); speeds {_shares(figures['speeds'])}",
+        *rows,
+        f"speed-up {_ratio(figures['speedup'])}, bound {figures['bound']:.3f}, "
+        f"{figures['of_bound']:.3f} of it; efficiency {_ratio(figures['efficiency'])} against "
+        f"{figures['oracle']}",
+        f"averaging alone {_ms(found['communication_s'])}; worker 0 alone, from its curve, "
+        f"{_ms(figures['alone_s_model'])}; drift {figures['drift']:.1%}{disturbed}",
+    ]
+
+
+def _timing_lines(_: Found, figures: Found) -> list[str]:
+    rows = []
+    for name, one in figures.items():
+        if one["ratio"] is None:
+            rows.append(f"{name:15} true {_ms(one['true_s'])}; nothing was read")
+            continue
+        filled = one["kernels_of_read"]
+        kernels = f"; kernels fill {filled:.3f} of it" if filled is not None else ""
+        verdict = "within 3 %" if one["within"] else "NOT within 3 %"
+        rows.append(
+            f"{name:15} own work of worker 0 {_ms(one['true_s'])} of {_ms(one['step_s'])}, read "
+            f"{_ms(one['read_s'])}, ratio {one['ratio']:.4f}: {verdict}{kernels}"
+        )
+    return rows
+
+
+def _budget_lines(found: Found, figures: Found) -> list[str]:
+    kept = "kept" if figures["within_budget"] else "EXCEEDED"
+    return [
+        f"plain {_block(figures['arms']['plain'])}, batch {found['global_batch']}",
+        f"own time {_ms(figures['own_s'])}, budget {_ms(figures['budget_s'])}: {kept}",
+        f"against plain {_ratio(figures['ratio'])}, A/A {_ratio(figures['control'])}; under 1 %: "
+        f"{'met' if figures['under_1_percent'] else 'unresolved'}",
+    ]
+
+
+def _sharing_lines(found: Found, figures: Found) -> list[str]:
+    rows = [f"batch {found['global_batch']}"]
+    for phase, one in figures.items():
+        equal, ours = one["arms"]["uniform"], one["arms"]["adaptive"]
+        rows.append(
+            f"{phase:9} equal {_block(equal)}, adaptive {_block(ours)}: speed-up "
+            f"{_ratio(one['speedup'])}, shares {_shares(one['shares'])}"
+        )
+    return rows
+
+
+_FIGURES: dict[str, Callable[[Found], Found]] = {
+    "cluster": cluster_figures,
+    "timing": timing_figures,
+    "budget": budget_figures,
+    "sharing": sharing_figures,
+}
+_TELL: dict[str, Callable[[Found, Found], list[str]]] = {
+    "cluster": _cluster_lines,
+    "timing": _timing_lines,
+    "budget": _budget_lines,
+    "sharing": _sharing_lines,
+}
+
+
+def _block(arm: Found) -> str:
+    low, high = arm["quartiles_s"]
+    return f"{_ms(arm['step_s'])} ({low * 1e3:.2f} to {high * 1e3:.2f}, {arm['n']} blocks)"
+
+
+def _ratio(one: Found) -> str:
+    return f"{one['ratio']:.4f} (95 % {one['interval'][0]:.4f} to {one['interval'][1]:.4f})"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms"
+
+
+def _shares(values: Sequence[float]) -> str:
+    return "/".join(f"{value:g}" for value in values)
+
+
+def perform(pool: RankPool, name: str, job: Job, left_s: float) -> Found:
+    """Run one launch; return what its ranks found, with figures, or why it failed.
+
+    Args:
+        pool: of processes; those of a launch that fails are ended.
+        name: of the launch, beginning with its part.
+        job: of its ranks.
+        left_s: of the whole run; without time to measure in, nothing is started.
+    """
+    part, started_s = name.split()[0], time.monotonic()
+    result: Found = {"job": asdict(job)}
+    if left_s < job.seconds + START_S / 3:
+        return {
+            **result,
+            "failed": f"{left_s:.0f} s are left, too few to begin; name fewer --parts",
+        }
+    try:
+        work = getattr(gpu_ranks, part)
+        timeout_s = min(3 * job.seconds + START_S, left_s)
+        found = pool.run(work, len(job.devices), job, timeout_s=timeout_s)[0]
+        result |= {"found": found, "figures": _FIGURES[part](found)}
+    except Exception as error:  # the other parts may still be of use
+        result["failed"] = f"{type(error).__name__}: {error}"
+    return {**result, "took_s": time.monotonic() - started_s}
+
+
+def machine(device: str, *, quick: bool) -> Found:
+    """Return what the figures were measured on, and when."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(0) if device != "cpu" else "cpu (a rehearsal)",
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "evenstride": __version__,
+        "quick": quick,
+    }
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return what is asked for; exit where it cannot be."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (all)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu rehearses")
+    parser.add_argument("--quick", action="store_true", help="small nets, short times")
+    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    asked = parser.parse_args(arguments)
+    asked.parts = asked.parts.split(",")
+    for part in asked.parts:
+        if part not in PARTS:
+            parser.error(f"there is no part {part!r}; parts are {', '.join(PARTS)}")
+    return asked
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run all parts asked for; return the exit code."""
+    asked = parse(arguments)
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        print(
+            "this needs an NVIDIA GPU and a torch built for CUDA, and torch sees none; "
+            "--device cpu --quick rehearses without",
+            file=sys.stderr,
+        )
+        return 2
+    device = "cuda:0" if asked.device == "cuda" else "cpu"
+    steady()
+    end_s = time.monotonic() + LIMIT_S
+    results: Found = {**machine(device, quick=asked.quick), "launches": {}}
+    print(", ".join(f"{key} {value}" for key, value in results.items() if key != "launches"))
+    cores = sorted(os.sched_getaffinity(0))
+    with RankPool() as pool:
+        for part in asked.parts:
+            for name, job in launches(part, device, cores, quick=asked.quick).items():
+                done = perform(pool, name, job, end_s - time.monotonic())
+                results["launches"][name] = done
+                print("\n".join(lines(name, done)), flush=True)
+                if asked.out:
+                    asked.out.parent.mkdir(parents=True, exist_ok=True)
+                    asked.out.write_text(json.dumps(results, indent=1) + "\n")
+    return 1 if any("failed" in done for done in results["launches"].values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
