@@ -36,7 +36,18 @@ class ConfigError(EvenstrideError, ValueError):
 
 
 class InfeasibleShares(ConfigError):
-    """No split of the global batch fits inside the workers' bounds."""
+    """No split of the global batch fits inside the workers' bounds.
+
+    Args:
+        total: samples of the global batch.
+        at_least: the smallest global batch that has a split.
+        at_most: the largest; ``None`` if there is no limit.
+        workers: number of workers.
+        quanta: that shares are multiples of, each once.
+        narrow: a worker for which no share is possible: rank, fewest and most samples, quantum.
+        fewest: the workers' ``min_share``, each once; empty if not known.
+        most: their ``max_share`` below ``total``, each once; empty if not known.
+    """
 
     def __init__(
         self,
@@ -46,37 +57,77 @@ class InfeasibleShares(ConfigError):
         workers: int,
         quanta: Sequence[int] = (1,),
         narrow: Sequence[int] | None = None,
+        fewest: Sequence[int] = (),
+        most: Sequence[int] = (),
     ) -> None:
         self.total, self.at_least, self.at_most, self.workers = total, at_least, at_most, workers
-        self.quanta = tuple(quanta)
-        self.narrow = None if narrow is None else tuple(narrow)
+        self.quanta, self.narrow = tuple(quanta), None if narrow is None else tuple(narrow)
+        self.fewest, self.most = tuple(fewest), tuple(most)
         multiples = " and ".join(map(str, self.quanta)) if len(self.quanta) <= 4 else "their quanta"
+        within = f" in multiples of {multiples}" if max(self.quanta) > 1 else ""
+        asked = f"cannot share a global batch of {total} samples"
         if self.narrow is not None:
-            rank, lower, upper, quantum = self.narrow
-            super().__init__(
-                f"cannot share a global batch of {total} samples in multiples of {multiples}: "
-                f"worker {rank} takes {lower} to {upper} samples, and no multiple of {quantum} is "
-                f"among them; raise the global batch (and its max_share, if it has one) to at "
-                f"least {lower + -lower % quantum}, or choose a smaller multiple for it"
-            )
+            more = f" (and the global batch to {at_least})" if at_least > total else ""
+            super().__init__(asked + _no_multiple(within, more, *self.narrow))
             return
-        fix = (
-            f"raise the global batch to at least {at_least}, use fewer workers, or lower min_share"
-            if total < at_least
-            else f"lower the global batch to at most {at_most}, raise max_share, or add a worker"
-        )
         possible = f"at least {at_least}" if at_most is None else f"{at_least} to {at_most}"
-        if max(self.quanta) > 1:
-            possible += f" in multiples of {multiples} (but for one worker's rest)"
-            fix += ", or choose smaller multiples"
+        rest = " (but for one worker's rest)" if within and at_most is not None else ""
+        named, fixes = self._too_small() if total < at_least else self._too_large()
         super().__init__(
-            f"cannot share a global batch of {total} samples: the {workers} workers together "
-            f"accept {possible}; {fix}"
+            f"{asked}: the {workers} workers together accept {possible}{within}{rest}"
+            f"{', as ' + ' and '.join(named) if named else ''}; "
+            f"{', '.join(fixes[:-1])}, or {fixes[-1]}"
         )
+
+    def _too_small(self) -> tuple[list[str], list[str]]:
+        """Return the settings that are in the way, and the ways out."""
+        each, least, quantum = self.total // self.workers, max(self.fewest, default=0), self.quanta
+        fixes = [f"raise the global batch to at least {self.at_least}", "use fewer workers"]
+        named = [_setting("quantum", quantum)] if max(quantum) > 1 else []
+        if least > 1:
+            named.append(_setting("min_share", self.fewest))
+        if max(quantum) > 1:
+            fixes.append(
+                f"lower quantum to at most {each}" if least == 1 <= each else "lower quantum"
+            )
+        if least > 1 and max(quantum) == 1:
+            fixes.append(f"lower min_share to at most {each}" if each else "lower min_share")
+        elif least != 1:
+            fixes.append("lower min_share")
+        return named or (["each takes at least one"] if least == 1 else []), fixes
+
+    def _too_large(self) -> tuple[list[str], list[str]]:
+        """Return the settings that are in the way, and the ways out."""
+        quantum, more = self.quanta, ""
+        if len(quantum) == 1 and self.most and 0 not in self.most:
+            each = -(-self.total // self.workers)
+            more = f" to at least {each + -each % quantum[0]}"
+        fixes = [f"lower the global batch to at most {self.at_most}", f"raise max_share{more}"]
+        named = [_setting("max_share", self.most)] if any(self.most) else []
+        if max(quantum) > 1:
+            named.append(_setting("quantum", quantum))
+            fixes.append("lower quantum")
+        return named, [*fixes, "add a worker"]
 
     def __reduce__(self) -> tuple[type[InfeasibleShares], tuple[Any, ...]]:
         asked = (self.total, self.at_least, self.at_most, self.workers, self.quanta, self.narrow)
-        return InfeasibleShares, asked
+        return InfeasibleShares, (*asked, self.fewest, self.most)
+
+
+def _setting(name: str, values: Sequence[int]) -> str:
+    ends = sorted({value for value in values if value})
+    told = f"{ends[0]} to {ends[-1]}" if len(ends) > 4 else " and ".join(map(str, ends))
+    return f"{name} is {told}"
+
+
+def _no_multiple(within: str, more: str, rank: int, lower: int, upper: int, quantum: int) -> str:
+    """Return that the bounds of a worker have no multiple of its quantum between them."""
+    return (
+        f"{within}: worker {rank} takes {lower} to {upper} samples (min_share={lower}, "
+        f"max_share={upper}), and no multiple of its quantum={quantum} is among them; raise "
+        f"max_share to at least {lower + -lower % quantum}{more}, or choose a "
+        "smaller quantum for it"
+    )
 
 
 class UnknownPolicy(ConfigError):

@@ -33,9 +33,16 @@ def train(_rank: int, policy: str, options: dict[str, Any]) -> dict[str, Any]:
     logging.getLogger("evenstride").addHandler(handler)
     stride = evenstride.Stride(global_batch=BATCH, policy=policy)
     try:
-        loader = stride.loader(rows(LENGTH), max_micro_batch=options.get("micro"))
         module = normed_net()
-        if options.get("shared", True):
+        if options.get("norm_first"):
+            module = stride.sync_batch_norm(module)
+        loader = stride.loader(
+            rows(options.get("length", LENGTH)),
+            max_micro_batch=options.get("micro"),
+            drop_last=options.get("drop_last", False),
+            cost_fn=(lambda index: 1.0 + index) if options.get("costs") else None,
+        )
+        if options.get("shared", True) and not options.get("norm_first"):
             module = stride.sync_batch_norm(module)
         steps = _train(stride, loader, module)
     except (EvenstrideError, RuntimeError) as error:

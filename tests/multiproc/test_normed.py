@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from evenstride.testing import RankPool
@@ -23,15 +25,54 @@ def test_statistics_over_all_ranks_are_those_of_one_process(ranks: RankPool, pol
         assert not any("batch norm" in text for text in told["said"])
 
 
-def test_equal_numbers_of_micro_batches_are_allowed_and_unequal_ones_refused_alike(
-    ranks: RankPool,
+# Policy, and what the loader is asked for; what is refused.
+MICRO: dict[str, tuple[str, dict[str, Any], str]] = {
+    "shares that move": ("adaptive", {"micro": 5}, "a step may have 1 on rank 0 (1 sample(s)"),
+    "shares that move, norm first": (
+        "adaptive",
+        {"micro": 5, "norm_first": True},
+        "a step may have 1 on rank 0 (1 sample(s), max_micro_batch=5) and 3 on rank 1 (15 sample",
+    ),
+    # Two each; but the tail's shares of 4 and 6 would be one and two.
+    "the tail": ("static:7,9", {"micro": 5}, "the last, short step of an epoch may have 1 on rank"),
+    "costs": ("uniform", {"micro": 5, "costs": True}, "micro-batches by cost differ in number"),
+}
+
+
+@pytest.mark.parametrize("name", MICRO)
+def test_unequal_numbers_of_micro_batches_are_refused_alike_before_training(
+    ranks: RankPool, name: str
 ) -> None:
-    for told in ranks.run(train, 2, "static:7,9", {"micro": 5}):
-        # Two each; but the tail's shares of 4 and 6 would be one and two.
-        assert told["step"] == 3
-        assert told["error"].startswith(
-            "ConfigError: shares of 4/6 samples would be trained in 1/2"
-        )
+    policy, options, complaint = MICRO[name]
+
+    told, other = ranks.run(train, 2, policy, options)
+
+    assert told == other
+    assert told["step"] == 0
+    assert told["error"].startswith("ConfigError: ")
+    assert complaint in told["error"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("static:7,9", {"micro": 5, "drop_last": True}),
+        ("uniform", {"micro": 4, "drop_last": True}),
+        ("adaptive", {"micro": 15}),
+    ],
+)
+def test_equal_numbers_of_micro_batches_are_allowed(
+    ranks: RankPool, policy: str, options: dict[str, Any]
+) -> None:
+    for told in ranks.run(train, 2, policy, options):
+        assert "error" not in told
+        assert len(told["steps"]) == (3 if "drop_last" in options else 4)
+
+
+def test_a_tail_that_leaves_one_sample_to_a_rank_is_said_before(ranks: RankPool) -> None:
+    for told in ranks.run(train, 2, "static:8,8", {"shared": False, "length": 35}):
+        assert told["step"] == 2
+        assert any("will get one sample in the last, short step" in text for text in told["said"])
 
 
 def test_plain_batch_norm_under_unequal_shares_is_warned_about(ranks: RankPool) -> None:

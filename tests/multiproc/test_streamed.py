@@ -49,12 +49,14 @@ def test_every_sample_once_and_the_gradient_exact(ranks: RankPool, plan: dict[st
     told = ranks.run(train, 2, plan)
 
     _check([told])
+    assert told[0]["state"]["left"] is None, "an epoch has ended"
     assert "each rank reads some of 6 shards in a row" in told[0]["summary"]
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_run_goes_on_in_mid_epoch_with_any_number_of_ranks(ranks: RankPool, world: int) -> None:
-    first = ranks.run(train, 2, {"policy": "adaptive", "epochs": 2, "stop": 5})
+    plan = {"policy": "adaptive", "epochs": 2, "stop": 5, "workers": (2, 1)}
+    first = ranks.run(train, 2, plan)
     states = [told["state"] for told in first]
 
     rest = ranks.run(
@@ -62,6 +64,7 @@ def test_a_run_goes_on_in_mid_epoch_with_any_number_of_ranks(ranks: RankPool, wo
     )
 
     assert states[0] == states[1]
+    assert [len(shards) for shards in states[0]["left"]["open"]] == [2, 1], "one per process"
     _check([first, rest])
 
 

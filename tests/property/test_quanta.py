@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evenstride.core.allocation import apportion, equal_finish
 from evenstride.core.fleet import IntArray
-from evenstride.core.quanta import in_quanta
+from evenstride.core.quanta import in_quanta, spans
 from evenstride.core.timemodel import TimeModel
 from evenstride.errors import InfeasibleShares
 
@@ -176,3 +176,25 @@ def test_there_is_a_rest_only_where_no_multiples_end_as_early(
         sums = {s + share for s in sums for share in range(quantum, last + 1, quantum)}
     assert split.sum() == total
     assert np.count_nonzero(split % quanta) == (0 if total in sums else 1)
+
+
+@given(rows=rows, alike=st.sampled_from([0, 1, 2]), data=st.data())
+def test_no_split_has_a_share_beyond_its_span(rows: Rows, alike: int, data: st.DataObject) -> None:
+    _, quanta, lower, upper = _fleet(rows)
+    quanta = [quanta, np.full_like(quanta, quanta[0]), np.ones_like(quanta)][alike]
+    total = data.draw(st.integers(int(lower.sum()), int(upper.sum())))
+    weights = data.draw(st.lists(per_sample, min_size=len(lower), max_size=len(lower)))
+    every = list(_every(total, quanta, lower, upper))
+
+    if not every:
+        with pytest.raises(InfeasibleShares):
+            spans(lower, upper, total, quanta)
+        return
+    fewest, most = spans(lower, upper, total, quanta)
+
+    shares = apportion(np.array(weights), total, lower, upper)
+    for split in [*every, in_quanta(shares, lower, upper, quanta)]:
+        assert (fewest <= split).all() and (split <= most).all()
+    if (quanta == 1).all():
+        assert fewest.tolist() == np.min(every, axis=0).tolist()
+        assert most.tolist() == np.max(every, axis=0).tolist()

@@ -167,10 +167,15 @@ def test_curves_that_contradict_themselves_come_to_an_end() -> None:
     ("upper", "total", "says"),
     [
         ([60, 60], 130, r"batch of 130 samples: the 2 workers together accept 44 to 120 in "
-                        r"multiples of 12 and 32 .*; lower .*, or choose smaller multiples"),
-        ([64, 64], 40, r"together accept 44 to 128 in multiples .*; raise .*smaller multiples"),
-        ([64, 11], 60, r"multiples of 12 and 32: worker 1 takes 1 to 11 samples, and no multiple "
-                       r"of 12 is among them; raise the global batch .* at least 12, or choose "),
+                        r"multiples of 12 and 32 .*, as max_share is 60 and quantum is 12 and 32; "
+                        r"lower .* at most 120, raise max_share, lower quantum, or add a worker"),
+        ([64, 64], 40, r"together accept at least 44 in multiples of 12 and 32, as quantum is 12 "
+                       r"and 32; raise .* at least 44, .*, or lower quantum to at most 20"),
+        ([64, 11], 60, r"multiples of 12 and 32: worker 1 takes 1 to 11 samples \(min_share=1, "
+                       r"max_share=11\), and no multiple of its quantum=12 is among them; raise "
+                       r"max_share to at least 12, or choose a smaller quantum for it"),
+        ([30, 30], 30, r"accept at least 44 in multiples of 12 and 32, as quantum is 12 and 32; "),
+        ([20, 30], 30, r"raise max_share to at least 32 \(and the global batch to 44\), or choose"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_quanta(upper: list[int], total: int, says: str) -> None:

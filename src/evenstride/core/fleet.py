@@ -91,6 +91,8 @@ class Fleet:
                 at_least=int(lower.sum()),
                 at_most=None if unlimited else int(upper.sum()),
                 workers=len(self.workers),
+                fewest=sorted({w.min_share for w in self.workers}),
+                most=sorted({int(n) for n in upper if n < self.global_batch}),
             )
 
     def __len__(self) -> int:

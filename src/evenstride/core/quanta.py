@@ -61,16 +61,45 @@ def whole_lower(lower: IntArray, upper: IntArray, total: int, quanta: int | IntA
         InfeasibleShares: no split of ``total`` keeps the rule and the bounds.
     """
     least = lower + -lower % quanta
-    narrow = np.flatnonzero(least > upper)
+    at_least, at_most = int(least.sum()), reach(upper, quanta)
+    narrow = np.flatnonzero((least > upper) & (upper < total))
     if len(narrow):
         rank = int(narrow[0])
         own = int(np.broadcast_to(quanta, lower.shape)[rank])
         between = rank, int(lower[rank]), int(upper[rank]), own
-        raise InfeasibleShares(total, 0, 0, len(lower), _distinct(quanta), between)
-    at_least, at_most = int(least.sum()), reach(upper, quanta)
+        raise InfeasibleShares(total, at_least, at_most, len(lower), _distinct(quanta), between)
     if not at_least <= total <= at_most:
-        raise InfeasibleShares(total, at_least, at_most, len(lower), _distinct(quanta))
+        limited = _distinct(upper[upper < total])
+        known = total, at_least, at_most if limited else None, len(lower), _distinct(quanta)
+        raise InfeasibleShares(*known, fewest=_distinct(lower), most=limited)
     return least
+
+
+def spans(
+    lower: IntArray, upper: IntArray, total: int, quanta: int | IntArray
+) -> tuple[IntArray, IntArray]:
+    """Return the fewest and the most samples that each worker can have in a split, ``(W,)`` each.
+
+    Args:
+        lower: fewest samples per worker that its bounds allow, ``(W,)``.
+        upper: most samples per worker, likewise.
+        total: samples to hand out.
+        quanta: of each worker, ``(W,)``, or of all. Above 1 the ends may lie a little beyond
+            those of any split that keeps the rule.
+
+    Raises:
+        InfeasibleShares: there is no split of ``total``.
+
+    >>> import numpy as np
+    >>> [n.tolist() for n in spans(np.array([1, 4]), np.array([6, 16]), 16, 1)]
+    [[1, 10], [6, 15]]
+    """
+    least, common = whole_lower(lower, upper, total, quanta), common_quantum(quanta)
+    # A rest is left with whoever has it, even if that is less than its quantum (`in_quanta`).
+    whole = common > 0 and total % common == 0
+    slack = 0 if whole else int((least - lower).max(initial=0))
+    fewest = np.maximum(least if whole else lower, total - (upper.sum() - upper))
+    return fewest, np.minimum(upper, total - (least.sum() - least) + slack)
 
 
 def _distinct(quanta: int | IntArray) -> tuple[int, ...]:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 from evenstride.errors import EvenstrideError, RanksDisagree, WorkerLost, from_plain, to_plain
-from evenstride.runtime.channel import Channel
+from evenstride.runtime.channel import Channel, tell_of_wait
 
 Plain = dict[str, Any]
 
 logger = logging.getLogger("evenstride")
+
+# In larger teams a rank that waits does not ask for each of the others who is missing.
+_FEW_RANKS = 64
 
 
 def agree(
@@ -27,8 +29,11 @@ def agree(
     topic: str,
     show: Callable[[], Plain],
     judge: Callable[[list[Plain]], Plain],
+    call: str = "",
 ) -> Plain:
     """Return the leader's verdict on what all ranks show; collective.
+
+    A rank that waits for others logs after a while in which call, and for whom.
 
     Args:
         channel: of the ranks that must agree.
@@ -37,6 +42,7 @@ def agree(
             raised on every rank.
         judge: called on the leader with all ranks' settings in rank order; returns the verdict
             as JSON types, or raises an `EvenstrideError`, which is then raised on every rank.
+        call: that this rank makes, if ``topic`` does not name it.
 
     Raises:
         EvenstrideError: what ``show`` or ``judge`` raised on some rank.
@@ -47,22 +53,60 @@ def agree(
     except Exception as error:  # whatever it is, the other ranks must not wait for ever
         mine = json.dumps({"error": to_plain(_ours(error))})
     channel.show(f"{topic}/rank/{channel.rank}", mine)
-    verdict = _judged(channel, topic, judge) if channel.rank == 0 else _heard(channel, topic)
+    wait = _Wait(channel, topic, call or topic)
+    verdict = _judged(wait, judge) if channel.rank == 0 else _heard(wait)
     if "error" in verdict:
         raise from_plain(verdict["error"])
     return dict(verdict["ok"])
 
 
-def _judged(channel: Channel, topic: str, judge: Callable[[list[Plain]], Plain]) -> Plain:
-    keys = [f"{topic}/rank/{rank}" for rank in range(channel.world_size)]
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """For what all ranks, or the leader, say to a topic."""
+
+    channel: Channel
+    topic: str
+    call: str
+
+    @property
+    def shown(self) -> list[str]:
+        """Where each rank shows its settings."""
+        return [f"{self.topic}/rank/{rank}" for rank in range(self.channel.world_size)]
+
+    def over(self, keys: list[str], timeout: timedelta) -> list[str]:
+        """Return the texts of the keys once they are there."""
+        try:
+            return self.channel.meet(keys, timeout, self._tell)
+        except RuntimeError as error:
+            who = _whom(self.channel.missing(keys))
+            raise WorkerLost(
+                f"{who} did not reach {self.topic} within {timeout.total_seconds():.0f} s; every "
+                "rank must make the same Stride and the same loaders in the same order"
+            ) from error
+
+    def _tell(self) -> None:
+        channel = self.channel
+        whom = "the other ranks"
+        if channel.rank == 0 or channel.world_size <= _FEW_RANKS:
+            whom = _whom(channel.missing(self.shown))
+        tell_of_wait(channel.rank, self.call, whom)
+
+
+def _whom(missing: list[str]) -> str:
+    ranks = [int(key.rpartition("/")[2]) for key in missing if not key.endswith("/verdict")]
+    return f"rank {_listed(ranks)}" if ranks else "the leader"
+
+
+def _judged(wait: _Wait, judge: Callable[[list[Plain]], Plain]) -> Plain:
+    channel = wait.channel
     try:
-        shown = [json.loads(text) for text in _await(channel, keys, topic, channel.timeout)]
+        shown = [json.loads(text) for text in wait.over(wait.shown, channel.timeout)]
         errors = [mine for mine in shown if "error" in mine]
         verdict = errors[0] if errors else {"ok": judge([mine["ok"] for mine in shown])}
     except Exception as error:  # likewise
         verdict = {"error": to_plain(_ours(error))}
     text = json.dumps(verdict)
-    channel.show(f"{topic}/verdict", text)
+    channel.show(f"{wait.topic}/verdict", text)
     return dict(json.loads(text))
 
 
@@ -73,23 +117,11 @@ def _ours(error: Exception) -> EvenstrideError:
     return EvenstrideError(f"{type(error).__name__}: {error}")
 
 
-def _heard(channel: Channel, topic: str) -> Plain:
+def _heard(wait: _Wait) -> Plain:
     # The leader waits one timeout for the others; leave it time to say who was missing.
-    patience = channel.timeout + timedelta(seconds=10)
-    (text,) = _await(channel, [f"{topic}/verdict"], topic, patience)
+    patience = wait.channel.timeout + timedelta(seconds=10)
+    (text,) = wait.over([f"{wait.topic}/verdict"], patience)
     return dict(json.loads(text))
-
-
-def _await(channel: Channel, keys: list[str], topic: str, timeout: timedelta) -> list[str]:
-    try:
-        return channel.meet(keys, timeout)
-    except (dist.DistStoreError, dist.DistNetworkError) as error:
-        who = ", ".join(key.rsplit("/", 1)[1] for key in channel.missing(keys))
-        who = "the leader" if who == "verdict" else f"rank {who}"
-        raise WorkerLost(
-            f"{who} did not reach {topic} within {timeout.total_seconds():.0f} s; every rank must "
-            "make the same Stride and the same loaders in the same order"
-        ) from error
 
 
 def named(

@@ -4,19 +4,33 @@ Every launcher gives the process group a store that all ranks can reach, so noth
 listen and no address has to be found. A store client serves one request at a time and blocks
 while it waits. So the control thread has a connection of its own to wait on, everything that
 must not wait has another, and the training thread meets the other ranks on the group's own.
+
+A new connection makes torch look up the name of its other end, on both ends, for messages that
+may never be shown (pytorch/pytorch#159007), and nothing in Python stops it. Where a name server
+drops every fiftieth such question, every seventh `Stride` of two ranks takes the resolver's
+5 s longer. Connections are not kept for the next `Stride` nevertheless: one on which a thread
+still waits answers nobody else. An entry in /etc/hosts, or RES_OPTIONS="timeout:1", helps.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import threading
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from evenstride.errors import ConfigError
+from evenstride.errors import ConfigError, WorkerLost
 
+logger = logging.getLogger("evenstride")
+
+# How long a rank waits for the others in a call that all must make before it says so.
+TELL_AFTER = timedelta(seconds=10)
 # A control thread waits for the next message for as long as the run lasts.
 FOREVER = timedelta(days=30)
 
@@ -32,6 +46,7 @@ class Channel:
         control: the control thread's connection, on which it waits.
         meeting: the group's own connection, on which the training threads agree before training.
         prompt: the connection that never does; safe to share between threads.
+        tell_after: how long `meet` waits before it says so.
     """
 
     rank: int
@@ -40,6 +55,7 @@ class Channel:
     control: Store
     meeting: Store
     prompt: Store
+    tell_after: timedelta = TELL_AFTER
 
     def close(self) -> None:
         """Drop the connections now, rather than whenever the garbage collector gets to them.
@@ -70,13 +86,21 @@ class Channel:
         """Return those of the keys for `meet` that are not there."""
         return [key for key in keys if not self.meeting.check([key])]
 
-    def meet(self, keys: list[str], timeout: timedelta) -> list[str]:
+    def meet(
+        self, keys: list[str], timeout: timedelta, tell: Callable[[], object] = lambda: None
+    ) -> list[str]:
         """Wait for all keys (training thread) and return their texts.
 
+        Args:
+            keys: to wait for.
+            timeout: how long at most.
+            tell: called, once, if that takes longer than ``tell_after``.
+
         Raises:
-            torch.distributed.DistStoreError: some key did not come in time.
+            RuntimeError: some key did not come in time (a `torch.distributed.DistStoreError`,
+                but for a store in a file), or the store is gone.
         """
-        self.meeting.wait(keys, timeout)
+        _wait(self.meeting, keys, timeout, self.tell_after, tell)
         return [bytes(value).decode() for value in self.meeting.multi_get(keys)]
 
     def read(self, keys: list[str]) -> list[str]:
@@ -97,21 +121,98 @@ def open_channel(group: dist.ProcessGroup) -> Channel:
 
     Raises:
         ConfigError: the group has no store that a second connection can be opened to.
+        WorkerLost: rank 0 did not come within the group's timeout.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     # torch has no public way to a group's store; this table has been in place since 1.x.
     store = dist.distributed_c10d._world.pg_map[group][1]
     # Ranks make their strides in the same order, so a rank's own count names the stride.
     count = store.add(f"evenstride/count/{rank}", 1)
-    if rank == 0:
-        store.set(f"evenstride/token/{count}", uuid.uuid4().hex)
-    token = bytes(store.get(f"evenstride/token/{count}")).decode()
+    token = _token(store, f"evenstride/token/{count}", rank)
     control, prompt, meeting = (
         PrefixStore(f"evenstride/{token}", client)
         for client in (_connect(store), _connect(store), store)
     )
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]
     return Channel(rank, world_size, timeout, control, meeting, prompt)
+
+
+def _token(store: Store, key: str, rank: int, tell_after: timedelta = TELL_AFTER) -> str:
+    """Return what rank 0 names the keys of this `Stride` by."""
+    timeout: timedelta = store.timeout  # type: ignore[attr-defined]
+    if rank == 0:
+        store.set(key, uuid.uuid4().hex)
+    try:
+        _wait(store, [key], timeout, tell_after, lambda: tell_of_wait(rank, "Stride()", "rank 0"))
+    except dist.DistNetworkError:
+        raise
+    except RuntimeError as error:
+        raise WorkerLost(
+            f"rank 0 did not reach Stride() within {timeout.total_seconds():.0f} s; every rank "
+            "must make the same Stride and the same loaders in the same order"
+        ) from error
+    return bytes(store.get(key)).decode()
+
+
+def _wait(
+    store: Store,
+    keys: list[str],
+    timeout: timedelta,
+    tell_after: timedelta,
+    tell: Callable[[], object],
+) -> None:
+    if tell_after < timeout:
+        with contextlib.suppress(RuntimeError):  # also if the store is gone: the next wait tells
+            store.wait(keys, tell_after)
+            return
+        with contextlib.suppress(RuntimeError):
+            tell()
+        timeout -= tell_after
+    store.wait(keys, timeout)
+
+
+def tell_of_wait(rank: int, call: str, whom: str) -> None:
+    """Log that a rank waits for others in a call that all must make."""
+    logger.warning(
+        "rank %d waits in %s for %s; every rank must make the same calls in the same order, and "
+        "whoever waits gives up at the process group's timeout",
+        rank,
+        call,
+        whom,
+    )
+
+
+def finish(work: dist.Work, rank: int, call: str, tell_after: timedelta = TELL_AFTER) -> None:
+    """Wait for a collective on the CPU, and log if that takes long; see `told` for others."""
+    try:
+        work.wait(tell_after)
+    except RuntimeError:
+        if work.is_completed():  # it has failed, rather than taken long
+            raise
+        tell_of_wait(rank, call, "the other ranks")
+        work.wait()
+
+
+@contextlib.contextmanager
+def told(rank: int, call: str, tell_after: timedelta = TELL_AFTER) -> Iterator[None]:
+    """Log if this rank waits long inside, in a collective of the process group; see `Channel.meet`.
+
+    By a thread, as not every backend survives a wait with a timeout: NCCL ends all
+    communication then.
+
+    Cost:
+        A thread for as long as it takes: 0.1 to 0.3 ms.
+    """
+    timer = threading.Timer(
+        tell_after.total_seconds(), tell_of_wait, (rank, call, "the other ranks")
+    )
+    timer.name, timer.daemon = "evenstride-told", True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _connect(store: Store) -> Store:

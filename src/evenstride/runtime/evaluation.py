@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from evenstride.core.fleet import Shares
 from evenstride.core.partition import cut, even_windows, micro_batches, step_shares
+from evenstride.runtime.channel import finish, told
 from evenstride.runtime.loader import BatchStream, DataLoaderOptions
 from evenstride.runtime.seeding import Keys, item_seeds
 from evenstride.runtime.sharded import gathered
@@ -102,11 +103,21 @@ def exact_mean(
     totals = torch.as_tensor(total, dtype=torch.float64, device="cpu").detach()
     sums = torch.cat([totals.reshape(-1), torch.tensor([float(count)], dtype=torch.float64)])
     if group is not None:
-        sums = sums.to(_device(group))
-        dist.all_reduce(sums, group=group)
-        sums = sums.cpu()
+        sums = _summed(sums.to(_device(group)), group)
     mean = sums[:-1] / sums[-1]
     return float(mean) if totals.numel() == 1 else mean.reshape(totals.shape)
+
+
+def _summed(sums: Tensor, group: dist.ProcessGroup) -> Tensor:
+    rank = dist.get_rank(group)
+    if sums.is_cuda:
+        with told(rank, "mean()"):
+            dist.all_reduce(sums, group=group)
+            return sums.cpu()
+    work = dist.all_reduce(sums, group=group, async_op=True)
+    assert work is not None, "this rank is in the group"
+    finish(work, rank, "mean()")
+    return sums
 
 
 def _device(group: dist.ProcessGroup) -> torch.device:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evenstride.core.fleet import FloatArray, Shares
 from evenstride.core.partition import (
     micro_batches,
     micro_batches_by_cost,
+    step_shares,
     whole_micro_batches,
 )
 from evenstride.errors import ConfigError
@@ -15,6 +17,9 @@ from evenstride.errors import ConfigError
 # A batch larger than any that went through by more than this part is tried in a way that can be
 # repeated. What then remains for its synchronising pass is this part of it, and as good as safe.
 _BOLD, _REST = 1 / 8, 1 / 16
+
+Spans = tuple[tuple[int, int], ...]
+"""The fewest and the most samples that each rank may get in a step, in rank order."""
 
 
 @dataclass(slots=True)
@@ -33,6 +38,9 @@ class Fit:
         revision: counts what has been learned; plans made before are to be made again.
         plain_norms: whether the model has layers that need several samples at once.
         even: whether all ranks must run the same number of batches in a step.
+        spans: of the shares in full steps; empty with one process.
+        tail: samples of an epoch's last, short step over all ranks; 0 if there is none.
+        by_cost: whether any rank has micro-batches of limited costs.
     """
 
     asked: int | None = None
@@ -46,6 +54,9 @@ class Fit:
     revision: int = 0
     plain_norms: bool = False
     even: bool = False
+    spans: Spans = ()
+    tail: int = 0
+    by_cost: bool = False
 
     @property
     def at_most(self) -> int | None:
@@ -53,6 +64,32 @@ class Fit:
         if self.asked is None or self.learned is None:
             return self.learned if self.asked is None else self.asked
         return min(self.asked, self.learned)
+
+    def lay_out(self, asked: Sequence[int | None], tail: int, *, by_cost: bool) -> None:
+        """Take note of what all ranks have asked of the training loader.
+
+        Args:
+            asked: most samples of a micro-batch, or the most it may cost, in rank order.
+            tail: samples of an epoch's last, short step over all ranks; 0 if there is none.
+            by_cost: whether samples have costs.
+
+        Raises:
+            ConfigError: see `require_even`; alike on every rank, and nothing was changed.
+        """
+        limited = by_cost and any(size is not None for size in asked)
+        if self.even:
+            _check_even(self.spans, tail, asked, by_cost=limited)
+        self.everywhere, self.tail, self.by_cost = tuple(asked), tail, limited
+
+    def require_even(self) -> None:
+        """From now on, all ranks must run the same number of batches in every step.
+
+        Raises:
+            ConfigError: shares that they may get would be cut into different numbers; alike on
+                every rank, and nothing was changed.
+        """
+        _check_even(self.spans, self.tail, self.everywhere, by_cost=self.by_cost)
+        self.even = len(self.spans) > 1
 
     def check(self, shares: Shares) -> None:
         """Raise unless the ranks run as many batches as they must, in a step with these shares.
@@ -63,11 +100,7 @@ class Fit:
         if not self.even:
             return
         if self.most_cost is not None:
-            raise ConfigError(
-                "micro-batches by cost differ in number between ranks, and statistics over all "
-                "ranks need the same number on each; leave max_micro_batch out, or use layers "
-                "without statistics, such as group norm"
-            )
+            raise _by_cost()
         asked = self.everywhere or (None,) * len(shares)
         counts = [len(micro_batches(range(n), k)) for n, k in zip(shares, asked, strict=True)]
         if len(set(counts)) > 1:
@@ -110,3 +143,76 @@ class Fit:
             return parts
         cut = last.stop - max(1, round(len(last) * _REST))
         return (*parts[:-1], range(last.start, cut), range(cut, last.stop))
+
+
+def tail_spans(spans: Spans, tail: int) -> Spans:
+    """Return what spans mean for an epoch's last, short step of ``tail`` samples.
+
+    >>> tail_spans(((5, 5), (11, 11)), 8), tail_spans(((1, 15), (1, 15)), 8)
+    (((3, 3), (5, 5)), ((1, 8), (1, 8)))
+    """
+    if all(least == most for least, most in spans):
+        shares = step_shares(tuple(least for least, _ in spans), tail)
+        return tuple((share, share) for share in shares)
+    fewest = int(tail >= len(spans))
+    return tuple((min(least, fewest), min(most, tail)) for least, most in spans)
+
+
+def _check_even(spans: Spans, tail: int, asked: Sequence[int | None], *, by_cost: bool) -> None:
+    """Raise unless all ranks run as many batches as each other, whatever shares they get.
+
+    Raises:
+        ConfigError: they might not.
+    """
+    if len(spans) < 2 or not asked:
+        return
+    if by_cost:
+        raise _by_cost()
+    steps = [(spans, "a step"), (tail_spans(spans, tail), "the last, short step of an epoch")]
+    for shares, when in steps if tail else steps[:1]:
+        counts = [_counts(span, size) for span, size in zip(shares, asked, strict=True)]
+        low, high = _apart(counts)
+        if counts[low][0] != counts[high][1]:
+            raise _uneven(when, shares, asked, low, high)
+
+
+def _apart(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return two ranks, the one with fewer and the one with more, if any two can differ."""
+    ranks = range(len(counts))
+    low = min(ranks, key=lambda rank: counts[rank][0])
+    high = max(reversed(ranks), key=lambda rank: counts[rank][1])
+    if low != high:
+        return low, high
+    other = int(low == 0)
+    return (low, other) if counts[low][0] != counts[other][1] else (other, high)
+
+
+def _counts(span: tuple[int, int], size: int | None) -> tuple[int, int]:
+    """Return the fewest and the most micro-batches that a share is trained in."""
+    least, most = (1 if size is None else max(-(-share // size), 1) for share in span)
+    return least, most
+
+
+def _uneven(
+    when: str, shares: Spans, asked: Sequence[int | None], low: int, high: int
+) -> ConfigError:
+    def told(rank: int, which: int) -> str:
+        count, size = _counts(shares[rank], asked[rank])[which], asked[rank]
+        limit = "no max_micro_batch" if size is None else f"max_micro_batch={size}"
+        return f"{count} on rank {rank} ({shares[rank][which]} sample(s), {limit})"
+
+    tail = "loader(drop_last=True) if it is just that step, " if when.startswith("the") else ""
+    return ConfigError(
+        f"statistics over all ranks (sync_batch_norm) need the same number of micro-batches on "
+        f"each, and {when} may have {told(low, 0)} and {told(high, 1)}; leave max_micro_batch "
+        f"out and keep shares small with Stride(max_share=...), or use {tail}equal shares "
+        "(policy='uniform'), or layers without statistics, such as group norm"
+    )
+
+
+def _by_cost() -> ConfigError:
+    return ConfigError(
+        "micro-batches by cost differ in number between ranks, and statistics over all "
+        "ranks need the same number on each; leave max_micro_batch out, or use layers "
+        "without statistics, such as group norm"
+    )

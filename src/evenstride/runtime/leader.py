@@ -103,6 +103,11 @@ class Leader:
         """The state of the decision path after the latest event."""
         return self._control
 
+    @property
+    def islands(self) -> Islands | None:
+        """The islands that are the workers of the fleet; ``None`` if each rank is one."""
+        return self._islands
+
     def form(self, event: FleetFormed) -> Verdict:
         """Form the fleet and return the ranks' opening split.
 

@@ -73,6 +73,7 @@ class Member:
         self.scaling = Scaling(
             team.world_size, StepTimer(self._recorder.add), self._commit, self._weight_exchange
         )
+        self.scaling.fit.spans = team.spans
         self._weights: WeightExchange | None = None
         self._contexts: list[RankContext] = []
         # Weak, because a loader in a reference cycle takes its workers down slowly (5 s each).
@@ -117,9 +118,10 @@ class Member:
             return {**shown, "costs": costs[0].digest() if costs else None}
 
         verdict = self._agree("loader()", show, judge_loader)
+        left = 0 if asked.drop_last else verdict["length"] % self._settings.global_batch
+        self.scaling.fit.lay_out(verdict["micro"], left, by_cost=cost_fn is not None)
         if verdict["cold_prefetch"]:
             self._skip_opening()
-        self.scaling.fit.everywhere = verdict["micro"]
         self.scaling.fit.whole = self._settings.quantum > 1
         self.scaling.micro = any(size is not None for size in verdict["micro"])
         if verdict["weighted"]:
@@ -238,11 +240,11 @@ class Member:
 
         call = "sync_batch_norm()"
         self._agree(call, show, lambda shown: equal(shown, call))
+        self.scaling.fit.require_even()
         with self.timer.waiting():
             group = _own_group(self._team)
         context = RankContext(group, lambda: self.scaling.draw, lambda: self.timer.waiting())
         self._contexts.append(context)
-        self.scaling.fit.even = self._team.world_size > 1
         convert(net, context)
 
     def guard(self) -> AbstractContextManager[None]:
@@ -348,7 +350,7 @@ class Member:
         if self._team.channel is None:
             return judge([show()])
         topic = f"call {self._meetings} of loader(), watch() or sync_batch_norm()"
-        return agree(self._team.channel, topic, show, judge)
+        return agree(self._team.channel, topic, show, judge, call)
 
     def _skip_opening(self) -> None:
         self._gate.skip_opening()

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from evenstride.errors import ConfigError
+from evenstride.runtime.fit import Fit, tail_spans
 from evenstride.runtime.norm import batch_norms
 from evenstride.runtime.sampler import Draw
 
@@ -43,17 +44,18 @@ class RankContext:
 
 
 class PlainNorms:
-    """The layers with statistics of each rank's own batch: a warning, and a refusal.
+    """The layers with statistics of each rank's own batch: two warnings, and a refusal.
 
     Args:
         world_size: number of ranks.
+        fit: tells what shares there may be.
     """
 
-    def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
+    def __init__(self, world_size: int, fit: Fit) -> None:
+        self._world_size, self._fit = world_size, fit
         self._layers: list[nn.Module] = []
         self._refusing: list[RemovableHandle] = []
-        self._warned = False
+        self._warned = self._looked_ahead = False
 
     def watch(self, model: nn.Module) -> None:
         """Know the layers of a model."""
@@ -71,6 +73,9 @@ class PlainNorms:
             return
         while self._refusing:
             self._refusing.pop().remove()
+        if not self._looked_ahead:
+            self._looked_ahead = True
+            self._look_ahead(draw.window)
         if draw.samples <= 1:
             self._refusing += (p.register_forward_pre_hook(_refuse_one) for p in self._layers)
         if not self._warned and draw.share * self._world_size != draw.window:
@@ -85,6 +90,34 @@ class PlainNorms:
                 draw.share,
                 draw.window,
             )
+
+    def _look_ahead(self, global_batch: int) -> None:
+        """Warn if a rank may come to have one sample, of which most BatchNorm1d cannot learn.
+
+        Not a refusal: the loop may end before, and an input may have values beyond the channels.
+        """
+        spans, tail = self._fit.spans, self._fit.tail
+        if not spans or not any(isinstance(layer, nn.BatchNorm1d) for layer in self._layers):
+            return
+        moving = any(fewest != most for fewest, most in spans)
+        in_tail = [fewest for fewest, _ in tail_spans(spans, tail)] if tail else []
+        if moving and tail >= 2 * len(spans):  # in proportion, but for rounding
+            in_tail = [fewest * tail // global_batch for fewest, _ in spans]
+        if min(in_tail, default=2) < 2:
+            when = f"the last, short step of an epoch ({tail} samples over all ranks)"
+        elif moving and min(fewest for fewest, _ in spans) < 2:
+            when = "a step"
+        else:
+            return
+        certain = not moving or 0 < tail < 2 * len(spans)
+        logger.warning(
+            "some rank %s get one sample in %s, and a BatchNorm1d cannot take statistics of one, "
+            "which would end the run there; give each rank at least two with Stride(min_share=2) "
+            "and loader(drop_last=True), or take the statistics over all ranks with "
+            "net = stride.sync_batch_norm(net) before wrapping it",
+            "will" if certain else "may",
+            when,
+        )
 
 
 def _refuse_one(layer: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -163,7 +163,7 @@ class StepSampler:
         self._cursor, self._position, self._step = cursor, cursor.position, step
         if self.order.by_epoch and parts and cursor.position:
             self._parts = self._cut_by(parts)
-        self._dealing = dealing or self.order.dealing(epoch)
+        self._dealing = dealing
         self._limit = -1 if limit is None else limit
         self._whole_step = step if whole_first else -1
         self._gate.rewind(step)
@@ -212,7 +212,7 @@ class StepSampler:
         shares = shares or self._kept(self._gate.expected(self._step))
         if self.order.by_epoch and not self._position:
             self._parts = self._cut_by(shares)
-        if self.order.shards and not self._position:  # also where a calibration starts again
+        if not self._position:  # also where a calibration starts again
             self._dealing = self.order.dealing(self._epoch)
         self._fit.check(step_shares(shares, len(cursor.window)))
         one = self._sizes is not None or self._gate.opening or self._dealing is not None

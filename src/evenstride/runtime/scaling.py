@@ -80,7 +80,7 @@ class Scaling:
         self.draw: Draw | None = None  # of the batch in the training loop's hands
         self.retry = Retry.NO  # what comes again because it did not fit into memory
         self.fit = Fit()
-        self.norms = PlainNorms(world_size)
+        self.norms = PlainNorms(world_size, self.fit)
         self.drift: DriftGuard | None = None
         self.guarding = False  # whether the loop is inside `Stride.guard`
         self.accumulated: list[nn.Module] = []  # models held back for the batch in hand, inside it
@@ -234,6 +234,8 @@ class Scaling:
 
     def scale(self, loss: Tensor, weight: float | None) -> Tensor:
         """Return ``loss * W * n_k / N``; see `Stride.scale`."""
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise _not_one_number(loss)
         if loss.is_cuda and not self.timer.on_device:
             self.timer = StreamTimer.instead_of(self.timer, CudaMarks(loss.device))
         started_s, waited_s = self.timer.now(), 0.0
@@ -384,3 +386,13 @@ class Scaling:
     def _loud_again(self) -> None:
         while self._silenced:
             self._silenced.pop().remove()
+
+
+def _not_one_number(loss: object) -> ScaleError:
+    what, fix = type(loss).__name__, "give it what the model made of the batch, without .item()"
+    if isinstance(loss, Tensor):
+        what, fix = f"tensor of shape {tuple(loss.shape)}", "call it with loss.mean()"
+    return ScaleError(
+        f"scale() got a {what}; it takes a tensor of one element, the mean loss over the samples "
+        f"of this rank's batch; {fix}"
+    )

@@ -17,13 +17,16 @@ from evenstride.core.control import Control, FleetFormed
 from evenstride.core.fleet import Shares, Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.dynamic_batching import DynamicBatching
-from evenstride.core.policies.static import Static
+from evenstride.core.policies.static import Given, Static
+from evenstride.core.policies.uniform import Uniform
+from evenstride.core.quanta import spans
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, agree, require_equal
 from evenstride.runtime.channel import Channel, open_channel
 from evenstride.runtime.checks import check_whole
 from evenstride.runtime.devices import check_backends
 from evenstride.runtime.environment import Environment
+from evenstride.runtime.fit import Spans
 from evenstride.runtime.islands import Islands, islands_of, show_island
 from evenstride.runtime.leader import Leader
 from evenstride.runtime.peers import Peer, myself
@@ -78,6 +81,8 @@ class Team:
         leader: on rank 0 only.
         step_file: likewise, if one was asked for.
         islands: that the ranks are on; ``None`` if each is balanced by itself.
+        spans: the fewest and the most samples that each rank may get in a full step, as far as
+            bounds and policy go; memory may change them.
     """
 
     rank: int
@@ -90,6 +95,7 @@ class Team:
     leader: Leader | None
     step_file: StepFile | None = None
     islands: Islands | None = None
+    spans: Spans = ()
 
 
 def group_of(group: dist.ProcessGroup | None, environment: Environment) -> dist.ProcessGroup | None:
@@ -288,7 +294,34 @@ def _formed(leader: Leader, settings: Settings, shown: list[Plain]) -> Plain:
         for peer, mine in zip(peers, shown, strict=True)
     )
     verdict = leader.form(FleetFormed(0, 0, settings.global_batch, workers))
-    return {"verdict": verdict_to_plain(verdict), "peers": [peer.to_plain() for peer in peers]}
+    return {
+        "verdict": verdict_to_plain(verdict),
+        "peers": [peer.to_plain() for peer in peers],
+        "spans": _spans(leader.control, leader.islands, verdict.shares or ()),
+    }
+
+
+def _spans(control: Control, islands: Islands | None, shares: Shares) -> Spans:
+    """Return the fewest and the most samples that each rank may get in a full step.
+
+    Args:
+        control: that has formed a fleet.
+        islands: that are its workers; ``None`` if the ranks are.
+        shares: of the ranks at first.
+    """
+    fleet = control.fleet
+    assert fleet is not None, "the leader has just formed it"
+    if isinstance(control.policy, (Uniform, Static, Given)):
+        return tuple((share, share) for share in shares)
+    ends = spans(fleet.lower, fleet.upper, fleet.global_batch, fleet.quanta)
+    of_workers = zip(*(end.tolist() for end in ends), strict=True)
+    if islands is None:
+        return tuple(of_workers)
+    of_ranks = [(0, 0)] * islands.size
+    for island, (fewest, most) in zip(islands.members, of_workers, strict=True):
+        for rank in island:
+            of_ranks[rank] = fewest // len(island), -(-most // len(island))
+    return tuple(of_ranks)
 
 
 def _team(
@@ -314,4 +347,5 @@ def _team(
         leader=leader,
         step_file=step_file,
         islands=None if islands is None else Islands(tuple(map(tuple, islands))),
+        spans=tuple((fewest, most) for fewest, most in plain["spans"]),
     )

@@ -235,8 +235,8 @@ class Stride:
 
         Raises:
             ConfigError: a layer is lazy, parametrized or has a forward pass of its own, or the
-                ranks disagree; nothing was changed. Later, at a step whose shares would be cut
-                into different numbers of micro-batches.
+                ranks disagree, or the training loader may cut shares into different numbers of
+                micro-batches (`loader` refuses that likewise); nothing was changed.
         """
         self._member.sync_batch_norm(net)
         return net
@@ -254,8 +254,8 @@ class Stride:
                 give one. Not with micro-batches or a ``weight_fn``.
 
         Raises:
-            ScaleError: outside the loop, for a loss scaled before, or a weight that is negative
-                or not finite.
+            ScaleError: outside the loop, for a loss scaled before or of other than one element,
+                or a weight that is negative or not finite.
 
         Source:
             Weighted gradients as in Dynamic Batching (ACSOS 2020, arXiv 2305.12213, sec. III);

@@ -88,7 +88,7 @@ def test_many_workers_are_shortened(shell: Shell) -> None:
         (["1,nan"], "give one positive number per worker"),
         (["1,inf"], "give one positive number per worker"),
         (["--", "-1,1"], "give one positive number per worker"),
-        (["1,1", "-b", "1"], "raise the global batch to at least 2, use fewer workers"),
+        (["1,1", "-b", "1"], "raise the global batch to at least 2, or use fewer workers"),
         (["1,1", "-b", "-3"], "cannot share a global batch of -3 samples"),
         (["1,1", "--fixed", "1"], "a fixed part of 1.0 cannot be: it is at least 0 and below 1"),
         (["1,1", "--fixed", "-0.1"], "a fixed part of -0.1 cannot be"),

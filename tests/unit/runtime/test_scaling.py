@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 import torch
@@ -133,3 +134,33 @@ def test_a_weight_that_cannot_be_is_refused(weight: float) -> None:
 
     with pytest.raises(ScaleError, match="given the weight"):
         rank.scaling.scale(rank.loss(), weight)
+
+
+@pytest.mark.parametrize(
+    ("loss", "complaint"),
+    [
+        (0.5, r"got a float; it takes a tensor of one element.*without \.item\(\)"),
+        (None, "got a NoneType; it takes a tensor of one element"),
+        (torch.ones(3, 2), r"got a tensor of shape \(3, 2\); .*; call it with loss\.mean\(\)"),
+        (torch.ones(0), r"got a tensor of shape \(0,\)"),
+    ],
+)
+def test_what_is_no_loss_is_refused_with_what_to_give(loss: Any, complaint: str) -> None:
+    rank = Rank(2)
+    rank.take(3, 12)
+
+    with pytest.raises(ScaleError, match=complaint):
+        rank.scaling.scale(loss, None)
+
+    rank.gradient()  # nothing was changed
+    assert len(rank.committed) == 1
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_loss_may_have_any_shape_of_one_element(shape: tuple[int, ...]) -> None:
+    rank = Rank(2)
+    rank.take(3, 12)
+
+    scaled = rank.scaling.scale(torch.ones(shape, requires_grad=True), None)
+
+    assert (scaled.shape, scaled.item()) == (shape, 0.5)

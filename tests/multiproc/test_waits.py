@@ -1,0 +1,69 @@
+"""A call that one rank makes late: the others say so, and all get what they asked for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+
+import pytest
+import torch.distributed as dist
+
+import evenstride
+from evenstride.runtime.channel import finish
+from evenstride.testing import RankPool
+from tests.multiproc.training import rows
+from tests.unit.runtime.test_agreement import heard
+
+
+def one_is_late(rank: int, late: int) -> tuple[int, list[str]]:
+    """Make a loader, on one rank only after all others have said that they wait."""
+    stride = evenstride.Stride(global_batch=8, policy="uniform")
+    channel = stride._member._team.channel
+    assert channel is not None
+    channel.tell_after = timedelta(milliseconds=10)
+    store = dist.distributed_c10d._get_default_store()
+    with heard(lambda: store.set(f"heard by {rank}", "")) as said:
+        if rank == late:
+            store.wait([f"heard by {other}" for other in range(3) if other != late])
+            channel.tell_after = timedelta(seconds=60)
+        steps = len(stride.loader(rows(20)))
+    stride.close()
+    return steps, said
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_ranks_that_wait_in_a_call_name_it_and_whom_they_wait_for(
+    ranks: RankPool, late: int
+) -> None:
+    answers = ranks.run(one_is_late, 3, late)
+
+    assert [steps for steps, _ in answers] == [3, 3, 3]
+    for rank, (_, said) in enumerate(answers):
+        assert len(said) == (rank != late)
+        for text in said:
+            asked, _, whom = text.partition(";")[0].partition(" for rank ")
+            assert asked.startswith(f"rank {rank} waits in ")
+            assert "loader()" in asked
+            assert str(late) in whom.split(", ")  # and whoever else has not come yet
+
+
+def a_late_mean(rank: int) -> tuple[object, list[str]]:
+    """Take a mean, on rank 1 only after rank 0 has said that it waits."""
+    stride = evenstride.Stride(global_batch=8, policy="uniform")
+    store = dist.distributed_c10d._get_default_store()
+    after = timedelta(milliseconds=10) if rank == 0 else timedelta(seconds=60)
+    with heard(lambda: store.set("heard", "")) as said, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evenstride.runtime.evaluation.finish", partial(finish, tell_after=after))
+        if rank == 1:
+            store.wait(["heard"])
+        mean = stride.mean(float(rank), 1)
+    stride.close()
+    return mean, said
+
+
+def test_a_rank_that_waits_in_a_mean_says_so(ranks: RankPool) -> None:
+    (mean, said), late = ranks.run(a_late_mean, 2)
+
+    assert (mean, late) == (0.5, (0.5, []))
+    assert len(said) == 1
+    assert said[0].startswith("rank 0 waits in mean() for the other ranks;")
