@@ -10,12 +10,10 @@ import contextlib
 import enum
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -24,10 +22,10 @@ from evenstride.errors import ScaleError, UsageError
 from evenstride.runtime.drift import DriftGuard
 from evenstride.runtime.fit import Fit
 from evenstride.runtime.ghost import silence, zero_loss
-from evenstride.runtime.late import LateSync, syncs_late
+from evenstride.runtime.holdback import hold_back
+from evenstride.runtime.late import LateSync
 from evenstride.runtime.normalising import PlainNorms
 from evenstride.runtime.sampler import Draw
-from evenstride.runtime.sharded import held_back, is_sharded
 from evenstride.runtime.stream_timer import CudaMarks, StreamTimer
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.weights import WeightExchange, checked
@@ -271,26 +269,11 @@ class Scaling:
         if self.guarding:
             self.accumulated.append(model)
         try:
-            with self._held_back(model, last=self.draw.last):
+            late = self._late if self.guarding else None
+            with hold_back(model, last=self.draw.last, world_size=self.world_size, late=late):
                 yield
         finally:
             self._accumulating = False
-
-    def _held_back(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-        engine: Any = model
-        if is_sharded(model):
-            return held_back(model, last=last)
-        if last and self.guarding and isinstance(engine, DistributedDataParallel):
-            return self._late.held(engine) if syncs_late(model) else contextlib.nullcontext()
-        if last or (self.world_size == 1 and not hasattr(engine, "no_sync")):
-            return contextlib.nullcontext()
-        if hasattr(engine, "no_sync"):
-            no_sync: AbstractContextManager[None] = engine.no_sync()
-            return no_sync
-        raise UsageError(
-            f"accumulate() got a {type(model).__name__}, which cannot hold back its "
-            "synchronisation; give it the DistributedDataParallel (or FSDP) model itself"
-        )
 
     def _refuse_after_failure(self) -> None:
         if self.retry:
