@@ -16,13 +16,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
+from evenstride.lab.bench import training
 from evenstride.lab.bench.place import Place
-from evenstride.lab.bench.training import EqualShares
 from evenstride.lab.guarded import die_with_parent
 from evenstride.runtime.devices import read_device
-from evenstride.runtime.stride import Stride
 
 SIDE, CLASSES = 32, 10
 POOL = 1_024  # different images; an epoch goes through them many times
@@ -122,8 +121,8 @@ class Images(Dataset[Any]):
         return self._x[chosen], self._y[chosen]
 
 
-class Arm:
-    """A way of training, kept between blocks; all ranks make the same arms in the same order.
+class Arm(training.Arm):
+    """One of lab's arms, with a net to choose, that warms up before each block.
 
     Args:
         place: of this rank.
@@ -136,65 +135,20 @@ class Arm:
     def __init__(
         self, place: Place, net: Net, data: Images, policy: str | None, trace: Path | None = None
     ) -> None:
-        self.place, self.steps = place, 0
-        self.net = net.made()
-        self._model = place.averaged(self.net)
-        self._optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01)
-        self.stride: Stride | None = None
-        self._scale: Callable[[Tensor], Tensor] = lambda loss: loss
-        self._loader: Any
-        if policy is None:
-            sampler = EqualShares(len(data), data.batch, place)
-            self._loader = DataLoader(data, batch_sampler=sampler, collate_fn=_as_it_is)
-        else:
-            self.stride = Stride(data.batch, policy=policy, process_group=place.group, trace=trace)
-            self._loader = self.stride.loader(data, seeded=False, collate_fn=_as_it_is)
-            # Comparing weights now and then is no part of a step.
-            self._model = self.stride.watch(self._model, drift_check=0)
-            self._scale = self.stride.scale
-        self._batches = self._forever()
+        self.steps = 0
+        # Comparing weights now and then is no part of a step.
+        super().__init__(place, data, policy, trace, net=net.made(), drift_check=0)
 
     def block(self, steps: int) -> float:
         """Train some steps, all ranks starting together; return the mean time of one."""
         for _ in range(_WARM_STEPS):
             self.step()
-        started_s = self.place.start_s()
-        for _ in range(steps):
-            self.step()
-        return (self.place.now_s() - started_s) / steps
-
-    def step(self) -> None:
-        """Train one step."""
-        self.backward()
-        self.update()
+        return super().block(steps)
 
     def backward(self) -> None:
         """Fetch, forward and backward pass of a step."""
         self.steps += 1
-        x, y = next(self._batches)
-        loss = F.cross_entropy(self._model(x), y)
-        self._scale(loss).backward()  # type: ignore[no-untyped-call]
-
-    def update(self) -> None:
-        """End a step."""
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-
-    def own_s(self) -> tuple[float, int]:
-        """Return evenstride's own time so far on this rank, and the steps it is over."""
-        assert self.stride is not None, "only an arm with a policy has time of its own"
-        summary = self.stride.summary()
-        return summary.overhead_s * summary.step, summary.step
-
-    def close(self) -> None:
-        """Leave the loop and end the `Stride`."""
-        self._batches.close()
-        if self.stride is not None:
-            self.stride.close()
-
-    def _forever(self) -> Any:
-        while True:
-            yield from self._loader
+        super().backward()
 
 
 class Bench:

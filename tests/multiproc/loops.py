@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
@@ -110,8 +110,8 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
 
     stride._member.timer.finished = keep
     data = TensorDataset(torch.randn(8 * 64, 4))
-    weight_fn = (lambda batch: float(len(batch[0]))) if how == "token weights" else None
     parts = 2 if how == "micro-batches" else 1
+    weight_fn = _samples if how == "token weights" else None
     loader = stride.loader(data, weight_fn=weight_fn, max_micro_batch=4 // parts)
     model = _wrapped(stride, how)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -130,9 +130,17 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
             burn(128, 3 * times)
             stride.mean(1.0, 1)
     stride.close()
-    warm = [r for r in records if r.modelled and r.step > 8]
-    rest_s = quartile([r.busy_s - injected[r.step] for r in warm if r.step % 2 == 0])
-    worked = [r for r in warm if r.step % 2]
+    return _read_back([r for r in records if r.modelled and r.step > 8], injected)
+
+
+def _samples(batch: list[Tensor]) -> float:
+    return float(len(batch[0]))
+
+
+def _read_back(records: list[StepRecord], injected: dict[int, float]) -> tuple[float, float]:
+    """Return the injected work per step, and which part of it the records have."""
+    rest_s = quartile([r.busy_s - injected[r.step] for r in records if r.step % 2 == 0])
+    worked = [r for r in records if r.step % 2]
     return (
         median(tuple(injected[r.step] for r in worked)),
         quartile([(r.busy_s - rest_s) / injected[r.step] for r in worked]),

@@ -53,16 +53,3 @@ def train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
     state = stride.state_dict()
     stride.close()
     return {"steps": steps[:-1], "state": state}
-
-
-def alone(steps: list[list[int]]) -> list[list[float]]:
-    """Return the gradients of one process on the given samples of each step."""
-    module, data, gradients = net(), rows(LENGTH), []
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
-    for ids in steps:
-        _, x, y = data[ids]
-        nn.functional.mse_loss(module(x), y).backward()  # type: ignore[no-untyped-call]
-        gradients.append(flat(module))
-        optimizer.step()
-        optimizer.zero_grad()
-    return gradients

@@ -68,19 +68,6 @@ def train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def alone(steps: list[list[int]]) -> list[list[float]]:
-    """Return the gradients of one process on the given samples of each step."""
-    module, data, gradients = net(), rows(LENGTH), []
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
-    for ids in steps:
-        _, x, y = data[ids]
-        nn.functional.mse_loss(module(x), y).backward()  # type: ignore[no-untyped-call]
-        gradients.append(flat(module))
-        optimizer.step()
-        optimizer.zero_grad()
-    return gradients
-
-
 def evaluated(rank: int) -> list[int]:
     """Return the samples that an evaluation of shards gives this rank."""
     stride = evenstride.Stride(global_batch=BATCH, policy="static:10,14")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from evenstride.testing import RankPool
-from tests.multiproc.parted import LENGTH, alone, train
-from tests.multiproc.training import relative_error
+from tests.multiproc.parted import LENGTH, train
+from tests.multiproc.training import alone_on, relative_error
 
 
 def _by_epoch(told: list[dict[str, Any]]) -> dict[int, list[list[int]]]:
@@ -43,7 +43,7 @@ def test_every_sample_once_and_the_gradient_exact(ranks: RankPool, plan: dict[st
     _check_epochs(told)
     union = [a["ids"] + b["ids"] for a, b in zip(*(one["steps"] for one in told), strict=True)]
     for one in told:
-        for step, truth in zip(one["steps"], alone(union), strict=True):
+        for step, truth in zip(one["steps"], alone_on(LENGTH, union), strict=True):
             assert relative_error(step["gradient"], truth) <= 1e-12
 
 

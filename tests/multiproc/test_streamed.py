@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from evenstride.testing import RankPool
-from tests.multiproc.streamed import BATCH, LENGTH, alone, evaluated, train
-from tests.multiproc.training import relative_error
+from tests.multiproc.streamed import BATCH, LENGTH, evaluated, train
+from tests.multiproc.training import alone_on, relative_error
 
 
 def _steps(runs: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
@@ -29,7 +29,7 @@ def _check(runs: list[list[dict[str, Any]]]) -> None:
     for trained in epochs.values():
         assert sorted(trained) == list(range(LENGTH))
     steps = _steps(runs[:1])
-    for parts, truth in zip(steps, alone(union[: len(steps)]), strict=True):
+    for parts, truth in zip(steps, alone_on(LENGTH, union[: len(steps)]), strict=True):
         for part in parts:
             assert relative_error(part["gradient"], truth) <= 1e-12
 

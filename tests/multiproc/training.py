@@ -37,6 +37,19 @@ def net(dtype: torch.dtype = torch.float64) -> nn.Module:
     return model
 
 
+def alone_on(length: int, steps: list[list[int]]) -> list[list[float]]:
+    """Return the gradients of one process, in plain PyTorch, on the given samples of each step."""
+    module, data, gradients = net(), rows(length), []
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    for ids in steps:
+        _, x, y = data[ids]
+        F.mse_loss(module(x), y).backward()  # type: ignore[no-untyped-call]
+        gradients.append(flat(module))
+        optimizer.step()
+        optimizer.zero_grad()
+    return gradients
+
+
 class Short(nn.Module):
     """A model that runs out of memory behind its first layer, and has a buffer.
 

@@ -15,6 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.hooks import RemovableHandle
 
 from evenstride.core.weighting import loss_factor
@@ -25,6 +29,7 @@ from evenstride.runtime.ghost import silence, zero_loss
 from evenstride.runtime.holdback import hold_back
 from evenstride.runtime.late import LateSync
 from evenstride.runtime.normalising import PlainNorms
+from evenstride.runtime.overflow import register_scaler_update_hook
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.stream_timer import CudaMarks, StreamTimer
 from evenstride.runtime.timing import StepTimer
@@ -92,6 +97,15 @@ class Scaling:
         self._accumulating = self._queued = False
         self.by_argument = False  # whether weights were given to `scale`
         self._silenced: list[RemovableHandle] = []
+
+    def listen(self) -> tuple[RemovableHandle, ...]:
+        """Be told of every step that an optimizer takes, until the handles are removed."""
+        return (
+            register_optimizer_step_pre_hook(self.optimizer_steps),
+            register_optimizer_step_post_hook(self.optimizer_stepped),
+            # For the steps that a gradient scaler leaves out.
+            register_scaler_update_hook(self.optimizer_stepped),
+        )
 
     @property
     def mid_step(self) -> bool:

@@ -11,10 +11,6 @@ from typing import Any, TypeVar, Unpack, overload
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils.data import DataLoader
 
 from evenstride.errors import ConfigError, StepInFlight
@@ -23,7 +19,6 @@ from evenstride.runtime.costs import CostFn
 from evenstride.runtime.environment import read_environment
 from evenstride.runtime.loader import DataLoaderOptions, LoaderOptions
 from evenstride.runtime.member import Member
-from evenstride.runtime.overflow import register_scaler_update_hook
 from evenstride.runtime.setup import Settings, form_team, group_of, refuse_everywhere
 from evenstride.runtime.summary import Summary
 
@@ -111,13 +106,7 @@ class Stride:
             step_file=environment.progress,
         )
         self._member = Member(form_team(settings, group, shard_group), settings, environment)
-        scaling = self._member.scaling
-        self._hooks = (
-            register_optimizer_step_pre_hook(scaling.optimizer_steps),
-            register_optimizer_step_post_hook(scaling.optimizer_stepped),
-            # For the steps that a gradient scaler leaves out.
-            register_scaler_update_hook(scaling.optimizer_stepped),
-        )
+        self._hooks = self._member.scaling.listen()
         atexit.register(self._close_at_exit)
 
     def loader(

@@ -100,22 +100,27 @@ class Arm:
 
     Args:
         place: of this rank.
-        data: with the global batch, a multiple of the number of ranks.
-        policy: of the `Stride` that splits them; ``None`` for plain PyTorch.
+        data: such as `Rows`; has the global batch as ``batch``, a multiple of the ranks' number.
+        policy: of the `Stride` that splits it; ``None`` for plain PyTorch.
         trace: where the leader records it.
+        net: to train; the small one of this module if ``None``.
+        drift_check: see `Stride.watch`.
     """
 
     def __init__(
         self,
         place: Place,
-        data: Rows,
+        data: Any,
         policy: str | None,
         trace: Path | None = None,
+        *,
+        net: nn.Module | None = None,
+        drift_check: int | None = None,
     ) -> None:
-        self._place = place
-        self._net = _net(place)
-        self._model = place.averaged(self._net)
-        self._optimizer = torch.optim.SGD(self._net.parameters(), lr=0.01)
+        self.place = place
+        self.net = _net(place) if net is None else net
+        self._model = place.averaged(self.net)
+        self._optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01)
         self.stride: Stride | None = None
         self._scale: Callable[[Tensor], Tensor] = lambda loss: loss
         self._loader: Any
@@ -125,17 +130,21 @@ class Arm:
         else:
             self.stride = Stride(data.batch, policy=policy, process_group=place.group, trace=trace)
             self._loader = self.stride.loader(data, seeded=False, collate_fn=_as_it_is)
-            self._model = self.stride.watch(self._model)
+            self._model = self.stride.watch(self._model, drift_check=drift_check)
             self._scale = self.stride.scale
         self._batches = self._forever()
 
     def block(self, steps: int) -> float:
         """Train some steps, all ranks starting together; return the mean time of one."""
-        started_s = self._place.start_s()
+        started_s = self.place.start_s()
         for _ in range(steps):
-            self._backward()
-            self._update()
-        return (self._place.now_s() - started_s) / steps
+            self.step()
+        return (self.place.now_s() - started_s) / steps
+
+    def step(self) -> None:
+        """Train one step."""
+        self.backward()
+        self.update()
 
     def timed_steps(self, steps: int) -> list[tuple[float, float]]:
         """Train some steps; return the seconds of own work in each, and of the whole of it.
@@ -148,18 +157,18 @@ class Arm:
 
         def mark(_: Tensor) -> None:
             # Not for the whole device: what averages the gradients is at work there as well.
-            ready_s[0] = self._place.computed_s()
+            ready_s[0] = self.place.computed_s()
 
         hooks = [
             parameter.register_post_accumulate_grad_hook(mark)  # type: ignore[no-untyped-call]
-            for parameter in self._net.parameters()
+            for parameter in self.net.parameters()
         ]
-        times_s, before_s = list[tuple[float, float]](), self._place.start_s()
+        times_s, before_s = list[tuple[float, float]](), self.place.start_s()
         for _ in range(steps):
-            self._backward()
-            backward_s = self._place.now_s()
-            self._update()
-            now_s = self._place.now_s()
+            self.backward()
+            backward_s = self.place.now_s()
+            self.update()
+            now_s = self.place.now_s()
             times_s.append((now_s - before_s - (backward_s - ready_s[0]), now_s - before_s))
             before_s = now_s
         for hook in hooks:
@@ -182,12 +191,14 @@ class Arm:
         while True:
             yield from self._loader
 
-    def _backward(self) -> None:
+    def backward(self) -> None:
+        """Fetch, forward and backward pass of a step."""
         x, y = next(self._batches)
         loss = F.cross_entropy(self._model(x), y)
         self._scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def _update(self) -> None:
+    def update(self) -> None:
+        """End a step."""
         self._optimizer.step()
         self._optimizer.zero_grad()
 
