@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,8 @@ from tests.multiproc.training import Loop, rows
 
 # Matrix products per sample; some 2 ms.
 WORK = 30
+PAIRS = Layout(mesh=(2, 2))
+LENGTH = 290  # of data that keeps to its rank
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,34 @@ def _train(
             shares.append(stride.shares)
             if len(gradients) == loop.steps:
                 return gradients, shares
+
+
+def kept(rank: int, how: str) -> list[list[int]]:
+    """Train two epochs of data that keeps to its rank; return this rank's samples of each."""
+    group = mesh_of(2, 2)["shard"].get_group()
+    stride = evenstride.Stride(global_batch=40, policy="adaptive", shard_group=group)
+    data = rows(LENGTH)
+    if how == "shards":
+        starts = (0, 50, 80)
+        read = partial(_rest_of, data, (*starts, LENGTH))
+        loader = stride.loader(evenstride.Shards((50, 30, LENGTH - 80), read))
+    else:
+        loader = stride.loader(data, partition="epoch")
+    model = stride.watch(sharded(Net(PAIRS, torch.float64), PAIRS))
+    epochs: list[list[int]] = [[], []]
+    while stride.epoch < 2:
+        epoch = stride.epoch
+        for ids, x, y in loader:
+            burn(128, WORK // 4 * (1 + 3 * (rank > 1)) * len(x))
+            stride.scale(nn.functional.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+            model.zero_grad()
+            epochs[epoch] += ids.tolist() if stride.samples else []
+    stride.close()
+    return epochs
+
+
+def _rest_of(data: Any, starts: tuple[int, ...], shard: int, skip: int) -> Iterator[Any]:
+    return (data[index] for index in range(starts[shard] + skip, starts[shard + 1]))
 
 
 class _Told(logging.Handler):

@@ -9,13 +9,21 @@ from functools import cache
 import pytest
 
 from evenstride.testing import RankPool
-from tests.multiproc.islands import Balanced, balanced, groups, outside, watched
+from tests.multiproc.islands import (
+    LENGTH,
+    PAIRS,
+    Balanced,
+    balanced,
+    groups,
+    kept,
+    outside,
+    watched,
+)
 from tests.multiproc.sharded import Layout, alone
 from tests.multiproc.training import Loop, relative_error
 
 FLOAT64 = 1e-12
 
-PAIRS = Layout(mesh=(2, 2))
 # 130 samples are 3 global batches and a tail of 10.
 CASES = {
     "fixed shares": (Loop(40, 130, "static:11,29", steps=8), PAIRS, ()),
@@ -139,3 +147,12 @@ ACCEPTED = {
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_a_model_on_its_islands_or_none_is_watched(ranks: RankPool, name: str) -> None:
     assert ranks.run(watched, 4, *ACCEPTED[name]) == [("", "")] * 4
+
+
+@pytest.mark.parametrize("how", ["parts", "shards"])
+def test_data_that_keeps_to_its_rank_is_trained_once_on_islands(ranks: RankPool, how: str) -> None:
+    told = ranks.run(kept, 4, how)
+
+    for epoch in range(2):
+        trained = [index for mine in told for index in mine[epoch]]
+        assert sorted(trained) == list(range(LENGTH))
