@@ -70,3 +70,7 @@ def __getattr__(name: str) -> Any:
 
         return Summary
     raise AttributeError(f"module 'evenstride' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -149,7 +149,7 @@ class _Table:
         """Begin as many stretches on a lane as it takes to read some samples."""
         read: list[Stretch] = []
         while samples:
-            first, end = self._next()
+            first, end = self._next(samples)
             last = min(first + samples, end)
             self.low[lane], self.high[lane] = last, end
             if first < last:
@@ -157,8 +157,11 @@ class _Table:
             samples -= last - first
         return read
 
-    def _next(self) -> Stretch:
-        """Return what to begin next: what an earlier run left, a shard, or half of another's."""
+    def _next(self, samples: int) -> Stretch:
+        """Return what to begin next: what an earlier run left, a shard, or a part of another's.
+
+        That is the second half of what is left there, or as much as is wanted at once.
+        """
         if self.rest:
             return self.rest.pop(0)
         if self.begun < len(self._before.order):
@@ -169,7 +172,7 @@ class _Table:
         longest = np.unravel_index(int(left.argmax()), left.shape)
         assert left[longest] > 0, "a step has no more samples than are left"
         end = int(self.high[longest])
-        self.high[longest] -= (left[longest] + 1) // 2
+        self.high[longest] -= max((left[longest] + 1) // 2, min(samples, left[longest]))
         return int(self.high[longest]), end
 
     def closed(self) -> Dealing:

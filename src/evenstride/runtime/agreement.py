@@ -80,8 +80,8 @@ class _Wait:
         except RuntimeError as error:
             who = _whom(self.channel.missing(keys))
             raise WorkerLost(
-                f"{who} did not reach {self.topic} within {timeout.total_seconds():.0f} s; every "
-                "rank must make the same Stride and the same loaders in the same order"
+                f"{who} did not reach {self.call} within {timeout.total_seconds():.0f} s; every "
+                "rank must make the same calls in the same order"
             ) from error
 
     def _tell(self) -> None:
@@ -94,7 +94,7 @@ class _Wait:
 
 def _whom(missing: list[str]) -> str:
     ranks = [int(key.rpartition("/")[2]) for key in missing if not key.endswith("/verdict")]
-    return f"rank {_listed(ranks)}" if ranks else "the leader"
+    return f"rank {_listed(ranks or [0])}"  # the verdict is rank 0's
 
 
 def _judged(wait: _Wait, judge: Callable[[list[Plain]], Plain]) -> Plain:

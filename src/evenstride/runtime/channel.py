@@ -187,10 +187,9 @@ def finish(work: dist.Work, rank: int, call: str, tell_after: timedelta = TELL_A
     try:
         work.wait(tell_after)
     except RuntimeError:
-        if work.is_completed():  # it has failed, rather than taken long
-            raise
-        tell_of_wait(rank, call, "the other ranks")
-        work.wait()
+        if not work.is_completed():
+            tell_of_wait(rank, call, "the other ranks")
+        work.wait()  # raises if it has failed, rather than taken long
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from evenstride.core.fleet import Shares
+from evenstride.core.dealing import Dealing
+from evenstride.core.fleet import IntArray, Shares
 from evenstride.core.partition import cut, even_windows, micro_batches, step_shares
 from evenstride.runtime.channel import finish, told
 from evenstride.runtime.loader import BatchStream, DataLoaderOptions
@@ -21,7 +22,7 @@ from evenstride.runtime.sharded import gathered
 
 
 class EvalSampler:
-    """This rank's part of a data set, in the data set's own order.
+    """This rank's part of a data set, in the data set's own order; of shards, shard by shard.
 
     Args:
         length: samples in the data set.
@@ -30,6 +31,7 @@ class EvalSampler:
         rank: this rank.
         max_micro_batch: most samples per batch of this rank.
         seed: of the samples' randomness, the same in every pass; ``None`` for no seeding.
+        dealing: where a pass over shards begins; ``None`` for other data.
     """
 
     def __init__(
@@ -40,27 +42,38 @@ class EvalSampler:
         rank: int,
         max_micro_batch: int | None,
         seed: int | None,
+        dealing: Dealing | None = None,
     ) -> None:
         self._windows = even_windows(length, batch)
         self._shares, self._rank, self._seed = shares, rank, seed
-        self._max_micro_batch = max_micro_batch
+        self._max_micro_batch, self._dealing = max_micro_batch, dealing
 
     def __len__(self) -> int:
         return len(self._windows)
 
     def __iter__(self) -> Iterator[Keys]:
-        shares = self._shares()
-        for window in self._windows:
-            piece = cut(window, step_shares(shares, len(window)))[self._rank]
-            if piece.samples:
-                for part in micro_batches(piece.positions, self._max_micro_batch):
-                    yield self._keys(part)
+        for mine in self._of_steps(self._shares()):
+            for part in micro_batches(range(len(mine)), self._max_micro_batch):
+                yield self._keys(mine[part.start : part.stop])
 
-    def _keys(self, part: range) -> Keys:
+    def _of_steps(self, shares: Shares) -> Iterator[IntArray]:
+        """Yield this rank's samples of each step in which it has any."""
+        dealing = self._dealing
+        for step, window in enumerate(self._windows):
+            of_step = step_shares(shares, len(window))
+            if dealing is not None:
+                dealing, mine = dealing.step(step, of_step, self._rank)
+            else:
+                positions = cut(window, of_step)[self._rank].positions
+                mine = np.arange(positions.start, positions.stop)
+            if of_step[self._rank]:
+                yield mine
+
+    def _keys(self, indices: IntArray) -> Keys:
         if self._seed is None:
-            return list(part)
-        seeds = item_seeds(self._seed, 0, np.arange(part.start, part.stop))
-        return list(zip(part, seeds.tolist(), strict=True))
+            return list(indices.tolist())
+        seeds = item_seeds(self._seed, 0, indices)
+        return list(zip(indices.tolist(), seeds.tolist(), strict=True))
 
 
 class EvalLoader(DataLoader[Any]):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from evenstride.core.dealing import Dealing
 from evenstride.core.partition import EpochCursor
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, require_equal
 from evenstride.runtime.checks import check_whole
 from evenstride.runtime.loader import LoaderOptions, dataset_length
+from evenstride.runtime.sampler import Order
 from evenstride.runtime.setup import Settings
 from evenstride.runtime.shards import digest, lengths_of
 
@@ -34,10 +36,29 @@ def layout(dataset: Any, asked: LoaderOptions, processes: int) -> Plain:
     }
 
 
-def judge_loader(shown: list[Plain]) -> Plain:
+def judge_loader(shown: list[Plain], topic: str = "the training loader") -> Plain:
     """Compare the layouts; micro-batches on one rank mean `accumulate` on all."""
     micro, lanes = (tuple(mine.pop(name) for mine in shown) for name in ("micro", "lanes"))
-    return {**equal(shown, "the training loader"), "micro": micro, "lanes": lanes}
+    return {**equal(shown, topic), "micro": micro, "lanes": lanes}
+
+
+def order_of(dataset: Any, agreed: Plain, asked: LoaderOptions, seed: int) -> Order:
+    """Return how the epochs of a training loader are laid out, given what the ranks agreed on."""
+    shards = lengths_of(dataset)
+    return Order(
+        length=agreed["length"],
+        seed=seed,
+        shuffle=asked.shuffle,
+        drop_last=asked.drop_last,
+        by_epoch=asked.by_epoch,
+        shards=shards,
+        lanes=tuple(agreed["lanes"]) if shards else (),
+    )
+
+
+def dealing(dataset: Any, agreed: Plain) -> Dealing | None:
+    """Return where an evaluation of shards begins; nothing for other data."""
+    return order_of(dataset, agreed, LoaderOptions(shuffle=False), seed=0).dealing(epoch=0)
 
 
 def equal(shown: list[Plain], topic: str) -> Plain:

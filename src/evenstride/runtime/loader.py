@@ -11,16 +11,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
-from evenstride.core.fleet import Shares
 from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime.costs import Costs
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.pieces import Item, check_weights, merge, smaller
 from evenstride.runtime.progress import Progress
-from evenstride.runtime.sampler import Draw, Order, StepSampler
+from evenstride.runtime.sampler import Draw, StepSampler
 from evenstride.runtime.scaling import Retry, Scaling
 from evenstride.runtime.seeding import SeededDataset, item_seeds, seeded_dataset
-from evenstride.runtime.shards import Shards, indexed
+from evenstride.runtime.shards import ShardReader, Shards, indexed
 from evenstride.runtime.weights import checked
 
 _DECIDED_BY_US = ("batch_size", "sampler", "batch_sampler")
@@ -78,7 +77,7 @@ def dataset_length(dataset: Any) -> int:
         return len(dataset)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
-            f"a {type(dataset).__name__} gives its samples in an order of its own, so they cannot "
+            f"{type(dataset).__name__} gives its samples in an order of its own, so they cannot "
             "be dealt out exactly once; use a map-style data set with __getitem__ and __len__, or "
             "evenstride.Shards(lengths, read) for data that is read in a row"
         )
@@ -86,7 +85,7 @@ def dataset_length(dataset: Any) -> int:
         length = len(dataset)
     except (TypeError, NotImplementedError, AttributeError):
         raise ConfigError(
-            f"a {type(dataset).__name__} has no length, so its samples cannot be dealt out exactly "
+            f"{type(dataset).__name__} has no length, so its samples cannot be dealt out exactly "
             "once; give it a __len__"
         ) from None
     if length < 1:
@@ -182,7 +181,9 @@ class TrainLoader(DataLoader[Any]):
         self._ready: deque[Item] = deque()
         order = rank.progress.order
         assert order is not None, "the layout is set before the loader is made"
-        samples = seeded_dataset(indexed(dataset), seeded=options.seeded)
+        data = indexed(dataset)
+        self._reader = data if isinstance(data, ShardReader) else None
+        samples = seeded_dataset(data, seeded=options.seeded)
         self._steps = StepSampler(
             order,
             rank.gate,
@@ -289,7 +290,10 @@ class TrainLoader(DataLoader[Any]):
                 if rank.tick is not None:
                     rank.tick()
                 if opening and not rank.gate.opening:
-                    opening, fresh, source = False, True, super().__iter__()
+                    opening, fresh = False, True
+                    started_s = rank.scaling.timer.now()
+                    source = self._from_processes()
+                    asked_s += rank.scaling.timer.now() - started_s  # torch's own
             fetching_s = rank.scaling.timer.now()
             item = self._fetch(source)
             fetched_s = rank.scaling.timer.now()
@@ -303,6 +307,12 @@ class TrainLoader(DataLoader[Any]):
             self._own_s += fetching_s - asked_s + handed_s - fetched_s
             yield item.batch
             between_steps, fresh = draw.last, fresh and not draw.last
+
+    def _from_processes(self) -> Iterator[Any]:
+        """Return an iterator over what the loader's processes load from here on."""
+        if self._reader is not None:
+            self._reader.release()  # forked, they would share what is open here
+        return super().__iter__()
 
     def _here(self, batches: Any) -> Iterator[Any]:
         """Return an iterator that loads batches in the training process."""
@@ -367,11 +377,3 @@ class TrainLoader(DataLoader[Any]):
         if weight_fn is None:
             return None
         return checked(weight_fn(batch)) if draw.samples else 0.0
-
-
-def order_of(
-    length: int, seed: int, options: LoaderOptions, shards: Shares, lanes: tuple[int, ...]
-) -> Order:
-    """Return the layout of the epochs of a training loader."""
-    kept = options.by_epoch
-    return Order(length, seed, options.shuffle, options.drop_last, kept, shards, lanes)

@@ -31,9 +31,11 @@ from evenstride.runtime.islands import check_island
 from evenstride.runtime.layout import (
     check_loader,
     check_micro_batch,
+    dealing,
     equal,
     judge_loader,
     layout,
+    order_of,
 )
 from evenstride.runtime.load import loads_for
 from evenstride.runtime.loader import (
@@ -43,7 +45,6 @@ from evenstride.runtime.loader import (
     TrainLoader,
     check_options,
     dataset_length,
-    order_of,
     own_generator,
 )
 from evenstride.runtime.meeting import meet
@@ -56,7 +57,7 @@ from evenstride.runtime.scaling import Scaling
 from evenstride.runtime.seeding import SeededDataset, seeded_dataset
 from evenstride.runtime.setup import Settings, Team
 from evenstride.runtime.sharded import check_engine, is_sharded, subtract_collectives
-from evenstride.runtime.shards import indexed, lengths_of
+from evenstride.runtime.shards import indexed
 from evenstride.runtime.summary import Summary, summarise
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.watch import static_graph, watch_forward
@@ -115,7 +116,7 @@ class Member:
             if cost_fn is not None:
                 costs.append(Costs(cost_fn, dataset_length(dataset)))
             shown = layout(dataset, asked, processes)
-            return {**shown, "costs": costs[0].digest() if costs else None}
+            return {**shown, "cost_fn": costs[0].digest() if costs else None}
 
         verdict = self._agree("loader()", show, judge_loader)
         left = 0 if asked.drop_last else verdict["length"] % self._settings.global_batch
@@ -126,8 +127,7 @@ class Member:
         self.scaling.micro = any(size is not None for size in verdict["micro"])
         if verdict["weighted"]:
             self._weight_exchange()
-        shards, lanes = lengths_of(dataset), tuple(verdict["lanes"])
-        self.progress.attach(order_of(verdict["length"], self._settings.seed, asked, shards, lanes))
+        self.progress.attach(order_of(dataset, verdict, asked, self._settings.seed))
         asked = replace(asked, sizes=self._calibration(), costs=costs[0] if costs else None)
         loader = TrainLoader(self._rank(), dataset, asked, options)
         self._loader = weakref.ref(loader)
@@ -167,11 +167,11 @@ class Member:
             check_options(options)
             check_whole("global_batch", batch, least=1)
             check_micro_batch(max_micro_batch)
-            return {"length": dataset_length(dataset), "global_batch": batch}
+            asked = LoaderOptions(shuffle=False, max_micro_batch=max_micro_batch)
+            return {**layout(dataset, asked, options.get("num_workers", 0)), "global_batch": batch}
 
-        verdict = self._agree(
-            "loader(train=False)", show, lambda shown: equal(shown, "an evaluation loader")
-        )
+        judge = partial(judge_loader, topic="an evaluation loader")
+        verdict = self._agree("loader(train=False)", show, judge)
         samples = seeded_dataset(indexed(dataset), seeded=seeded)
         sampler = EvalSampler(
             verdict["length"],
@@ -180,6 +180,7 @@ class Member:
             self._team.rank,
             max_micro_batch or self._settings.max_share,
             self._settings.seed if isinstance(samples, SeededDataset) else None,
+            dealing(dataset, verdict),
         )
         options.setdefault("generator", own_generator(self._settings.seed, self._team.rank))
         return EvalLoader(sampler, samples, options, self._begin_evaluation)

@@ -104,17 +104,18 @@ class PlainNorms:
         if moving and tail >= 2 * len(spans):  # in proportion, but for rounding
             in_tail = [fewest * tail // global_batch for fewest, _ in spans]
         if min(in_tail, default=2) < 2:
-            when = f"the last, short step of an epoch ({tail} samples over all ranks)"
+            when = f"the last, short step of an epoch (of {tail} over all ranks)"
         elif moving and min(fewest for fewest, _ in spans) < 2:
             when = "a step"
         else:
             return
         certain = not moving or 0 < tail < 2 * len(spans)
         logger.warning(
-            "some rank %s get one sample in %s, and a BatchNorm1d cannot take statistics of one, "
-            "which would end the run there; give each rank at least two with Stride(min_share=2) "
-            "and loader(drop_last=True), or take the statistics over all ranks with "
-            "net = stride.sync_batch_norm(net) before wrapping it",
+            "some rank %s get one sample in %s, and a BatchNorm1d cannot take statistics of one "
+            "(unless it has values beyond its channels), which would end the run there; give "
+            "each rank at least two with Stride(min_share=2) and loader(drop_last=True), or take "
+            "the statistics over all ranks with net = stride.sync_batch_norm(net) before "
+            "wrapping it",
             "will" if certain else "may",
             when,
         )

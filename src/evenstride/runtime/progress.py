@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from evenstride.core.dealing import Dealing
@@ -96,7 +96,9 @@ class Progress:
         if saved is not None:
             self._check(saved, order)
             self.dealing = _left_of(saved, order)
-        elif self.order not in (None, order) and self.position:
+        elif self.order == replace(order, lanes=self.order.lanes if self.order else ()):
+            self._deal_anew(order)
+        elif self.order is not None and self.position:
             raise ConfigError(
                 f"the training loader before was left in mid-epoch, after {self.position} "
                 "samples, and this one is laid out in another way, so the position would not mean "
@@ -105,6 +107,12 @@ class Progress:
         self.order, self.restored = order, None
         self.end = self.cursor.end
         self._roll_over()
+
+    def _deal_anew(self, order: Order) -> None:
+        """Go on in mid-epoch with another number of loader processes."""
+        fresh = order.dealing(self.epoch)
+        if fresh is not None and self.dealing is not None:
+            self.dealing = fresh.restored(self.dealing.save())
 
     def begin_pass(self) -> None:
         """Note that a loop over the loader begins."""

@@ -84,7 +84,7 @@ class SeededDataset(Dataset[Any]):
         """Return the samples of a batch, each loaded under its own seed."""
         if get_worker_info() is not None:  # a loader process: nobody else uses its generators
             return [self._item(key) for key in keys]
-        with _generators_kept():
+        with generators_kept():
             return [self._item(key) for key in keys]
 
     def _item(self, key: Key) -> Any:
@@ -107,7 +107,7 @@ class SeededDataset(Dataset[Any]):
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
     """Put the three global generators back as they were."""
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     numpy_state = np.random.get_state(legacy=False)  # the second of a pair of normals included

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.checks import check_whole, whole
+from evenstride.runtime.seeding import generators_kept
 
 Read = Callable[[int, int], Iterable[Any]]
 """Gives a shard's samples from some number on: called with the shard, and the samples to skip."""
@@ -22,6 +23,10 @@ Read = Callable[[int, int], Iterable[Any]]
 # Shards that one process keeps open. It has one per lane; some more where lanes and loader
 # processes do not go in step.
 _MOST_OPEN = 16
+# Samples that are read and passed over rather than opening the shard anew. Other processes of the
+# loader train those in between where a step has several batches.
+_STEPS_ON = 4096
+_NOTHING = object()
 
 
 class Shards:
@@ -50,6 +55,11 @@ class Shards:
     """
 
     def __init__(self, lengths: Iterable[int], read: Read) -> None:
+        if not isinstance(lengths, Iterable):
+            raise ConfigError(
+                f"the lengths of the shards are {lengths!r}; they must be a whole number for each "
+                "shard; give a list"
+            )
         self.lengths: tuple[int, ...] = tuple(map(whole, lengths))
         for shard, length in enumerate(self.lengths):
             check_whole(f"the length of shard {shard}", length, least=0)
@@ -69,70 +79,104 @@ class Shards:
         return sum(self.lengths)
 
 
-@dataclass(slots=True)
-class _Open:
-    """A shard that is being read, and the sample that came last."""
-
-    samples: Iterator[Any]
-    last: Any = None
-
-
 class ShardReader(Dataset[Any]):
-    """Shards as a data set with indices, which is quick where these go up one by one.
+    """Shards as a data set with indices, which is quick where these go up.
 
-    A negative index ``-1 - i`` asks for any sample that is at hand, or number ``i`` if none is.
+    A negative index asks for any sample at all, for a rank that takes part in a step without
+    counting.
     """
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         self._ends = tuple(accumulate(shards.lengths))
-        self._open: OrderedDict[int, _Open] = OrderedDict()  # by the index that comes next
+        self._open: OrderedDict[int, Iterator[Any]] = OrderedDict()  # by the index that is next
+        self._inherited: Any = None
         self._owner = os.getpid()
+        self._spare: Any = None
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
-        if self._owner != os.getpid():  # forked: what is open there is being read by the parent
-            self._open, self._owner = OrderedDict(), os.getpid()
-        if index >= 0:
-            return self._sample(index)
-        at_hand = next(reversed(self._open.values()), None)
-        return self._sample(-1 - index) if at_hand is None else at_hand.last
+        if self._owner != os.getpid():
+            # What is open is read by the process that this one was forked from, which is also
+            # the one to close it: a generator must not be ended here.
+            self._inherited, self._open = self._open, OrderedDict()
+            self._owner = os.getpid()
+        return self._sample(index) if index >= 0 else self._any_sample()
+
+    def release(self) -> None:
+        """Close what is open."""
+        while self._open:
+            _close(self._open.popitem()[1])
 
     def _sample(self, index: int) -> Any:
         shard = bisect_right(self._ends, index)
-        skip = index - self._start(shard)
-        opened = self._open.pop(index, None)
-        if opened is None or not skip:
-            if opened is not None:
-                _close(opened)  # the shard before, which has been read to its end
-            opened = self._opened(shard, skip)
+        start = self._ends[shard - 1] if shard else 0
+        at = self._nearest(start, index)
+        samples = self._opened(shard, index - start) if at is None else self._open.pop(at)
         try:
-            opened.last = next(opened.samples)
+            if at is not None and at < index:
+                with generators_kept():  # the sample's randomness is its own
+                    for _ in range(index - at):
+                        next(samples)
+            sample = next(samples)
         except StopIteration:
             raise ConfigError(
-                f"shard {shard} ended after {skip} samples, and its length "
+                f"shard {shard} ended before its sample {index - start}, and its length "
                 f"was given as {self._shards.lengths[shard]}; give the lengths that the shards "
                 "have, and let read(shard, skip) skip as many samples as it is told"
             ) from None
-        self._open[index + 1] = opened
-        return opened.last
+        if index + 1 < self._ends[shard]:
+            self._open[index + 1] = samples
+        else:
+            self._end(shard, samples)
+        return sample
 
-    def _opened(self, shard: int, skip: int) -> _Open:
+    def _end(self, shard: int, samples: Iterator[Any]) -> None:
+        """Close a shard, and make sure that it has no more."""
+        more = next(samples, _NOTHING) is not _NOTHING
+        _close(samples)
+        if more:
+            raise ConfigError(
+                f"shard {shard} goes on after its {self._shards.lengths[shard]} samples; give the "
+                "lengths that the shards have, and let read(shard, skip) skip as many samples as "
+                "it is told, or some would be lost and others trained twice"
+            )
+
+    def _nearest(self, start: int, index: int) -> int | None:
+        """Return where the shard is open, if that is not far before an index."""
+        lowest = max(start, index - _STEPS_ON)
+        # What would begin a shard belongs to none: a shard that was read to its end is closed.
+        return max((at for at in self._open if lowest <= at <= index), default=None)
+
+    def _opened(self, shard: int, skip: int) -> Iterator[Any]:
         while len(self._open) >= _MOST_OPEN:
             _close(self._open.popitem(last=False)[1])
-        return _Open(iter(self._shards.read(shard, skip)))
+        samples = self._shards.read(shard, skip)
+        if not isinstance(samples, Iterable):
+            raise ConfigError(
+                f"read({shard}, {skip}) returned a {type(samples).__name__}; it must return what "
+                "the samples of the shard can be iterated over from, or be a generator function"
+            )
+        return iter(samples)
 
-    def _start(self, shard: int) -> int:
-        return self._ends[shard - 1] if shard else 0
+    def _any_sample(self) -> Any:
+        """Return a copy of a sample that is read once: whoever gets it may change it."""
+        if self._spare is None:
+            shard = next(n for n, length in enumerate(self._shards.lengths) if length)
+            samples = self._opened(shard, 0)
+            self._spare = next(samples)
+            _close(samples)
+        return copy.deepcopy(self._spare)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": OrderedDict()}  # what is open cannot be sent
+        # What is open cannot be sent.
+        return {**self.__dict__, "_open": OrderedDict(), "_inherited": None}
 
 
-def _close(opened: _Open) -> None:
-    close = getattr(opened.samples, "close", None)
+def _close(samples: Iterator[Any]) -> None:
+    close = getattr(samples, "close", None)
     if callable(close):
         close()
 

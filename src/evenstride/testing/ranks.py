@@ -238,8 +238,13 @@ def _forget_meshes() -> None:
     """
     if "torch.distributed.tensor" not in sys.modules:
         return
-    from torch.distributed.tensor import debug
+    from torch.distributed.tensor import DTensor, debug
     from torch.distributed.tensor._redistribute import _gen_transform_infos
 
-    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     _gen_transform_infos.cache_clear()
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()
+    else:  # torch 2.6
+        dispatcher: Any = DTensor._op_dispatcher
+        dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()

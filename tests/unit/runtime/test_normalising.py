@@ -25,7 +25,7 @@ AHEAD: dict[str, tuple[Spans, int, str]] = {
     "moving, at least two, with a tail": (
         MOVING_FROM_2,
         12,
-        "some rank may get one sample in the last, short step of an epoch (12 samples",
+        "some rank may get one sample in the last, short step of an epoch (of 12 ",
     ),
     "moving, at least four, with a tail": (((4, 12), (4, 12)), 8, ""),
     "moving, and a tail too short": (((4, 12), (4, 12)), 3, "some rank will get one sample"),

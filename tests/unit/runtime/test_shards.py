@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import evenstride
 from evenstride.errors import ConfigError
@@ -73,15 +75,48 @@ def test_only_some_shards_are_open_at_a_time() -> None:
     assert 40 <= files.closed < 60
 
 
-def test_any_sample_is_the_one_at_hand() -> None:
-    files = Files(10, 10)
+def test_any_sample_may_be_changed_by_who_gets_it() -> None:
+    opened = []
+
+    def read(shard: int, skip: int) -> Iterator[dict[str, int]]:
+        opened.append((shard, skip))
+        return iter([{"label": index} for index in range(skip, 3)])
+
+    reader = ShardReader(Shards((0, 3), read))
+
+    for index in (-1, 0, -2, 1, -1):
+        assert reader[index].pop("label") == max(index, 0)
+    assert opened == [(1, 0), (1, 0)], "once for any sample, once for those that count"
+
+
+def test_samples_that_others_train_are_read_over() -> None:
+    files = Files(20, 5)
     reader = reader_of(files)
 
-    assert reader[-1 - 12] == 102, "none was at hand"
-    assert reader[13] == 103
-    assert reader[-1 - 2] == 103
-    assert files.opened == [(1, 2)]
-    assert reader[14] == 104, "what counts goes on as if nothing had been"
+    seen = [reader[index] for index in (0, 1, 4, 5, 18, 21)]
+
+    assert seen == [0, 1, 4, 5, 18, 101]
+    assert files.opened == [(0, 0), (1, 1)]
+
+
+def test_a_far_jump_opens_the_shard_anew() -> None:
+    files = Files(9_000)
+    reader = reader_of(files)
+
+    assert [reader[index] for index in (0, 8_000, 1, 8_001)] == [0, 8_000, 1, 8_001]
+
+    assert files.opened == [(0, 0), (0, 8_000)]
+
+
+def test_all_is_closed_on_request_and_what_is_read_to_its_end() -> None:
+    files = Files(3, 3)
+    reader = reader_of(files)
+    assert [reader[index] for index in (0, 1, 2, 3)] == [0, 1, 2, 100]
+    assert files.closed == 1
+
+    reader.release()
+
+    assert files.closed == 2
 
 
 def test_a_reader_sent_elsewhere_opens_its_own() -> None:
@@ -91,6 +126,7 @@ def test_a_reader_sent_elsewhere_opens_its_own() -> None:
     other = pickle.loads(pickle.dumps(reader))
 
     assert [other[1], reader[2], other[2]] == [1, 2, 2]
+    assert reader[-1] == 0
 
 
 def test_a_forked_reader_opens_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +138,8 @@ def test_a_forked_reader_opens_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert reader[1] == 1
     assert files.opened == [(0, 0), (0, 1)], "the file's position is the parent's"
+    reader.release()
+    assert files.closed == 1, "and so is the generator"
 
 
 def range_of_four(_: int, skip: int) -> Iterator[int]:
@@ -110,10 +148,26 @@ def range_of_four(_: int, skip: int) -> Iterator[int]:
 
 
 def test_a_shard_that_ends_early_is_named() -> None:
-    reader = ShardReader(Shards((2, 5), lambda _, skip: iter(range(skip, 3))))
+    reader = ShardReader(Shards((3, 5), lambda _, skip: iter(range(skip, 3))))
 
-    with pytest.raises(ConfigError, match=r"shard 1 ended after 3 samples.* given as 5"):
-        [reader[index] for index in range(7)]
+    with pytest.raises(ConfigError, match=r"shard 1 ended before its sample 3.* given as 5"):
+        [reader[index] for index in range(8)]
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["lengths too short", "skip ignored"])
+def test_a_shard_that_goes_on_is_named(first: int) -> None:
+    numbers = range(7) if first == 0 else range(6)
+    reader = ShardReader(Shards((6,), lambda *_: iter(numbers)))
+
+    with pytest.raises(ConfigError, match=r"shard 0 goes on after its 6 samples"):
+        [reader[index] for index in range(first, 6)]
+
+
+def test_a_read_function_that_returns_nothing_is_named() -> None:
+    reader = ShardReader(Shards((6,), lambda *_: None))  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError, match=r"read\(0, 4\) returned a NoneType"):
+        reader[4]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +178,7 @@ def test_a_shard_that_ends_early_is_named() -> None:
         ([3, -1], range_of_four, "the length of shard 1"),
         ([3, 2.5], range_of_four, "the length of shard 1"),
         ([3], [1, 2, 3], "read is a list"),
+        (5, range_of_four, "the lengths of the shards are 5"),
     ],
 )
 def test_what_are_no_shards_is_refused(lengths: Any, read: Any, text: str) -> None:
@@ -164,3 +219,25 @@ def test_a_state_belongs_to_its_shards() -> None:
                     stride.load_state_dict(states[0])
         finally:
             stride.close()
+
+
+def test_a_loader_left_in_mid_epoch_goes_on_with_other_processes() -> None:
+    stride, seen = evenstride.Stride(global_batch=2), list[int]()
+    net = torch.nn.Linear(1, 1)
+    for processes in (0, 1, 0):
+        loader = stride.loader(Shards((5, 6), floats), num_workers=processes)
+        for rows in loader:
+            seen += rows.int().flatten().tolist()
+            stride.scale(net(rows).mean()).backward()  # type: ignore[no-untyped-call]
+            if len(seen) in (4, 6):
+                break
+        del loader
+        gc.collect()
+    stride.close()
+
+    assert sorted(seen) == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14, 15]
+
+
+def floats(shard: int, skip: int) -> Iterator[torch.Tensor]:
+    """Return the rest of five or six samples."""
+    return (torch.tensor([10.0 * shard + n]) for n in range(skip, 5 + shard))
