@@ -6,12 +6,14 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
 from evenstride.runtime.channel import finish
 from evenstride.testing import RankPool
-from tests.multiproc.training import rows
+from tests.multiproc.training import FEATURES, rows
 from tests.unit.runtime.test_agreement import heard
 
 
@@ -67,3 +69,30 @@ def test_a_rank_that_waits_in_a_mean_says_so(ranks: RankPool) -> None:
     assert (mean, late) == (0.5, (0.5, []))
     assert len(said) == 1
     assert said[0].startswith("rank 0 waits in mean() for the other ranks;")
+
+
+def trained(rank: int, watched: bool) -> list[str]:
+    """Train two steps, with or without having given the model to watch(); return what was said."""
+    del rank
+    with heard() as said:
+        stride = evenstride.Stride(global_batch=8, policy="uniform")
+        net = torch.nn.Linear(FEATURES, 1).double()
+        model = DistributedDataParallel(net)
+        if watched:
+            stride.watch(model)
+        for _, x, y in stride.loader(rows(16)):
+            loss = (model(x) - y).square().mean()
+            stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+            net.zero_grad()
+        stride.close()
+    return said
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_model_that_is_not_watched_is_told_of_once(ranks: RankPool, watched: bool) -> None:
+    said = ranks.run(trained, 2, watched)
+
+    for rank, told in enumerate(said):
+        assert [text.startswith(f"rank {rank} trains a model that") for text in told] == (
+            [] if watched else [True]
+        )

@@ -103,6 +103,11 @@ def _sentence(outcome: Comparison) -> str:
     slowest = min(range(outcome.workers), key=lambda rank: outcome.achieved_speeds[rank])
     if outcome.bound is None or outcome.bound < 1.03:
         return "These workers are equally fast, so there was nothing to balance."
+    if outcome.disturbed and balanced.step_s >= equal.step_s:
+        return (
+            "Other work on this machine took more than balancing brought: nothing can be said. Run "
+            "it again when the machine is quiet."
+        )
     return (
         f"With equal batches everyone waited for worker {slowest}; evenstride gave it "
         f"{balanced.shares[slowest]} samples per step instead of {equal.shares[slowest]}, and the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -62,6 +63,8 @@ from evenstride.runtime.summary import Summary, summarise
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.watch import static_graph, watch_forward
 from evenstride.runtime.weights import WeightExchange
+
+logger = logging.getLogger("evenstride")
 
 
 class Member:
@@ -329,6 +332,12 @@ class Member:
             self._team.step_file.write(step)
 
     def _commit(self, draw: Draw) -> None:
+        if not self.progress.step and not self.scaling.models and self._team.world_size > 1:
+            logger.warning(
+                "rank %d trains a model that stride.watch() was not given, so its waits for other "
+                "ranks may be taken for work; call model = stride.watch(model) before the loop",
+                self._team.rank,
+            )
         self.progress.commit(draw.window, draw.dealing)
 
     def _calibration(self) -> Iterator[int] | None:

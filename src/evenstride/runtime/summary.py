@@ -143,12 +143,14 @@ class Summary:
         text = f"shares {shares}; a step takes {_time(self.step_s or 0.0)}"
         if self.efficiency_model is None or self.bound_model is None or len(self.workers) < 2:
             return text
+        fixed = self.policy.startswith("static")
         lost = 1.0 - (self.speedup_model or 1.0)  # under a fixed split that is no equal one
         if self.bound_model < 1.03 and lost < 0.03:
             return f"{text}; the workers are equal, so balancing cannot help"
         return (
             f"{text}: {self.speedup_model:.2f} times as fast as the equal split would be (bound "
             f"{self.bound_model:.2f}), efficiency {self.efficiency_model:.2f}, from fitted curves"
+            + ("" if self.changes or not fixed else "; no other split was run, so this is a guess")
         )
 
     def _order(self) -> list[str]:

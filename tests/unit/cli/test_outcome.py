@@ -149,6 +149,19 @@ def test_the_demo_says_when_there_was_nothing_to_balance(
     )
 
 
+def test_the_demo_claims_nothing_where_other_work_undid_it(
+    shell: Shell, outcome: dict[str, Any]
+) -> None:
+    equal, balanced = OUTCOME.runs
+    slower = replace(balanced, step_s=1.4 * equal.step_s)
+    outcome["is"] = replace(DISTURBED, runs=(equal, slower))
+
+    answer = shell("demo")
+
+    assert "nothing can be said. Run it again when the machine is quiet." in answer.out
+    assert "With equal batches" not in answer.out
+
+
 def test_the_demo_tells_what_goes_on_in_lines_on_stderr(
     shell: Shell, outcome: dict[str, Any]
 ) -> None:

@@ -222,3 +222,11 @@ def test_a_worker_that_was_not_measured_leaves_the_model_open() -> None:
 
     assert summary.efficiency_model is summary.bound_model is summary.step_s is None
     assert [worker.share for worker in summary.workers] == [6, 6]
+
+
+def test_a_fixed_split_is_compared_by_a_guess_and_says_so() -> None:
+    fixed = replace(RUN, policy="static:20,100", changes=0)
+
+    assert "no other split was run, so this is a guess" in str(fixed)
+    assert "guess" not in str(replace(fixed, changes=1))
+    assert "guess" not in str(replace(fixed, policy="adaptive"))

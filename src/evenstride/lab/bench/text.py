@@ -75,8 +75,8 @@ def _balance(one: dict[str, Any]) -> list[str]:
     shares = "/".join(map(str, one["shares"]))
     return [
         f"balance     equal {_ms(one['equal_s'])}, adaptive {_ms(one['adaptive_s'])} a step: "
-        f"{one['speedup']:.3f} times as fast (95 % {low:.3f} to {high:.3f}; bound {bound}, from "
-        f"fitted curves){unclear}",
+        f"{one['speedup']:.3f} times as fast (median of pairs, 95 % {low:.3f} to {high:.3f}; bound "
+        f"{bound}, from fitted curves){unclear}",
         f"            shares {shares}, changed {one['changes']} time(s), {one['blocks']} pairs of "
         "blocks",
     ]
@@ -87,9 +87,10 @@ def _overhead(one: dict[str, Any], batch: int) -> list[str]:
     least, most = one["control_interval"]
     return [
         f"overhead    plain {_ms(one['plain_s'])}, evenstride {_ms(one['evenstride_s'])} a step of "
-        f"{batch} samples: {one['ratio']:.4f} (95 % {low:.4f} to {high:.4f})",
-        f"            A/A {one['control']:.4f} (95 % {least:.4f} to {most:.4f}), {one['pairs']} "
-        f"pairs; under 1 %: {one['verdict']}; own time {_ms(one['own_s'])} a step",
+        f"{batch} samples: {one['ratio']:.4f} times as long (median of pairs, 95 % {low:.4f} to "
+        f"{high:.4f})",
+        f"            plain against itself {one['control']:.4f} (95 % {least:.4f} to {most:.4f}), "
+        f"{one['pairs']} pairs; under 1 %: {one['verdict']}; own time {_ms(one['own_s'])} a step",
     ]
 
 
