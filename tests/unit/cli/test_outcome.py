@@ -154,7 +154,7 @@ def test_the_demo_claims_nothing_where_other_work_undid_it(
 ) -> None:
     equal, balanced = OUTCOME.runs
     slower = replace(balanced, step_s=1.4 * equal.step_s)
-    outcome["is"] = replace(DISTURBED, runs=(equal, slower))
+    outcome["is"] = replace(DISTURBED, runs=[equal, slower])
 
     answer = shell("demo")
 
