@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
+import torch
 
 from evenstride.testing import RankPool
 from tests.multiproc.islands import (
@@ -21,6 +22,11 @@ from tests.multiproc.islands import (
 )
 from tests.multiproc.sharded import Layout, alone
 from tests.multiproc.training import Loop, relative_error
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.cpu.current_stream(), "record_event"),
+    reason="FSDP2 of torch 2.6 needs a card",
+)
 
 FLOAT64 = 1e-12
 
