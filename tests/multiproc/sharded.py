@@ -28,6 +28,11 @@ from tests.multiproc.training import FEATURES, Loop, rows
 from tests.order import epoch_order
 
 RATE = 0.05
+SHARDS_ON_CPU = hasattr(torch.cpu.current_stream(), "record_event")
+needs_shards_on_cpu = pytest.mark.skipif(
+    not SHARDS_ON_CPU, reason="FSDP2 of torch 2.6 needs a card"
+)
+
 WORK = 240  # of the smallest share, in each layer and pass; some 20 ms
 
 

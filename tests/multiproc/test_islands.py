@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-import torch
 
 from evenstride.testing import RankPool
 from tests.multiproc.islands import (
@@ -20,13 +19,10 @@ from tests.multiproc.islands import (
     outside,
     watched,
 )
-from tests.multiproc.sharded import Layout, alone
+from tests.multiproc.sharded import Layout, alone, needs_shards_on_cpu
 from tests.multiproc.training import Loop, relative_error
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.cpu.current_stream(), "record_event"),
-    reason="FSDP2 of torch 2.6 needs a card",
-)
+pytestmark = needs_shards_on_cpu
 
 FLOAT64 = 1e-12
 

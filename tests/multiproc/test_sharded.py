@@ -24,6 +24,7 @@ from tests.multiproc.sharded import (
     evaluated_alone,
     evaluated_unequally,
     islands,
+    needs_shards_on_cpu,
     resumed,
     timed,
     train,
@@ -31,10 +32,7 @@ from tests.multiproc.sharded import (
 )
 from tests.multiproc.training import Loop, relative_error, rows
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.cpu.current_stream(), "record_event"),
-    reason="FSDP2 of torch 2.6 needs a card",
-)
+pytestmark = needs_shards_on_cpu
 
 FLOAT64 = 1e-12
 

@@ -88,9 +88,8 @@ class Dealing:
             worker: whose samples are wanted.
 
         Returns:
-            The dealing, and ``(n,)`` indices. For a worker without a share there is one, of
-            some sample near to where it reads, as ``-1 - index`` so that it is not taken for one
-            of its own.
+            The dealing, and ``(n,)`` indices. For a worker without a share there is one, -1: it
+            takes part with any sample.
 
         Cost:
             O(W), and for each shard that ends O(1), or O(W L) once no new one is left.
@@ -108,7 +107,7 @@ class Dealing:
                 mine += read
         if shares[worker]:
             return table.closed(), np.concatenate([np.arange(*stretch) for stretch in mine])
-        return table.closed(), np.array([-1 - max(mine[0][0] - 1, 0)])
+        return table.closed(), np.array([-1])
 
     def save(self) -> dict[str, Any]:
         """Return the position as plain values: what is left of every shard that was begun."""

@@ -122,11 +122,7 @@ class ShardReader(Dataset[Any]):
                         next(samples)
             sample = next(samples)
         except StopIteration:
-            raise ConfigError(
-                f"shard {shard} ended before its sample {index - start}, and its length "
-                f"was given as {self._shards.lengths[shard]}; give the lengths that the shards "
-                "have, and let read(shard, skip) skip as many samples as it is told"
-            ) from None
+            raise self._ended(shard, index - start) from None
         if index + 1 < self._ends[shard]:
             self._open[index + 1] = samples
         else:
@@ -144,10 +140,16 @@ class ShardReader(Dataset[Any]):
                 "it is told, or some would be lost and others trained twice"
             )
 
+    def _ended(self, shard: int, number: int) -> ConfigError:
+        return ConfigError(
+            f"shard {shard} ended before its sample {number}, and its length was given as "
+            f"{self._shards.lengths[shard]}; give the lengths that the shards have, and let "
+            "read(shard, skip) skip as many samples as it is told"
+        )
+
     def _nearest(self, start: int, index: int) -> int | None:
         """Return where the shard is open, if that is not far before an index."""
         lowest = max(start, index - _STEPS_ON)
-        # What would begin a shard belongs to none: a shard that was read to its end is closed.
         return max((at for at in self._open if lowest <= at <= index), default=None)
 
     def _opened(self, shard: int, skip: int) -> Iterator[Any]:
@@ -166,8 +168,10 @@ class ShardReader(Dataset[Any]):
         if self._spare is None:
             shard = next(n for n, length in enumerate(self._shards.lengths) if length)
             samples = self._opened(shard, 0)
-            self._spare = next(samples)
+            self._spare = next(samples, _NOTHING)
             _close(samples)
+            if self._spare is _NOTHING:
+                raise self._ended(shard, 0)
         return copy.deepcopy(self._spare)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -241,3 +241,10 @@ def test_a_loader_left_in_mid_epoch_goes_on_with_other_processes() -> None:
 def floats(shard: int, skip: int) -> Iterator[torch.Tensor]:
     """Return the rest of five or six samples."""
     return (torch.tensor([10.0 * shard + n]) for n in range(skip, 5 + shard))
+
+
+def test_any_sample_of_a_shard_without_one_is_refused() -> None:
+    reader = ShardReader(Shards((6,), lambda *_: iter(())))
+
+    with pytest.raises(ConfigError, match="shard 0 ended before its sample 0"):
+        reader[-1]
