@@ -12,19 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenstride.core.control import (
-    Control,
-    ExchangeAfter,
-    Exchanged,
-    FleetFormed,
-    advance,
-)
+from evenstride.core.control import advance
 from evenstride.core.estimation import Estimate
+from evenstride.core.events import ExchangeAfter, Exchanged, FleetFormed
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.partition import step_shares
 from evenstride.core.policies import POLICY_NAMES
 from evenstride.core.policy import Decision, Keep, Move, Situation
+from evenstride.core.state import Control
 from evenstride.errors import ConfigError, InfeasibleShares
 from tests.contract.fleets import (
     SPECS,
@@ -208,7 +204,7 @@ def test_a_calm_run_is_exchanged_seldom(spec: str) -> None:
     assert after.steps >= 100, "steps of 10 ms, exchanged every few seconds"
 
 
-def _declared(speeds: Sequence[float], **bounds: int) -> tuple[Worker, ...]:
+def _declared(speeds: Sequence[float], **bounds: Any) -> tuple[Worker, ...]:
     """Return workers that declare their speeds."""
     return tuple(
         Worker(f"host/{k}", cores=speed, flops_per_s=1e9 * speed, **bounds)

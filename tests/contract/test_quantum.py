@@ -7,10 +7,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenstride.core.control import Control, Exchanged, FleetFormed, SetShares, advance
+from evenstride.core.control import advance
+from evenstride.core.events import Exchanged, FleetFormed, SetShares
 from evenstride.core.fleet import Worker
 from evenstride.core.observation import Measured
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.state import Control
 from evenstride.errors import InfeasibleShares
 from tests.contract.fleets import every_policy, fleets, observations, policy_of, splits
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
-from evenstride.core.control import (
-    Control,
+from evenstride.core.control import advance
+from evenstride.core.events import (
     Event,
     ExchangeAfter,
     Exchanged,
@@ -20,13 +20,13 @@ from evenstride.core.control import (
     Instruction,
     OpeningSkipped,
     SetShares,
-    advance,
 )
 from evenstride.core.fleet import Worker
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.partition import step_shares
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.schedule import Schedule
+from evenstride.core.state import Control
 from evenstride.trace.write import TraceWriter
 
 HERE = Path(__file__).parent

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.control import Control, Event, Exchanged, FleetFormed, advance
+from evenstride.core.control import advance
+from evenstride.core.events import Event, Exchanged, FleetFormed
 from evenstride.core.fleet import Worker
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.state import Control
 from evenstride.errors import TraceError
 from evenstride.trace.codec import decode, dumps, encode
 from evenstride.trace.follow import LineTail

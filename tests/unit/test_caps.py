@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.core.caps import Held, Memory, within
-from evenstride.core.control import Control, Exchanged, FleetFormed, SetShares, advance
+from evenstride.core.control import advance
+from evenstride.core.events import Exchanged, FleetFormed, SetShares
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.ledger import Ledger
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.state import Control
 from evenstride.runtime.summary import worker_summaries
 from evenstride.trace.codec import decode, dumps, encode
 

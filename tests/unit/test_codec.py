@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenstride.core.control import Exchanged
+from evenstride.core.events import Exchanged
 from evenstride.core.observation import Measured, Observation
 from evenstride.errors import TraceError
 from evenstride.trace.codec import decode, encode

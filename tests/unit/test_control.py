@@ -6,8 +6,8 @@ import pytest
 
 from evenstride.core.band import Band
 from evenstride.core.cadence import Cadence
-from evenstride.core.control import (
-    Control,
+from evenstride.core.control import advance
+from evenstride.core.events import (
     ExchangeAfter,
     Exchanged,
     Expect,
@@ -15,12 +15,12 @@ from evenstride.core.control import (
     KeepShares,
     OpeningSkipped,
     SetShares,
-    advance,
 )
 from evenstride.core.fleet import Worker
 from evenstride.core.ledger import Ledger
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.state import Control
 from evenstride.errors import InfeasibleShares
 
 TWO = (Worker("a"), Worker("b"))

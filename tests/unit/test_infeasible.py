@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from evenstride.core.control import Control, FleetFormed, advance
+from evenstride.core.control import advance
+from evenstride.core.events import FleetFormed
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.state import Control
 from evenstride.errors import InfeasibleShares
 
 # Global batch, each worker's settings, what the text ends with, and a change that it names.
-Settings = list[dict[str, int]]
+Settings = list[dict[str, Any]]
 REFUSED: dict[str, tuple[int, Settings, str, int, Settings]] = {
     "a quantum too large": (
         10,

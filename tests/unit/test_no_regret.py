@@ -7,19 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evenstride.core.control import (
-    Control,
-    ExchangeAfter,
-    Exchanged,
-    FleetFormed,
-    SetShares,
-    advance,
-)
+from evenstride.core.control import advance
+from evenstride.core.events import ExchangeAfter, Exchanged, FleetFormed, SetShares
 from evenstride.core.fleet import FloatArray, Shares, Worker
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies.adaptive import Adaptive
 from evenstride.core.policies.dynamic_batching import DynamicBatching
 from evenstride.core.policy import Policy
+from evenstride.core.state import Control
 
 FIXED_S, PER_SAMPLE_S, BATCH = 0.010, 0.00125, 32
 STEPS = 1500

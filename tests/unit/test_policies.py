@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from evenstride.core.allocation import equal_finish
-from evenstride.core.control import Control, Exchanged, FleetFormed, SetShares, advance
+from evenstride.core.control import advance
 from evenstride.core.curves import Curves
 from evenstride.core.estimation import Estimate
+from evenstride.core.events import Exchanged, FleetFormed, SetShares
 from evenstride.core.fleet import Fleet, Shares, Worker
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec
@@ -19,6 +20,7 @@ from evenstride.core.policies.adaptive import Outlook
 from evenstride.core.policies.dynamic_batching import DynamicBatching, proportional_step
 from evenstride.core.policies.static import Given, Static
 from evenstride.core.policy import Keep, Move
+from evenstride.core.state import Control
 from evenstride.errors import ConfigError, InfeasibleShares, UnknownPolicy
 
 
@@ -328,7 +330,7 @@ def test_a_batch_outside_the_bounds_is_refused_with_numbers_and_remedy() -> None
 
 
 @pytest.mark.parametrize("facts", [{"min_share": 0}, {"min_share": 5, "max_share": 4}])
-def test_impossible_bounds_of_one_worker_are_refused(facts: dict[str, int]) -> None:
+def test_impossible_bounds_of_one_worker_are_refused(facts: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="worker w"):
         Worker("w", **facts)
 

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 from evenstride.core.allocation import equal_finish
-from evenstride.core.control import Control, Event, Exchanged, FleetFormed, advance
+from evenstride.core.control import advance
 from evenstride.core.curves import Curves
 from evenstride.core.estimation import Estimate
+from evenstride.core.events import Event, Exchanged, FleetFormed
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, Worker
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.adaptive import Outlook
 from evenstride.core.quanta import common_quantum, in_quanta
+from evenstride.core.state import Control
 from evenstride.core.timemodel import TimeModel
 from evenstride.errors import ConfigError, InfeasibleShares, from_plain, to_plain
 from evenstride.trace.codec import decode, encode

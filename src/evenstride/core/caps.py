@@ -63,12 +63,18 @@ class Memory:
             caps[each.worker] = models[each.worker].cap(each.limit_bytes, fraction)
         return Memory(tuple(models), tuple(caps))
 
-    def following(self, fleet: Fleet, former: Fleet | None) -> Memory:
+    def of(self, ranks: tuple[int, ...]) -> Memory:
+        """Return the memory of some workers."""
+        if not self.models or len(ranks) == len(self.models):
+            return self
+        return Memory(tuple(self.models[k] for k in ranks), tuple(self.caps[k] for k in ranks))
+
+    def following(self, workers: tuple[Worker, ...], former: tuple[Worker, ...]) -> Memory:
         """Return the memory for another generation: what is known of those who stay, by name."""
-        if former is None or not self.models:
+        if not self.models:
             return Memory()
-        known = {w.name: rank for rank, w in enumerate(former.workers)}
-        ranks = [known.get(worker.name) for worker in fleet.workers]
+        known = {worker.name: rank for rank, worker in enumerate(former)}
+        ranks = [known.get(worker.name) for worker in workers]
         return Memory(
             tuple(MemoryModel() if rank is None else self.models[rank] for rank in ranks),
             tuple(None if rank is None else self.caps[rank] for rank in ranks),
@@ -105,13 +111,13 @@ class Memory:
             return None if workers != fleet.workers else fleet
         return bound
 
-    def reason(self, before: Memory, fleet: Fleet) -> str:
+    def reason(self, before: Memory, workers: tuple[Worker, ...], global_batch: int) -> str:
         """Return a clause about the caps that are new, or nothing; at most two are named."""
         was = before.caps or (None,) * len(self.caps)
         news = [rank for rank, cap in enumerate(self.caps) if cap != was[rank]]
-        binding = [r for r in news if (self.caps[r] or fleet.global_batch) < fleet.global_batch]
+        binding = [r for r in news if (self.caps[r] or global_batch) < global_batch]
         named = [
-            f"{fleet.workers[r].name} may hold {self.caps[r]} ({self.models[r].reason()})"
+            f"{workers[r].name} may hold {self.caps[r]} ({self.models[r].reason()})"
             for r in binding[:2]
         ]
         return "; memory: " + ", ".join(named) if named else ""

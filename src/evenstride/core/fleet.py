@@ -29,6 +29,8 @@ class Worker:
         flops_per_s: its measured speed on a matrix product, as far as known.
         quantum: its full shares are multiples of this many samples, at least 1; a whole
             micro-batch. See `Fleet` for the one exception.
+        device: fingerprint of what computes its steps; empty if not known.
+        slot: which of its host's workers it is; ``None`` if not known.
     """
 
     name: str
@@ -37,6 +39,13 @@ class Worker:
     cores: float | None = None
     flops_per_s: float | None = None
     quantum: int = 1
+    device: str = ""
+    slot: int | None = None
+
+    @property
+    def host(self) -> str:
+        """The part of its name before the rank."""
+        return self.name.rpartition("/")[0]
 
     def __post_init__(self) -> None:
         if self.quantum < 1:

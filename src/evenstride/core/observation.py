@@ -225,6 +225,11 @@ class Measured:
             self.loads[:, mask],
         )
 
+    def renumbered(self, worker: IntArray) -> Measured:
+        """Return the same observations as those of other workers, ``(n,)``."""
+        columns = (self.share, self.first_step, self.steps, self.busy_s, self.wait_s)
+        return Measured(worker, *columns, self.sums_s, self.modelled, self.loads)
+
     def turns(self) -> Iterator[IntArray]:
         """Yield indices such that each yield has every worker at most once, in order of step."""
         if (self.worker[1:] > self.worker[:-1]).all():  # one of each

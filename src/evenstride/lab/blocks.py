@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenstride.core.control import Exchanged, FleetFormed, SetShares
+from evenstride.core.events import Exchanged, FleetFormed, SetShares
 from evenstride.core.fleet import Shares
 from evenstride.core.observation import Measured, Observation, communication_s, median
 from evenstride.errors import TraceError

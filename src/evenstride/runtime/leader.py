@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evenstride.core.caps import Held
-from evenstride.core.control import (
-    Control,
+from evenstride.core.control import advance
+from evenstride.core.events import (
     Event,
     ExchangeAfter,
     Exchanged,
@@ -19,12 +19,12 @@ from evenstride.core.control import (
     KeepShares,
     OpeningSkipped,
     SetShares,
-    advance,
 )
 from evenstride.core.fleet import Shares
 from evenstride.core.ledger import Ledger
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.speedup import Yardstick, equal_split
+from evenstride.core.state import Control
 from evenstride.errors import SplitDiverged
 from evenstride.runtime.folding import Fold
 from evenstride.runtime.islands import Islands

@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 
 from evenstride._version import __version__
-from evenstride.core.control import Control, FleetFormed
+from evenstride.core.events import FleetFormed
 from evenstride.core.fleet import Shares, Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.dynamic_batching import DynamicBatching
 from evenstride.core.policies.static import Given, Static
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.quanta import spans
+from evenstride.core.state import Control
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, agree, require_equal
 from evenstride.runtime.channel import Channel, open_channel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evenstride.core.control import Control
 from evenstride.core.ledger import Ledger
+from evenstride.core.state import Control
 from evenstride.runtime.leader import Leader
 
 # Workers whose memory is told of one by one.

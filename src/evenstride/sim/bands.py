@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstride.core.band import HICCUP_S
-from evenstride.core.control import Expect
+from evenstride.core.events import Expect
 from evenstride.core.fleet import IntArray, Shares, as_array
 
 Mask = npt.NDArray[np.bool_]

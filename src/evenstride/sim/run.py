@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.control import (
-    Control,
+from evenstride.core.control import advance
+from evenstride.core.events import (
     ExchangeAfter,
     Exchanged,
     Expect,
     FleetFormed,
     Instruction,
     SetShares,
-    advance,
 )
 from evenstride.core.fleet import FloatArray, IntArray, as_array
 from evenstride.core.policy import Policy
+from evenstride.core.state import Control
 from evenstride.sim.bands import Bands
 from evenstride.sim.cluster import Cluster, TrueTimes
 from evenstride.sim.measuring import Notes
@@ -196,6 +196,6 @@ class Simulation:
                     shares = as_array(instruction.shares)
                     self._pending.append((instruction.effective, shares, instruction.reason))
                 case Expect():
-                    self._bands.expect(instruction, self._control.shares)
+                    self._bands.expect(instruction, self._control.rank_shares)
                 case ExchangeAfter():
                     self._after = instruction

@@ -12,7 +12,7 @@ from math import isfinite, nan
 from typing import Any
 
 from evenstride.core.caps import Held
-from evenstride.core.control import (
+from evenstride.core.events import (
     Event,
     ExchangeAfter,
     Exchanged,
@@ -20,14 +20,23 @@ from evenstride.core.control import (
     FleetFormed,
     Instruction,
     KeepShares,
+    LetGo,
+    MembersChanged,
     OpeningSkipped,
+    Recalled,
+    SaveAfter,
     SetShares,
 )
 from evenstride.core.fleet import Worker
+from evenstride.core.membership import Change, Happening
 from evenstride.core.observation import Measured, Observation
+from evenstride.core.profiles import Profile
 from evenstride.errors import TraceError
 
-_TAGGED = (FleetFormed, Exchanged, OpeningSkipped, SetShares, KeepShares, Expect, ExchangeAfter)
+_TAGGED = (
+    *(FleetFormed, Exchanged, OpeningSkipped, MembersChanged, Recalled),
+    *(SetShares, KeepShares, Expect, ExchangeAfter, SaveAfter, LetGo),
+)
 _BY_TAG = {cls.__name__: cls for cls in _TAGGED}
 _MAYBE_UNKNOWN = (
     *("busy_s", "wait_s", "data_s", "outside_s", "control_wait_s"),
@@ -109,7 +118,7 @@ def _jsonable(value: Any) -> Any:
         return [_jsonable(item) for item in value]
     if isinstance(value, Measured):
         return [encode_observation(seen) for seen in value]
-    return _plain(value) if isinstance(value, (Worker, Held)) else value
+    return _plain(value) if isinstance(value, (Worker, Held, Happening, Profile)) else value
 
 
 def _value(tag: str, name: str, plain: Any) -> Any:
@@ -120,6 +129,10 @@ def _value(tag: str, name: str, plain: Any) -> Any:
             return Measured.of(map(decode_observation, plain))
         case "Exchanged", "memory":
             return tuple(Held(**item) for item in plain)
+        case _, "happenings":
+            return tuple(Happening(**{**item, "change": Change(item["change"])}) for item in plain)
+        case "Recalled", "profiles":
+            return tuple(map(Profile.from_plain, plain))
     return _tuples(plain)
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from evenstride.core.control import Control, advance
+from evenstride.core.control import advance
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.state import Control
 from evenstride.errors import TraceError
 from evenstride.trace.codec import decode, dumps, encode
 from evenstride.trace.read import read_records

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evenstride.core.control import Exchanged, FleetFormed, KeepShares, SetShares
+from evenstride.core.events import Exchanged, FleetFormed, KeepShares, SetShares
 from evenstride.core.fleet import Shares, Worker
 from evenstride.core.observation import Measured, Observation
 from evenstride.trace.write import TraceWriter

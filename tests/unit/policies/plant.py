@@ -9,20 +9,14 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.allocation import equal_finish
-from evenstride.core.control import (
-    Control,
-    Exchanged,
-    FleetFormed,
-    Instruction,
-    KeepShares,
-    SetShares,
-    advance,
-)
+from evenstride.core.control import advance
 from evenstride.core.estimation import Estimate
+from evenstride.core.events import Exchanged, FleetFormed, Instruction, KeepShares, SetShares
 from evenstride.core.fleet import Fleet, Shares, Worker
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policy import Decision, Policy, Situation
+from evenstride.core.state import Control
 from evenstride.core.timemodel import TimeModel
 
 

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.core.caps import Held
-from evenstride.core.control import Control, FleetFormed
+from evenstride.core.events import FleetFormed
 from evenstride.core.fleet import Worker
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.state import Control
 from evenstride.errors import ConfigError
 from evenstride.runtime.folding import Fold
 from evenstride.runtime.islands import Islands, islands_of

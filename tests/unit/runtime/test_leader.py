@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.control import Control, FleetFormed
+from evenstride.core.events import FleetFormed
 from evenstride.core.fleet import Worker
 from evenstride.core.observation import Observation
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.state import Control
 from evenstride.errors import InfeasibleShares, SplitDiverged
 from evenstride.runtime.leader import Leader, Reply, Verdict
 from evenstride.runtime.wire import (

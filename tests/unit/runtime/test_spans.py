@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from evenstride.core.control import Control, FleetFormed
+from evenstride.core.events import FleetFormed
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.state import Control
 from evenstride.runtime.islands import Islands
 from evenstride.runtime.leader import Leader
 from evenstride.runtime.setup import _spans
@@ -28,7 +31,7 @@ ISLANDS = Islands(((0, 1), (2, 3)))
     ],
 )
 def test_spans_are_what_policy_and_bounds_allow(
-    policy: str, bounds: dict[str, int], expected: tuple[tuple[int, int], ...]
+    policy: str, bounds: dict[str, Any], expected: tuple[tuple[int, int], ...]
 ) -> None:
     leader = Leader(Control(policy_from_spec(policy)))
     workers = tuple(Worker(f"h/{rank}", **bounds) for rank in range(4))

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from evenstride.core.control import Control, FleetFormed
+from evenstride.core.events import FleetFormed
 from evenstride.core.fleet import Worker
 from evenstride.core.observation import Observation
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.state import Control
 from evenstride.runtime.leader import Leader, Reply
 from evenstride.runtime.summary import Summary, WorkerSummary, summarise
 

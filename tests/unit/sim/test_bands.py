@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.core.band import Band
-from evenstride.core.control import Expect
+from evenstride.core.events import Expect
 from evenstride.sim.bands import Bands
 
 WORKERS = 3

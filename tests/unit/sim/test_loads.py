@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenstride.core.control import Control, Event, Exchanged, advance
+from evenstride.core.control import advance
+from evenstride.core.events import Event, Exchanged
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.state import Control
 from evenstride.sim.run import Simulation
 from evenstride.sim.timeline import Timeline, load_recording
 from tests.unit.sim.clusters import scenario

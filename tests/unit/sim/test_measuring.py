@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.core.band import Band
-from evenstride.core.control import Expect
+from evenstride.core.events import Expect
 from evenstride.core.observation import Observation
 from evenstride.sim.bands import Bands
 from evenstride.sim.measuring import Notes

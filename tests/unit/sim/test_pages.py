@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from evenstride.core.control import Exchanged, FleetFormed
+from evenstride.core.events import Exchanged, FleetFormed
 from evenstride.core.fleet import Worker
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec

@@ -1,0 +1,157 @@
+"""What happens to a fleet, and what the leader must do about it: what `advance` takes and gives.
+
+Workers are numbered by rank throughout, those without a share included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evenstride.core.caps import Held
+from evenstride.core.fleet import Shares, Worker
+from evenstride.core.membership import Happening
+from evenstride.core.observation import Measured
+from evenstride.core.profiles import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFormed:
+    """A generation of workers has met and agreed on the settings.
+
+    Args:
+        generation: 0 for the first; counts changes of membership.
+        step: the first step this fleet will train.
+        global_batch: ``B``, samples per step.
+        workers: in rank order.
+        happenings: that made this fleet of the one before, where some of it went on; those who
+            came in get no samples until they are ready. Empty if all have met anew, from equal
+            weights.
+    """
+
+    generation: int
+    step: int
+    global_batch: int
+    workers: tuple[Worker, ...]
+    happenings: tuple[Happening, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """All ranks have told the leader what they measured.
+
+    Args:
+        step: steps the leader had committed.
+        effective: first step that no rank has drawn yet, so that a decision may change it.
+        observations: everything measured since the exchange before.
+        memory: the most memory that workers have held since then, as far as it is known.
+    """
+
+    step: int
+    effective: int
+    observations: Measured
+    memory: tuple[Held, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningSkipped:
+    """The steps at the start do not wait for decisions, because the loader prefetches."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """Workers of the group got a notice, had one withdrawn, or are ready.
+
+    Those who enter the group or leave it make another group, of another `FleetFormed`.
+
+    Args:
+        step: steps the leader had committed.
+        effective: first step that no rank has drawn yet.
+        happenings: in the order in which they became known.
+        save_s: seconds that a checkpoint takes; ``None`` if the run takes none.
+    """
+
+    step: int
+    effective: int
+    happenings: tuple[Happening, ...]
+    save_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What an earlier generation knew of its workers has been read from a checkpoint.
+
+    Args:
+        step: steps the leader had committed.
+        effective: first step that no rank has drawn yet.
+        profiles: of the workers then.
+        generation: that this one is, counting those of the checkpoint.
+    """
+
+    step: int
+    effective: int
+    profiles: tuple[Profile, ...]
+    generation: int = 0
+
+
+Event = FleetFormed | Exchanged | OpeningSkipped | MembersChanged | Recalled
+
+
+@dataclass(frozen=True, slots=True)
+class SetShares:
+    """Use ``shares`` from step ``effective`` on, on every rank."""
+
+    effective: int
+    shares: Shares
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepShares:
+    """Change nothing; tell the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Let a worker ask for an exchange when its time leaves ``expected_s * (1 +- band)``.
+
+    Both have one entry per worker; an expected time of 0 means that nothing is expected yet.
+    """
+
+    expected_s: tuple[float, ...]
+    band: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeAfter:
+    """Exchange again after so many further steps of the leader.
+
+    ``blocking`` steps wait for the exchange's decision before they are drawn; they serve to
+    find the first split quickly and end with the opening phase.
+    """
+
+    steps: int
+    blocking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAfter:
+    """Save a checkpoint on every rank when so many ``steps`` are committed."""
+
+    steps: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Let some ranks end once ``steps`` steps are committed, and saved if that was asked for."""
+
+    steps: int
+    ranks: tuple[int, ...]
+    reason: str
+
+
+Instruction = SetShares | KeepShares | Expect | ExchangeAfter | SaveAfter | LetGo

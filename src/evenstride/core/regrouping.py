@@ -1,0 +1,202 @@
+"""Another fleet of workers: a group has met, somebody is to leave, or workers are recognised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from evenstride.core.estimation import Estimate
+from evenstride.core.events import (
+    ExchangeAfter,
+    FleetFormed,
+    Instruction,
+    KeepShares,
+    LetGo,
+    MembersChanged,
+    Recalled,
+    SaveAfter,
+    SetShares,
+)
+from evenstride.core.fleet import Fleet, Worker
+from evenstride.core.leaving import Leave, leave
+from evenstride.core.membership import Change, Member, Membership, Standing
+from evenstride.core.observation import Measured
+from evenstride.core.policy import Move, Situation
+from evenstride.core.profiles import merged, recalled
+from evenstride.core.roster import Roster
+from evenstride.core.state import Control, allowed, expected
+from evenstride.errors import ConfigError
+
+
+def form(control: Control, event: FleetFormed) -> tuple[Control, tuple[Instruction, ...]]:
+    roster, membership, told = _entered(control, event)
+    formed = replace(
+        control,
+        membership=membership,
+        memory=control.memory.following(event.workers, control.roster.workers),
+        refused=_still_refused(control, event.workers),
+        saved_for=frozenset(),
+    )
+    after, opening = _serving(formed, roster, event.global_batch, event.step)
+    opening_left = control.policy.opening_steps if len(event.workers) > 1 else 0
+    after = replace(after, opening_left=opening_left)
+    # The first step of a pass is never modelled, so the first exchange worth having is the
+    # one after the second step.
+    first = ExchangeAfter(2 if opening_left else control.cadence.fewest_steps, opening_left > 0)
+    shares = roster.spread(opening.shares, 0)
+    return after, (SetShares(event.step, shares, told + opening.reason), first)
+
+
+def _entered(control: Control, event: FleetFormed) -> tuple[Roster, Membership, str]:
+    """Return the ranks of a new group, their standings, and why it formed.
+
+    Raises:
+        ConfigError: what has happened does not make these members of those before.
+    """
+    names = tuple(worker.name for worker in event.workers)
+    if not event.happenings:
+        return Roster.whole(event.workers), Membership.formed(event.generation, names), ""
+    after, transitions = control.membership.after_all(event.happenings)
+    told = "; ".join(transition.reason for transition in transitions)
+    if set(after.workers) != set(names):
+        strange = ", ".join(sorted(set(after.workers) ^ set(names)))
+        raise ConfigError(
+            f"the new group differs from what has happened ({told}) by {strange}; every worker "
+            "that comes or goes must be told of"
+        )
+    members = tuple(Member(name, after.standing(name)) for name in names)
+    membership = Membership(event.generation, members)
+    return Roster(event.workers, membership.serving), membership, told + "; "
+
+
+def _serving(
+    control: Control, roster: Roster, global_batch: int, step: int
+) -> tuple[Control, Move]:
+    """Return the control with another fleet, and its opening split.
+
+    Raises:
+        ConfigError: the fleet cannot be served.
+    """
+    asked, memory = roster.fleet(global_batch), control.memory.of(roster.serving)
+    fleet = memory.bound(asked) if memory.caps else asked
+    profiles = control.known
+    policy_state, opening = control.policy.init(fleet)
+    opening = replace(opening, shares=allowed(opening.shares, fleet))
+    estimate = recalled(_remembered(control, fleet), fleet.workers, profiles)
+    if estimate.steps.any():
+        known = Situation(fleet, opening.shares, step, Measured.of(()), estimate.guessed())
+        policy_state, decision = control.policy.decide(policy_state, known)
+        if isinstance(decision, Move):
+            opening = replace(decision, shares=allowed(decision.shares, fleet))
+    after = replace(
+        control,
+        policy_state=policy_state,
+        fleet=fleet,
+        asked=asked,
+        roster=roster,
+        shares=opening.shares,
+        estimate=estimate,
+        profiles=profiles,
+    )
+    return after, opening
+
+
+def _remembered(control: Control, fleet: Fleet) -> Estimate:
+    """Return what is known of a new fleet's workers: those of the one before, by their names."""
+    unknown = Estimate.unknown(len(fleet))
+    if control.fleet is None or control.estimate is None:
+        return unknown
+    former = {worker.name: rank for rank, worker in enumerate(control.fleet.workers)}
+    stayed = [(rank, former.get(worker.name)) for rank, worker in enumerate(fleet.workers)]
+    pairs = [(rank, before) for rank, before in stayed if before is not None]
+    return unknown.taking(control.estimate, pairs)
+
+
+def change(control: Control, event: MembersChanged) -> tuple[Control, tuple[Instruction, ...]]:
+    membership, transitions = control.membership.after_all(event.happenings)
+    assert not any(transition.regroups for transition in transitions), "those form another fleet"
+    told = [transition.reason for transition in transitions]
+    after = replace(control, membership=membership)
+    if membership.serving != control.roster.serving:
+        after, reason = _others_take_over(after, event.step)
+        told.append(reason)
+    leaves, after = _leaves(after, event)
+    told += [f"{name}: {each.reason}" for name, each in leaves.items()]
+    reason = "; ".join(told)
+    shares = after.rank_shares
+    verdict: Instruction = KeepShares(reason)
+    if shares != control.rank_shares:
+        verdict = SetShares(event.effective, shares, reason)
+    expect, _ = expected(after)
+    following = ExchangeAfter(control.cadence.fewest_steps, False)
+    return after, (verdict, expect, following, *_partings(after, event, leaves, reason))
+
+
+def _others_take_over(control: Control, step: int) -> tuple[Control, str]:
+    """Return the control with the fleet of those who serve now, if they can hold the batch."""
+    assert control.fleet is not None, "a fleet forms before its members change"
+    roster = replace(control.roster, serving=control.membership.serving)
+    try:
+        after, opening = _serving(control, roster, control.fleet.global_batch, step)
+    except ConfigError as error:
+        return control, f"the shares stay as they are, because {error}"
+    return replace(after, opening_left=0), opening.reason
+
+
+def _leaves(control: Control, event: MembersChanged) -> tuple[dict[str, Leave], Control]:
+    """Return what is done about each worker that is told to leave."""
+    notices = {
+        one.worker: one
+        for one in event.happenings
+        if one.change is Change.NOTICE
+        and control.membership.standing(one.worker) in (Standing.LEAVING, Standing.LEAVING_EARLY)
+    }
+    step_s = expected(control)[1] + control.communication_s
+    saved = control.saved_for
+    leaves = {
+        name: leave(one.left_s, event.save_s, step_s, again=name in saved)
+        for name, one in notices.items()
+    }
+    stay = {one.worker for one in event.happenings if one.change is Change.WITHDRAWN}
+    done = frozenset(name for name, each in leaves.items() if each.save)
+    return leaves, replace(control, saved_for=(saved | done) - stay)
+
+
+def _partings(
+    control: Control, event: MembersChanged, leaves: dict[str, Leave], reason: str
+) -> tuple[Instruction, ...]:
+    # A rank hears of this at the latest when it draws the step that it takes effect at.
+    steps, partings = event.effective + 1, list[Instruction]()
+    if any(each.save for each in leaves.values()):
+        partings.append(SaveAfter(steps, reason))
+    names = control.membership.workers
+    ranks = tuple(sorted(names.index(name) for name, each in leaves.items() if each.go))
+    if ranks:
+        partings.append(LetGo(steps, ranks, reason))
+    return tuple(partings)
+
+
+def recall(control: Control, event: Recalled) -> tuple[Control, tuple[Instruction, ...]]:
+    assert control.fleet is not None, "a fleet forms before it recalls"
+    assert control.estimate is not None, "a fleet forms with an empty estimate"
+    membership = replace(control.membership, generation=event.generation)
+    after = replace(
+        control, membership=membership, profiles=merged(event.profiles, control.profiles)
+    )
+    before = int((control.estimate.steps > 0).sum())
+    after, opening = _serving(after, control.roster, control.fleet.global_batch, event.step)
+    assert after.estimate is not None, "a fleet has an estimate"
+    new = int((after.estimate.steps > 0).sum()) - before
+    reason = f"{new} of {len(control.fleet)} worker(s) are known from the checkpoint"
+    following = ExchangeAfter(2 if control.opening_left else 1, control.opening_left > 0)
+    if not new:
+        return replace(control, membership=membership), (KeepShares(reason), following)
+    shares, expect = after.rank_shares, expected(after)[0]
+    reason = f"{reason}; {opening.reason}"
+    return after, (SetShares(event.effective, shares, reason), expect, following)
+
+
+def _still_refused(control: Control, workers: tuple[Worker, ...]) -> tuple[int, ...]:
+    """Return the counts of those who stay."""
+    before = control.roster.workers
+    counts = {worker.name: n for worker, n in zip(before, control.refused, strict=True)}
+    return tuple(counts.get(worker.name, 0) for worker in workers)
