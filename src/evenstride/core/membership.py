@@ -86,12 +86,14 @@ class Happening:
         change: what happened to it.
         left_s: seconds until it is taken away, of a notice; ``None`` if it does not say.
         why: what told so, for people.
+        final: whether a notice will not be withdrawn.
     """
 
     worker: str
     change: Change
     left_s: float | None = None
     why: str = ""
+    final: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,10 +150,11 @@ def _leaves(control: Control, event: MembersChanged) -> tuple[dict[str, Leave], 
         if one.change is Change.NOTICE
         and control.membership.standing(one.worker) in (Standing.LEAVING, Standing.LEAVING_EARLY)
     }
-    step_s = expected(control)[1] + control.communication_s
+    steps = event.effective + 1 - event.step
+    ahead_s = steps * (expected(control)[1] + control.communication_s)
     saved = control.saved_for
     leaves = {
-        name: leave(one.left_s, event.save_s, step_s, again=name in saved)
+        name: leave(one.left_s, event.save_s, ahead_s, final=one.final, again=name in saved)
         for name, one in notices.items()
     }
     stay = {one.worker for one in event.happenings if one.change is Change.WITHDRAWN}

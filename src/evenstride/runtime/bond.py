@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from evenstride.core.fleet import Shares
 from evenstride.errors import WorkerLost
 from evenstride.runtime.channel import Channel
 from evenstride.runtime.control_plane import ControlPlane, Local, SoloPlane, announce_loss
@@ -32,6 +33,10 @@ class Bond(Protocol):
         """Note that ``step`` steps are committed."""
         ...
 
+    def begin_with(self, shares: Shares | None) -> None:
+        """Note an opening split that replaces the first one; nothing if there is none."""
+        ...
+
     def explain_failure(self) -> None:
         """Raise the reason why a collective of this rank never came through."""
         ...
@@ -51,7 +56,11 @@ class Alone:
         self.cpu_s = 0.0
 
     def ask(self) -> None:
-        """Nobody to ask: a lone worker's share never changes."""
+        """Exchange with oneself after the present step."""
+        self._plane.ask()
+
+    def begin_with(self, shares: Shares | None) -> None:
+        """Nothing to note: a lone worker has the whole batch."""
 
     def tick(self, step: int) -> None:
         """Exchange with oneself when it is due."""
@@ -84,6 +93,11 @@ class Together:
     def ask(self) -> None:
         """Ask the leader for an exchange."""
         self._plane.ask()
+
+    def begin_with(self, shares: Shares | None) -> None:
+        """Let the control thread know another opening split."""
+        if shares is not None:
+            self._plane.shares = shares
 
     def tick(self, step: int) -> None:
         """Start the exchange that is due, on the leader."""

@@ -57,3 +57,25 @@ def batch_sizes(
         while steps < _FEWEST_STEPS or now() < started_s + stage.seconds:
             yield size
             steps += 1
+
+
+def calibration(text: str | None, world_size: int, global_batch: int) -> Iterator[int] | None:
+    """Return the batch sizes that a calibration asks for, if this run is one.
+
+    Args:
+        text: ``EVENSTRIDE_CALIBRATE``.
+        world_size: number of ranks.
+        global_batch: of the `Stride`.
+
+    Raises:
+        ConfigError: it is not understood, or there are several ranks.
+    """
+    if text is None:
+        return None
+    stages = parse_stages(text)
+    if world_size > 1:
+        raise ConfigError(
+            "EVENSTRIDE_CALIBRATE measures one process on its own, but there are "
+            f"{world_size}; unset it, or set WORLD_SIZE=1"
+        )
+    return batch_sizes(stages, global_batch)

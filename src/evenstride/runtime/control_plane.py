@@ -25,9 +25,13 @@ from evenstride.core.caps import Held
 from evenstride.core.fleet import Shares
 from evenstride.errors import EvenstrideError, WorkerLost, from_plain, to_plain
 from evenstride.runtime.channel import Channel
+from evenstride.runtime.desk import Told
 from evenstride.runtime.gate import Gate
-from evenstride.runtime.leader import Leader, Reply, Verdict
+from evenstride.runtime.gate import Held as Barrier
+from evenstride.runtime.leader import Leader
+from evenstride.runtime.messages import Reply, Verdict
 from evenstride.runtime.recorder import Recorder
+from evenstride.runtime.saves import Saves
 from evenstride.runtime.wire import (
     reply_from_text,
     reply_to_text,
@@ -61,7 +65,9 @@ class Local:
     gate: Gate
     recorder: Recorder
     position: Callable[[], Position]
+    saves: Saves
     held: Callable[[], Held | None] = lambda: None
+    notice: Callable[[], Told | None] = lambda: None
 
 
 def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
@@ -69,6 +75,12 @@ def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
     after = shares if verdict.shares is None else verdict.shares
     if verdict.expected_s:
         local.recorder.expect(Band(after[rank], verdict.expected_s[rank], verdict.band[rank]))
+    if verdict.save_after is not None:
+        local.saves.agreed(verdict.save_after, save=True)
+    if verdict.go_after is not None:
+        going, why = verdict.going, verdict.why_going
+        local.saves.agreed(verdict.go_after, save=False, going=going, why=why)
+    # Last, as it lets the training thread go on, which must find the rest in place.
     local.gate.decide(verdict.effective, verdict.shares, opening=verdict.opening)
     return after
 
@@ -79,7 +91,7 @@ class ControlPlane:
     Args:
         channel: to the other ranks.
         local: gate, recorder and position of this rank.
-        shares: the opening split.
+        shares: the opening split; those in force from then on.
         leader: the leader, on rank 0 only.
         lost: called on this thread when other ranks report that one is gone.
     """
@@ -93,7 +105,7 @@ class ControlPlane:
         lost: Callable[[str], object],
     ) -> None:
         self._channel, self._local, self._leader = channel, local, leader
-        self._shares, self._lost = shares, lost
+        self.shares, self._lost = shares, lost
         self._exchange = 0
         self._asked = False
         self._closing = False
@@ -200,8 +212,7 @@ class ControlPlane:
             return Reply(0, 0, (), (), leaving=True)
         position = self._local.position()
         self._local.gate.forget_before(position.step - 1)
-        observations, memory = self._local.recorder.take(), self._local.held()
-        return Reply(held.barrier, held.checksum, position.stands, observations, held=memory)
+        return _reply_of(self._local, held, position)
 
     def _follow(self, number: int, reply: Reply) -> dict[str, Any] | None:
         self._channel.put(f"told/{number}/{self._channel.rank}", reply_to_text(reply))
@@ -243,7 +254,7 @@ class ControlPlane:
         match message:
             case {"verdict": plain}:
                 verdict = verdict_from_plain(plain)
-                self._shares = apply(verdict, self._channel.rank, self._local, self._shares)
+                self.shares = apply(verdict, self._channel.rank, self._local, self.shares)
                 return True
             case {"error": plain}:
                 self._local.gate.fail(from_plain(plain))
@@ -252,11 +263,23 @@ class ControlPlane:
         return False
 
 
+def _reply_of(local: Local, held: Barrier, position: Position) -> Reply:
+    return Reply(
+        held.barrier,
+        held.checksum,
+        position.stands,
+        local.recorder.take(),
+        held=local.held(),
+        notice=local.notice(),
+    )
+
+
 class SoloPlane:
     """The control of a run with one process: the same path, without threads or messages."""
 
     def __init__(self, local: Local, shares: Shares, leader: Leader) -> None:
         self._local, self._shares, self._leader = local, shares, leader
+        self._asked = False
 
     @property
     def cpu_s(self) -> float:
@@ -264,19 +287,20 @@ class SoloPlane:
         return 0.0
 
     def ask(self) -> None:
-        """Nothing to ask for: one worker's share never changes."""
+        """Exchange after the present step: a save is due, or there is a notice. Never waits."""
+        self._asked = True
 
     def tick(self, step: int) -> None:
         """Exchange with oneself when it is due, for the trace and the summary."""
-        if step >= self._leader.exchange_at:
+        if self._asked or step >= self._leader.exchange_at:
+            self._asked = False
             self._exchange(step)
 
     def _exchange(self, step: int) -> None:
         held = self._local.gate.hold()
         if held is None:
             return
-        stands = self._local.position().stands
-        reply = Reply(held.barrier, held.checksum, stands, self._local.recorder.take())
+        reply = _reply_of(self._local, held, self._local.position())
         verdict = self._leader.exchange(step, [reply], held.checksum)
         self._shares = apply(verdict, 0, self._local, self._shares)
 

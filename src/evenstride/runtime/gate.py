@@ -126,6 +126,11 @@ class Gate:
             self._barrier = effective + 1 if opening else None
             self._changed.notify_all()
 
+    def begin_with(self, shares: Shares) -> None:
+        """Replace the opening split, before the step that it is for has been drawn."""
+        with self._changed:
+            self._schedule = self._schedule.decided(self._next_draw, shares)
+
     def skip_opening(self) -> None:
         """Let no further step wait for a decision."""
         with self._changed:

@@ -44,6 +44,18 @@ class Islands:
         """Number of ranks."""
         return sum(map(len, self.members))
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """For each rank, which of the islands it is on."""
+        return tuple(
+            next(k for k, island in enumerate(self.members) if rank in island)
+            for rank in range(self.size)
+        )
+
+    def ranks_of(self, islands: Iterable[int]) -> tuple[int, ...]:
+        """Return the ranks of some islands, ascending."""
+        return tuple(sorted(rank for k in islands for rank in self.members[k]))
+
     def of(self, rank: int) -> tuple[int, ...]:
         """Return the ranks of the island that a rank is on."""
         return next(island for island in self.members if rank in island)
@@ -210,6 +222,8 @@ def _as_one(members: list[Worker]) -> Worker:
         cores=_times_least(n, [worker.cores for worker in members]),
         flops_per_s=_times_least(n, [worker.flops_per_s for worker in members]),
         quantum=n * quantum if quantum > 1 else 1,
+        device=members[0].device if len({worker.device for worker in members}) == 1 else "",
+        slot=members[0].slot,
     )
 
 

@@ -4,77 +4,38 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from evenstride.core.caps import Held
 from evenstride.core.control import advance
 from evenstride.core.events import (
     Event,
-    ExchangeAfter,
     Exchanged,
-    Expect,
     FleetFormed,
     Instruction,
-    KeepShares,
+    MembersChanged,
     OpeningSkipped,
-    SetShares,
+    Recalled,
 )
 from evenstride.core.fleet import Shares
 from evenstride.core.ledger import Ledger
-from evenstride.core.observation import Measured, Observation
+from evenstride.core.observation import Measured
+from evenstride.core.profiles import Profile
 from evenstride.core.speedup import Yardstick, equal_split
 from evenstride.core.state import Control
 from evenstride.errors import SplitDiverged
+from evenstride.runtime.desk import Desk
 from evenstride.runtime.folding import Fold
 from evenstride.runtime.islands import Islands
+from evenstride.runtime.messages import Reply, Verdict, joined, verdict_of
+from evenstride.runtime.saves import Saves
 from evenstride.trace.write import TraceWriter
 
 logger = logging.getLogger("evenstride")
 
 _STANDS_KEPT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What one rank answers when the leader asks.
-
-    Args:
-        barrier: first step the rank has not drawn and will not draw before the decision.
-        checksum: of all decisions the rank has applied.
-        stands: (step, epoch, position) where the rank's latest passes over the loader began.
-        observations: what it measured since it was last asked.
-        leaving: the rank's program is ending.
-        held: the memory it held since then, if it is watched.
-    """
-
-    barrier: int
-    checksum: int
-    stands: tuple[tuple[int, int, int], ...]
-    observations: tuple[Observation, ...]
-    leaving: bool = False
-    held: Held | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the leader tells all ranks after an exchange.
-
-    Args:
-        effective: first step the decision is about.
-        shares: the ranks' new shares from that step on, or ``None`` to keep them.
-        opening: whether the next step waits for a decision as well.
-        expected_s: expected busy time of each rank; 0 for none.
-        band: half-width of each rank's band, as a part.
-        reason: one sentence.
-    """
-
-    effective: int
-    shares: Shares | None
-    opening: bool
-    expected_s: tuple[float, ...]
-    band: tuple[float, ...]
-    reason: str
 
 
 class Leader:
@@ -97,6 +58,8 @@ class Leader:
         self.ledger = Ledger.empty(0)
         self.exchange_at = 0  # the leader's own step at which the next exchange is due
         self.changes = 0
+        self.saves: Saves | None = None  # of rank 0, which knows how long a save takes
+        self._desk = Desk((), ())
 
     @property
     def control(self) -> Control:
@@ -108,17 +71,21 @@ class Leader:
         """The islands that are the workers of the fleet; ``None`` if each rank is one."""
         return self._islands
 
-    def form(self, event: FleetFormed) -> Verdict:
+    def form(self, event: FleetFormed, places: Sequence[str] = ()) -> Verdict:
         """Form the fleet and return the ranks' opening split.
 
         Args:
             event: with all ranks as workers, in rank order.
+            places: where each rank runs: equal for ranks of one machine.
 
         Raises:
             ConfigError: the policy or the bounds cannot serve this fleet.
         """
+        ranks = [worker.name for worker in event.workers]
         if self._islands is not None:
             event = replace(event, workers=self._islands.workers(event.workers))
+            ranks = [event.workers[k].name for k in self._islands.places]
+        self._desk = Desk(places or ranks, ranks)
         self.ledger = Ledger.empty(len(event.workers))
         verdict = self._advance(event, at_step=event.step)
         assert self._control.fleet is not None, "it has just been formed"
@@ -151,9 +118,22 @@ class Leader:
         event = Exchanged(step, effective, observations, memory)
         verdict = self._advance(event, at_step=step)
         self.ledger = self.ledger.book(observations.only(observations.sound), self._yardstick())
+        verdict = self._with_members(verdict, replies, step)
         if verdict.shares is not None:
             self.changes += 1
             self._log(verdict)
+        return self._for_ranks(verdict)
+
+    def recall(self, step: int, profiles: tuple[Profile, ...], generation: int) -> Verdict:
+        """Return the ranks' opening split, now that workers are known from a checkpoint.
+
+        Args:
+            step: steps the leader has committed; no rank has drawn it.
+            profiles: of the workers of the generation that saved it.
+            generation: that this one is.
+        """
+        verdict = self._advance(Recalled(step, step, profiles, generation), at_step=step)
+        self._log(verdict)
         return self._for_ranks(verdict)
 
     def skip_opening(self, step: int) -> None:
@@ -172,6 +152,24 @@ class Leader:
         if self._writer is not None:
             self._writer.close()
 
+    def _with_members(self, verdict: Verdict, replies: list[Reply], step: int) -> Verdict:
+        """Return the verdict with what notices, and wishes to save, add to it."""
+        save_s = self.saves.save_s if self.saves is not None else None
+        step_s = max(verdict.expected_s, default=0.0) + self._control.communication_s
+        ahead_s = (verdict.effective + 1 - step) * step_s
+        told = [reply.notice for reply in replies]
+        news = self._desk.happenings(told, time.monotonic(), save_s, ahead_s)
+        if news:
+            event = MembersChanged(step, verdict.effective, news, save_s)
+            verdict = joined(verdict, self._advance(event, at_step=step))
+            logger.warning("step %d: %s", step, verdict.reason)
+            names = self._control.membership.workers
+            self._desk.let_go([names[worker] for worker in verdict.going])
+        wanted = self.saves.take_wanted() if self.saves is not None else ""
+        if wanted and verdict.save_after is None:
+            verdict = replace(verdict, save_after=verdict.effective + 1)
+        return verdict
+
     def _advance(self, event: Event, *, at_step: int) -> Verdict:
         at_s = time.perf_counter() - self._started_s
         self._control, instructions = advance(self._control, event)
@@ -179,8 +177,10 @@ class Leader:
             self._writer.event(at_s, event, instructions)
         elif isinstance(event, FleetFormed):
             self._unwritten.append((at_s, event, instructions))
-        effective = event.effective if isinstance(event, Exchanged) else event.step
-        verdict, after = _verdict(effective, instructions)
+        effective = event.step
+        if isinstance(event, Exchanged | MembersChanged | Recalled):
+            effective = event.effective
+        verdict, after = verdict_of(effective, instructions)
         self.exchange_at = at_step + after.steps
         return verdict
 
@@ -201,11 +201,14 @@ class Leader:
             shares=None if verdict.shares is None else self._islands.spread(verdict.shares),
             expected_s=self._fold.expected(verdict.expected_s),
             band=self._islands.each(verdict.band),
+            going=self._islands.ranks_of(verdict.going),
         )
 
     def _yardstick(self) -> Yardstick | None:
         fleet, estimate = self._control.fleet, self._control.estimate
         if fleet is None or estimate is None or not estimate.known:
+            return None
+        if not self._control.roster.all_serve:  # the steps of those who leave are not judged
             return None
         return Yardstick.of(estimate.model, fleet, self._equal)
 
@@ -241,22 +244,3 @@ class Leader:
                 "/".join(map(str, shown)),
                 verdict.reason,
             )
-
-
-def _verdict(
-    effective: int, instructions: tuple[Instruction, ...]
-) -> tuple[Verdict, ExchangeAfter]:
-    shares: Shares | None = None
-    reason, expect, after = "", Expect((), ()), ExchangeAfter(1, False)
-    for instruction in instructions:
-        match instruction:
-            case SetShares():
-                shares, reason = instruction.shares, instruction.reason
-            case KeepShares():
-                reason = instruction.reason
-            case Expect():
-                expect = instruction
-            case ExchangeAfter():
-                after = instruction
-    verdict = Verdict(effective, shares, after.blocking, expect.expected_s, expect.band, reason)
-    return verdict, after

@@ -17,15 +17,17 @@ from evenstride.core.fleet import Shares
 from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime.agreement import Plain, agree, named
 from evenstride.runtime.bond import tie
-from evenstride.runtime.calibrating import batch_sizes, parse_stages
+from evenstride.runtime.calibrating import calibration
 from evenstride.runtime.checks import check_whole
 from evenstride.runtime.compression import send_compressed
+from evenstride.runtime.continuity import Continuity
 from evenstride.runtime.control_plane import Local
 from evenstride.runtime.costs import CostFn, Costs
 from evenstride.runtime.drift import USUAL_STEPS, DriftGuard
 from evenstride.runtime.environment import Environment
 from evenstride.runtime.evaluation import EvalLoader, EvalSampler, exact_mean
 from evenstride.runtime.gate import Gate
+from evenstride.runtime.groups import own_group
 from evenstride.runtime.guard import guarded
 from evenstride.runtime.holding import Holding
 from evenstride.runtime.islands import check_island
@@ -93,7 +95,15 @@ class Member:
         here = team.peers[team.rank].place
         neighbours = sum(peer.place == here for peer in team.peers)
         self._holding = Holding(self.scaling, team.rank, neighbours, lambda: self.progress.step)
-        local = Local(self._gate, self._recorder, lambda: self.progress.now, self._holding.take)
+        self.continuity = Continuity(self._ask, team.leader)
+        local = Local(
+            self._gate,
+            self._recorder,
+            lambda: self.progress.now,
+            self.continuity.saves,
+            self._holding.take,
+            self.continuity.notified.told,
+        )
         self._bond = tie(local, team, lambda: self.timer.at)
 
     @property
@@ -121,7 +131,7 @@ class Member:
             shown = layout(dataset, asked, processes)
             return {**shown, "cost_fn": costs[0].digest() if costs else None}
 
-        verdict = self._agree("loader()", show, judge_loader)
+        verdict = self.agree("loader()", show, judge_loader)
         left = 0 if asked.drop_last else verdict["length"] % self._settings.global_batch
         self.scaling.fit.lay_out(verdict["micro"], left, by_cost=cost_fn is not None)
         if verdict["cold_prefetch"]:
@@ -131,7 +141,10 @@ class Member:
         if verdict["weighted"]:
             self._weight_exchange()
         self.progress.attach(order_of(dataset, verdict, asked, self._settings.seed))
-        asked = replace(asked, sizes=self._calibration(), costs=costs[0] if costs else None)
+        sizes = calibration(
+            self._environment.calibrate, self._team.world_size, self._settings.global_batch
+        )
+        asked = replace(asked, sizes=sizes, costs=costs[0] if costs else None)
         loader = TrainLoader(self._rank(), dataset, asked, options)
         self._loader = weakref.ref(loader)
         return loader
@@ -174,7 +187,7 @@ class Member:
             return {**layout(dataset, asked, options.get("num_workers", 0)), "global_batch": batch}
 
         judge = partial(judge_loader, topic="an evaluation loader")
-        verdict = self._agree("loader(train=False)", show, judge)
+        verdict = self.agree("loader(train=False)", show, judge)
         samples = seeded_dataset(indexed(dataset), seeded=seeded)
         sampler = EvalSampler(
             verdict["length"],
@@ -221,7 +234,7 @@ class Member:
             self._refuse_in_loop("watch()")
             return shown
 
-        return self._agree("watch()", checked, judge)
+        return self.agree("watch()", checked, judge)
 
     def _refuse_in_loop(self, call: str) -> None:
         loader = self._loader()
@@ -230,8 +243,7 @@ class Member:
 
     def _guard_against_drift(self, model: nn.Module, every: int) -> None:
         if self.scaling.drift is None:
-            with self.timer.waiting():
-                group = _own_group(self._team, "gloo")
+            group = self.own_group("gloo")
             self.scaling.drift = DriftGuard(group, every, lambda: self.timer.waiting())
         self.scaling.drift.watch(model)
 
@@ -243,13 +255,23 @@ class Member:
             return {"layers": len(batch_norms(net))}
 
         call = "sync_batch_norm()"
-        self._agree(call, show, lambda shown: equal(shown, call))
+        self.agree(call, show, lambda shown: equal(shown, call))
         self.scaling.fit.require_even()
-        with self.timer.waiting():
-            group = _own_group(self._team)
+        group = self.own_group()
         context = RankContext(group, lambda: self.scaling.draw, lambda: self.timer.waiting())
         self._contexts.append(context)
         convert(net, context)
+
+    def recall(self, remembered: Plain) -> None:
+        """Begin with the split for workers that are known from a checkpoint; collective."""
+        lead = self.continuity.recalling(self.progress.step, remembered)
+        plain = self.agree("restore()", dict, lambda _: lead())
+        self._bond.begin_with(self.continuity.take_up(plain, self._gate))
+
+    def own_group(self, backend: str | None = None) -> dist.ProcessGroup | None:
+        """Return another process group of the same ranks, ``None`` for one; collective."""
+        with self.timer.waiting():
+            return own_group(self._team, backend)
 
     def guard(self) -> AbstractContextManager[None]:
         """Return a context that repeats a batch in pieces if it does not fit into memory."""
@@ -306,6 +328,7 @@ class Member:
         if self._closed:
             return
         self._closed = True
+        self.continuity.notified.close()
         if not at_exit:  # a device that waits for a lost rank would never come to the mark
             self.timer.settle()
         self._bond.close(at_exit=at_exit)
@@ -340,21 +363,10 @@ class Member:
             )
         self.progress.commit(draw.window, draw.dealing)
 
-    def _calibration(self) -> Iterator[int] | None:
-        """Return the batch sizes that a calibration asks for, if this is one."""
-        if self._environment.calibrate is None:
-            return None
-        stages = parse_stages(self._environment.calibrate)
-        if self._team.world_size > 1:
-            raise ConfigError(
-                "EVENSTRIDE_CALIBRATE measures one process on its own, but there are "
-                f"{self._team.world_size}; unset it, or set WORLD_SIZE=1"
-            )
-        return batch_sizes(stages, self._settings.global_batch)
-
-    def _agree(
+    def agree(
         self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
     ) -> Plain:
+        """Return what the leader makes of what all ranks show; see `agreement.agree`."""
         self._meetings += 1
         show, judge = named(call, show, judge)
         if self._team.channel is None:
@@ -369,21 +381,6 @@ class Member:
 
     def _weight_exchange(self) -> WeightExchange:
         if self._weights is None:
-            with self.timer.waiting():
-                group = _own_group(self._team, "gloo")
+            group = self.own_group("gloo")
             self._weights = WeightExchange(group, lambda: self.timer.waiting())
         return self._weights
-
-
-def _own_group(team: Team, backend: str | None = None) -> dist.ProcessGroup | None:
-    """Return another group of the same ranks, of the default backend if none is named; collective.
-
-    Among these ranks alone: other groups may do the same at the same time, or never.
-    """
-    if team.group is None or team.channel is None:
-        return None
-    ranks = dist.get_process_group_ranks(team.group)
-    other: dist.ProcessGroup = dist.new_group(
-        ranks, team.channel.timeout, backend, use_local_synchronization=True
-    )
-    return other

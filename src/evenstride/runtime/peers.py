@@ -6,8 +6,11 @@ import os
 import platform
 import socket
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +23,17 @@ class Peer:
         place: identifies the machine and its process namespace; a process id means something
             only to ranks with the same place.
         pid: process id.
+        device: fingerprint of what computes its steps.
+        slot: which of its host's workers it is, the same after a restart; ``None`` if the
+            launcher does not say.
     """
 
     rank: int
     host: str
     place: str
     pid: int
+    device: str = ""
+    slot: int | None = None
 
     @property
     def name(self) -> str:
@@ -39,7 +47,30 @@ class Peer:
 
 def myself(rank: int) -> Peer:
     """Return this process as a peer."""
-    return Peer(rank, socket.gethostname() or platform.node(), _place(), os.getpid())
+    slot = os.environ.get("EVENSTRIDE_SLOT") or os.environ.get("LOCAL_RANK") or ""
+    return Peer(
+        rank,
+        socket.gethostname() or platform.node(),
+        _place(),
+        os.getpid(),
+        fingerprint(),
+        int(slot) if slot.isdecimal() else None,
+    )
+
+
+@lru_cache
+def fingerprint() -> str:
+    """Return what tells this process's device from those of another kind, such as its model."""
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return f"cuda {properties.name} {properties.total_memory >> 20} MiB"
+    cpuinfo = Path("/proc/cpuinfo")
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"cpu {next(models, platform.processor() or platform.machine())}"
 
 
 def _place() -> str:

@@ -290,11 +290,14 @@ def _formed(leader: Leader, settings: Settings, shown: list[Plain]) -> Plain:
             mine["min_share"],
             mine["max_share"],
             quantum=mine["quantum"],
+            device=peer.device,
+            slot=peer.slot,
             **mine["resources"],
         )
         for peer, mine in zip(peers, shown, strict=True)
     )
-    verdict = leader.form(FleetFormed(0, 0, settings.global_batch, workers))
+    event = FleetFormed(0, 0, settings.global_batch, workers)
+    verdict = leader.form(event, [peer.place for peer in peers])
     return {
         "verdict": verdict_to_plain(verdict),
         "peers": [peer.to_plain() for peer in peers],

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from evenstride.core.caps import Held
-from evenstride.runtime.leader import Reply, Verdict
+from evenstride.runtime.desk import Told
+from evenstride.runtime.messages import Reply, Verdict
 from evenstride.trace.codec import decode_observation, dumps, encode_observation
 
 
@@ -21,6 +22,7 @@ def reply_to_text(reply: Reply) -> str:
             "observations": [encode_observation(seen) for seen in reply.observations],
             "leaving": reply.leaving,
             "held": None if reply.held is None else asdict(reply.held),
+            "notice": None if reply.notice is None else asdict(reply.notice),
         }
     )
 
@@ -35,6 +37,7 @@ def reply_from_text(text: str) -> Reply:
         tuple(decode_observation(seen) for seen in plain["observations"]),
         plain["leaving"],
         None if plain["held"] is None else Held(**plain["held"]),
+        None if plain["notice"] is None else Told(**plain["notice"]),
     )
 
 
@@ -46,11 +49,5 @@ def verdict_to_plain(verdict: Verdict) -> dict[str, Any]:
 def verdict_from_plain(plain: dict[str, Any]) -> Verdict:
     """Return the verdict that `verdict_to_plain` wrote."""
     shares = plain["shares"]
-    return Verdict(
-        plain["effective"],
-        None if shares is None else tuple(shares),
-        plain["opening"],
-        tuple(plain["expected_s"]),
-        tuple(plain["band"]),
-        plain["reason"],
-    )
+    tuples = {name: tuple(plain[name]) for name in ("expected_s", "band", "going")}
+    return Verdict(**{**plain, **tuples, "shares": None if shares is None else tuple(shares)})

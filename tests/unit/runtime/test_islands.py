@@ -21,7 +21,8 @@ from evenstride.core.state import Control
 from evenstride.errors import ConfigError
 from evenstride.runtime.folding import Fold
 from evenstride.runtime.islands import Islands, islands_of
-from evenstride.runtime.leader import Leader, Reply
+from evenstride.runtime.leader import Leader
+from evenstride.runtime.messages import Reply
 from evenstride.runtime.recorder import Recorder
 from evenstride.runtime.timing import StepRecord
 from evenstride.trace.read import read_records

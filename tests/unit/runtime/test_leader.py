@@ -15,7 +15,8 @@ from evenstride.core.observation import Observation
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.state import Control
 from evenstride.errors import InfeasibleShares, SplitDiverged
-from evenstride.runtime.leader import Leader, Reply, Verdict
+from evenstride.runtime.leader import Leader
+from evenstride.runtime.messages import Reply, Verdict
 from evenstride.runtime.wire import (
     reply_from_text,
     reply_to_text,

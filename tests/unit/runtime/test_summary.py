@@ -13,7 +13,8 @@ from evenstride.core.fleet import Worker
 from evenstride.core.observation import Observation
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.state import Control
-from evenstride.runtime.leader import Leader, Reply
+from evenstride.runtime.leader import Leader
+from evenstride.runtime.messages import Reply
 from evenstride.runtime.summary import Summary, WorkerSummary, summarise
 
 SLOW = WorkerSummary("one/0", 20, 60.0, 0.0, 39.5, 97, 5.0, 0.0)

@@ -1,0 +1,119 @@
+"""What outlives a generation: when to save, who is to leave, what is known of the workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from evenstride.core.fleet import Shares
+from evenstride.core.profiles import Profile
+from evenstride.runtime.agreement import Plain
+from evenstride.runtime.desk import Told
+from evenstride.runtime.gate import Gate
+from evenstride.runtime.leader import Leader
+from evenstride.runtime.notices import Notice, Watcher, make_sources
+from evenstride.runtime.saves import Saves
+from evenstride.runtime.wire import verdict_from_plain, verdict_to_plain
+
+
+class Notified:
+    """The notice that this rank has, if any, on its way from the watcher to the leader.
+
+    Args:
+        ask: asks the leader for an exchange.
+    """
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        self._ask = ask
+        self._notice: Notice | None = None
+        self._watcher: Watcher | None = None
+
+    def watch(self, setting: str, *, polls_clouds: bool) -> None:
+        """Watch for notices from now on, as a setting says (see `make_sources`).
+
+        Raises:
+            ConfigError: the setting is not understood.
+        """
+        if self._watcher is None:
+            self._watcher = Watcher(make_sources(setting), self.changed, polls_clouds=polls_clouds)
+
+    def changed(self, notice: Notice | None) -> None:
+        """Take note of a notice, or that it was withdrawn (watcher's thread)."""
+        self._notice = notice
+        self._ask()
+
+    def told(self) -> Told | None:
+        """Return what the leader is told (control thread)."""
+        notice = self._notice
+        if notice is None:
+            return None
+        left_s = None if notice.leaves_unix_s is None else notice.leaves_unix_s - time.time()
+        return Told(left_s, notice.whole_host, not notice.withdrawable, notice.reason)
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+
+
+class Continuity:
+    """One rank's part in what goes on beyond its own process.
+
+    Args:
+        ask: asks the leader for an exchange.
+        leader: on rank 0 only.
+    """
+
+    def __init__(self, ask: Callable[[], None], leader: Leader | None) -> None:
+        self.saves, self.notified = Saves(ask), Notified(ask)
+        self._leader = leader
+        if leader is not None:
+            leader.saves = self.saves
+
+    def remember(self) -> Plain:
+        """Return what a checkpoint keeps of the workers (leader only)."""
+        assert self._leader is not None, "only rank 0 knows all workers"
+        control = self._leader.control
+        profiles = [profile.to_plain() for profile in control.known]
+        return {"generation": control.generation, "profiles": profiles}
+
+    def recalling(self, step: int, remembered: Plain) -> Callable[[], Plain]:
+        """Return what the leader does to recall what a checkpoint has kept.
+
+        Args:
+            step: steps committed by this process.
+            remembered: what `remember` returned then.
+        """
+
+        def lead() -> Plain:
+            assert self._leader is not None, "only rank 0 leads"
+            profiles = tuple(_profiles(remembered.get("profiles")))
+            verdict = self._leader.recall(step, profiles, _generation(remembered) + 1)
+            return {"verdict": verdict_to_plain(verdict)}
+
+        return lead
+
+    def take_up(self, plain: Plain, gate: Gate) -> Shares | None:
+        """Put the split in force that the leader has recalled; return it, if it is another."""
+        verdict = verdict_from_plain(plain["verdict"])
+        if verdict.shares is not None:
+            gate.begin_with(verdict.shares)
+        return verdict.shares
+
+
+def _profiles(plain: Any) -> list[Profile]:
+    """Return the profiles that can be read; what a checkpoint holds beside them is no harm."""
+    profiles = []
+    for one in plain if isinstance(plain, list) else []:
+        try:
+            profiles.append(Profile.from_plain(one))
+        except ValueError:
+            continue
+    return profiles
+
+
+def _generation(remembered: Plain) -> int:
+    generation = remembered.get("generation")
+    return generation if isinstance(generation, int) else 0

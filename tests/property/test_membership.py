@@ -1,0 +1,117 @@
+"""Whatever happens to workers in whatever order, the table keeps the run whole."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstride.core.membership import (
+    TABLE,
+    Change,
+    Happening,
+    Member,
+    Membership,
+    Standing,
+)
+from evenstride.errors import ConfigError
+
+NAMES = ("a/0", "a/1", "b/2", "c/3")
+HAPPENINGS = st.builds(
+    Happening,
+    st.sampled_from(NAMES),
+    st.sampled_from(Change),
+    st.none() | st.floats(0, 1000),
+    st.sampled_from(["", "the cloud said so"]),
+    st.booleans(),
+)
+FORMED = Membership.formed(0, NAMES[:3])
+
+
+@given(st.lists(HAPPENINGS, max_size=30))
+def test_each_change_follows_the_table_or_changes_nothing(happenings: list[Happening]) -> None:
+    membership = FORMED
+    for happening in happenings:
+        before = membership.standing(happening.worker)
+        after, transition = membership.after(happening)
+        expected = TABLE.get((before, happening.change))
+        assert transition.refused == (expected is None)
+        if expected is None:
+            assert after == membership
+        assert after.standing(happening.worker) == (expected or before)
+        assert [m for m in after.members if m.worker != happening.worker] == [
+            m for m in membership.members if m.worker != happening.worker
+        ], "nobody else is touched, and the order of ranks stays"
+        assert happening.worker in transition.reason
+        membership = after
+
+
+@given(st.lists(HAPPENINGS, max_size=30))
+def test_a_generation_ends_when_the_group_changes_and_only_then(
+    happenings: list[Happening],
+) -> None:
+    membership = FORMED
+    for happening in happenings:
+        after, transition = membership.after(happening)
+        changed = set(after.workers) != set(membership.workers)
+        assert transition.regroups == changed
+        assert after.generation == membership.generation + changed
+        membership = after
+
+
+@given(st.lists(HAPPENINGS, max_size=8))
+def test_what_is_known_at_once_makes_one_new_group_at_most(happenings: list[Happening]) -> None:
+    one_by_one = FORMED
+    for happening in happenings:
+        one_by_one, _ = one_by_one.after(happening)
+    at_once, transitions = FORMED.after_all(tuple(happenings))
+
+    assert at_once.members == one_by_one.members
+    assert at_once.generation == any(transition.regroups for transition in transitions)
+
+
+@given(st.lists(HAPPENINGS, max_size=30))
+def test_who_serves_is_ready_and_is_leaving_only_if_all_are(happenings: list[Happening]) -> None:
+    membership, _ = FORMED.after_all(tuple(happenings))
+    standings = [membership.members[place].standing for place in membership.serving]
+    all_of_them = {member.standing for member in membership.members}
+
+    assert len(set(standings)) <= 1
+    if Standing.SERVING in all_of_them:
+        assert set(standings) == {Standing.SERVING}
+    elif Standing.LEAVING in all_of_them:
+        assert set(standings) == {Standing.LEAVING}
+    else:
+        assert not standings
+
+
+def test_a_notice_that_is_withdrawn_leaves_things_as_they_were() -> None:
+    joining, _ = FORMED.after(Happening("c/3", Change.JOIN))
+    for worker in ("a/1", "c/3"):
+        noticed, told = joining.after(Happening(worker, Change.NOTICE, 120.0, "spot"))
+        again, _ = noticed.after(Happening(worker, Change.WITHDRAWN))
+        assert noticed != joining
+        assert again == joining
+        assert told.reason == f"{worker} is to leave in 120 s (spot)"
+
+
+def test_a_refusal_says_what_is_possible() -> None:
+    _, refused = FORMED.after(Happening("a/0", Change.WITHDRAWN))
+    assert refused.refused
+    assert refused.reason == (
+        "a/0 cannot stay after all, as it is serving; possible now: notice, leave, lost"
+    )
+
+
+def test_members_have_names_of_their_own() -> None:
+    with pytest.raises(ConfigError, match="two workers are called a/0"):
+        Membership.formed(0, ("a/0", "a/0"))
+    with pytest.raises(ConfigError, match="who is gone is no member"):
+        Membership(0, (Member("a/0", Standing.GONE),))
+
+
+def test_every_standing_can_be_lost_or_left_but_the_last() -> None:
+    for standing in set(Standing) - {Standing.GONE}:
+        assert TABLE[standing, Change.LOST] is Standing.GONE
+        assert TABLE[standing, Change.LEAVE] is Standing.GONE
+    assert [change for at, change in TABLE if at is Standing.GONE] == [Change.JOIN]
