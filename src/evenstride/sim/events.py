@@ -102,9 +102,18 @@ class Replay(_Event):
 
 
 class Leave(_Event):
-    """Workers leave; the others share the global batch."""
+    """Workers leave or are lost; the others share the global batch."""
 
-    kind: Literal["leave"]
+    kind: Literal["leave", "lost"]
+
+
+class Notice(_Event):
+    """Workers are told that they will be taken away, or that they will not be after all.
+
+    They get no samples in between, and still take part in every step; `leave` takes them away.
+    """
+
+    kind: Literal["notice", "withdrawn"]
 
 
 class Join(_Event):
@@ -114,7 +123,8 @@ class Join(_Event):
 
 
 Event = Annotated[
-    SpeedStep | Ramp | Periodic | Bursty | Replay | Leave | Join, Field(discriminator="kind")
+    SpeedStep | Ramp | Periodic | Bursty | Replay | Leave | Join | Notice,
+    Field(discriminator="kind"),
 ]
 
 

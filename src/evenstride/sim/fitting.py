@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstride.core.fleet import FloatArray, IntArray
-from evenstride.sim.events import Event, Join, Leave, Replay, SpeedStep, chosen
+from evenstride.sim.events import Event, Join, Leave, Notice, Replay, SpeedStep, chosen
 from evenstride.sim.parts import FASTEST, MOST_WORKERS, SLOWEST, Place, refuse
 
 if TYPE_CHECKING:
@@ -67,18 +67,21 @@ def there_from_start(scenario: Scenario) -> Mask:
     """
     here = np.ones(scenario.size, dtype=np.bool_)
     for _, event in reversed(_moves(scenario)):
+        if isinstance(event, Notice):
+            continue
         here[chosen(event.workers, scenario.size)] = isinstance(event, Leave)
     return here
 
 
-def _moves(scenario: Scenario) -> list[tuple[int, Leave | Join]]:
+def _moves(scenario: Scenario) -> list[tuple[int, Leave | Join | Notice]]:
     """Return the changes of membership by step, each with its number among the events."""
-    moves = [(n, e) for n, e in enumerate(scenario.events) if isinstance(e, Leave | Join)]
+    moves = [(n, e) for n, e in enumerate(scenario.events) if isinstance(e, Leave | Join | Notice)]
     return sorted(moves, key=lambda move: move[1].at)
 
 
 def _check_membership(scenario: Scenario) -> None:
     here, bounds = there_from_start(scenario), _bounds(scenario)
+    told = np.zeros_like(here)
     moves = _moves(scenario)
     if not here.any() and moves and moves[0][1].at > 0:
         problem = "nobody is there before them, at step 0 (allowed: some of the workers, not all)"
@@ -89,8 +92,13 @@ def _check_membership(scenario: Scenario) -> None:
         place: Place = ()
         for number, event in together:
             place = ("events", number, "workers")
-            _move(here, event, scenario.size, place)
-        _check_those(here, bounds, scenario, at, place)
+            if isinstance(event, Notice):
+                _tell(here, told, event, scenario.size, place)
+            else:
+                _move(here, event, scenario.size, place)
+                told[chosen(event.workers, scenario.size)] = False
+        serving = here & ~told
+        _check_those(serving if serving.any() else here, bounds, scenario, at, place)
 
 
 def _move(here: Mask, event: Leave | Join, size: int, place: Place) -> None:
@@ -102,6 +110,19 @@ def _move(here: Mask, event: Leave | Join, size: int, place: Place) -> None:
         problem = f"worker {wrong[0]} is {state} at step {event.at}"
         refuse(f"{problem} (allowed: workers that are {fit} then)", *place)
     here[who] = joins
+
+
+def _tell(here: Mask, told: Mask, event: Notice, size: int, place: Place) -> None:
+    """Let workers know that they will be taken away, or that they will not, in place."""
+    who, notice = np.array(chosen(event.workers, size)), event.kind == "notice"
+    wrong = who[~here[who] | (told[who] == notice)]
+    if len(wrong):
+        gone = not here[wrong[0]]
+        state = "not there" if gone else "told so already" if notice else "not about to leave"
+        fit = "there and not told" if notice else "told to leave"
+        problem = f"worker {wrong[0]} is {state} at step {event.at}"
+        refuse(f"{problem} (allowed: workers that are {fit} then)", *place)
+    told[who] = notice
 
 
 def _bounds(scenario: Scenario) -> tuple[IntArray, IntArray]:
@@ -133,7 +154,7 @@ def _check_speeds(scenario: Scenario) -> None:
     """Raise unless every worker's speed stays within its range when events overlap."""
     turns = []
     for number, event in enumerate(scenario.events):
-        if not isinstance(event, Leave | Join):
+        if not isinstance(event, Leave | Join | Notice):
             turns.append((event.at, False, number))
             until = getattr(event, "until", None)
             turns += [] if until is None else [(until, True, number)]

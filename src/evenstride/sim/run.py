@@ -16,9 +16,11 @@ from evenstride.core.events import (
     Expect,
     FleetFormed,
     Instruction,
+    MembersChanged,
     SetShares,
 )
 from evenstride.core.fleet import FloatArray, IntArray, as_array
+from evenstride.core.membership import Change, Happening, Membership
 from evenstride.core.policy import Policy
 from evenstride.core.state import Control
 from evenstride.sim.bands import Bands
@@ -96,12 +98,13 @@ class Simulation:
         steps = self._scenario.steps
         mean_s, real_s = np.zeros(steps), np.zeros(steps)
         index = np.zeros(steps, dtype=np.int64)
-        changes, moves = frozenset(self._timeline.changes), frozenset(self._timeline.moves)
+        changes, groups = frozenset(self._timeline.changes), frozenset(self._timeline.groups)
         for step in range(steps):
-            if step in moves:
+            if step in groups:
                 self._begin(step)
             elif step in changes:
                 self._curves = self._curves_at(step)
+            self._notify(step)
             self._take_effect(step)
             mean_s[step], real_s[step] = self._step(step)
             index[step] = len(self.track.splits) - 1
@@ -112,11 +115,13 @@ class Simulation:
 
     def _begin(self, step: int) -> None:
         """Form the fleet of those who are there."""
-        self._present = self._timeline.present(step)
+        self._present = self._timeline.group(step)
         workers = tuple(self._cluster.workers[k] for k in self._present)
         self._curves = self._curves_at(step)
-        self._tell()
-        event = FleetFormed(self._formed, step, self._scenario.global_batch, workers)
+        happenings = self._happenings(step, told=False) if step else ()
+        self._tell(Membership.formed(0, tuple(worker.name for worker in workers)))
+        batch = self._scenario.global_batch
+        event = FleetFormed(self._formed, step, batch, workers, happenings)
         self._formed += 1
         self._control, instructions = advance(self._control, event)
         self._pending.clear()
@@ -127,10 +132,36 @@ class Simulation:
         self._obey(instructions)
         self._due = step + self._after.steps
 
-    def _tell(self) -> None:
+    def _happenings(self, step: int, *, told: bool) -> tuple[Happening, ...]:
+        """Return the notices that come at a step and those that are withdrawn, or all else."""
+        workers = self._cluster.workers
+        return tuple(
+            Happening(workers[k].name, change)
+            for k, change in self._timeline.happenings(step)
+            if (change in (Change.NOTICE, Change.WITHDRAWN)) == told
+        )
+
+    def _notify(self, step: int) -> None:
+        """Let the controller know who is told to leave, or to stay."""
+        happenings = self._happenings(step, told=True)
+        if not happenings:
+            return
+        self._tell(self._control.membership.after_all(happenings)[0])
+        event = MembersChanged(step, self._effective(step, self._scenario.exchange.lag), happenings)
+        self._control, instructions = advance(self._control, event)
+        self._obey(instructions)
+        self._due = step + self._after.steps
+
+    def _effective(self, step: int, lag: int) -> int:
+        return max(step + lag, self._pending[-1][0] if self._pending else 0)
+
+    def _tell(self, membership: Membership) -> None:
+        """Let a policy that is to know it all know the curves of those who will serve."""
         tell = getattr(self._policy, "tell", None)
         if tell is not None:
-            tell(self._curves)
+            serving = membership.serving
+            whole = len(serving) == len(self._present)
+            tell(self._curves if whole else self._curves.of(np.array(serving)))
 
     def _curves_at(self, step: int) -> TrueTimes:
         return self._cluster.usual.at_speed(self._timeline.speed(step)).of(self._present)
@@ -179,8 +210,8 @@ class Simulation:
         if asked.cold_lag is not None and (self._cold or self._after.blocking):
             lag = asked.cold_lag
         self._cold = False
-        effective = max(step + lag, self._pending[-1][0] if self._pending else 0)
-        self._tell()
+        effective = self._effective(step, lag)
+        self._tell(self._control.membership)
         told = self._notes.take(self._bands.broke, self._timeline.load(step)[self._present])
         event = Exchanged(step + 1, effective, told)
         started_s = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections import defaultdict
 from functools import cached_property, lru_cache
 from pathlib import Path
 from zipfile import BadZipFile
@@ -11,6 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.membership import Change
 from evenstride.errors import ScenarioError
 from evenstride.sim.courses import Course, bursty, periodic, ramped, replayed, stepped
 from evenstride.sim.fitting import there_from_start
@@ -19,6 +21,7 @@ from evenstride.sim.scenario import (
     Event,
     Join,
     Leave,
+    Notice,
     Periodic,
     Ramp,
     Replay,
@@ -48,12 +51,19 @@ class Timeline:
         courses: list[Course] = []
         replays: list[Course] = []
         moves: list[Move] = []
+        told: list[Move] = []
+        self._happenings: dict[int, list[tuple[int, Change]]] = defaultdict(list)
         for number, event in enumerate(scenario.events):
             if event.at >= scenario.steps:
                 continue
             who = np.array(chosen(event.workers, self.size))
             if isinstance(event, Leave | Join):
                 moves.append(Move(event.at, who, isinstance(event, Join)))
+                told += moves[-1:]
+                self._happen(event, who)
+            elif isinstance(event, Notice):
+                told.append(Move(event.at, who, event.kind == "withdrawn"))
+                self._happen(event, who)
             else:
                 courses.append(_course(event, who, scenario.steps, [seed, 1, number]))
                 replays += courses[-1:] if isinstance(event, Replay) else []
@@ -61,8 +71,11 @@ class Timeline:
         self._recorded = np.zeros(self.size, dtype=np.bool_)
         for replay in replays:
             self._recorded[replay.workers] = True
-        self._presence = Presence(there_from_start(scenario), moves)
+        here = there_from_start(scenario)
+        self._group, self._presence = Presence(here, moves), Presence(here, told)
         self.moves = self._presence.changes()
+        """Steps at which others get samples than before, the start apart."""
+        self.groups = self._group.changes()
         """Steps at which workers come or go, the start apart."""
 
     @cached_property
@@ -92,8 +105,24 @@ class Timeline:
         return np.where(self._recorded, 1.0 - self._left.at(step), np.nan)
 
     def present(self, step: int) -> IntArray:
-        """Return the numbers of the workers that take part, ascending."""
-        return self._presence.at(step)
+        """Return the numbers of the workers that get samples, ascending."""
+        serving = self._presence.at(step)
+        return serving if len(serving) else self._group.at(step)
+
+    def group(self, step: int) -> IntArray:
+        """Return the numbers of all who take part, those about to leave included, ascending."""
+        return self._group.at(step)
+
+    def happenings(self, step: int) -> list[tuple[int, Change]]:
+        """Return what happens to whom at a step, in order."""
+        return self._happenings.get(step, [])
+
+    def _happen(self, event: Leave | Join | Notice, who: IntArray) -> None:
+        """Note what an event does to some workers; who comes in is ready at once."""
+        changes = [Change(event.kind)]
+        if isinstance(event, Join):
+            changes.append(Change.READY)
+        self._happenings[event.at] += [(k, change) for k in who.tolist() for change in changes]
 
 
 def _course(event: Event, who: IntArray, steps: int, key: list[int]) -> Course:

@@ -22,7 +22,7 @@ workers:
 FROM_1 = "(allowed: a whole number from 1 to 1e+12)"
 RATE = "(allowed: a number from 1e-06 to 1e+12)"
 REPLAY = "events:\n  - kind: replay\n    at: 0\n    workers: all\n"
-KINDS = "bursty, join, leave, periodic, ramp, replay, step"
+KINDS = "bursty, join, leave, lost, notice, periodic, ramp, replay, step, withdrawn"
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_every_field_is_in_its_table_with_its_unit_and_its_default(
 
 def test_every_field_of_an_event_is_in_the_table_of_events() -> None:
     found = rows(SIMULATOR, "### Events")
-    models = {get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in KINDS}
+    models = {n: kind for kind in KINDS for n in get_args(kind.model_fields["kind"].annotation)}
     known = {(n, name) for n, kind in models.items() for name in kind.model_fields} - {
         (n, name) for n in models for name in COMMON
     }
