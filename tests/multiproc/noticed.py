@@ -1,0 +1,48 @@
+"""Ranks of which one is told to leave, and perhaps told to stay after all."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from evenstride import Stride
+from evenstride.runtime.notices import Notice
+from tests.multiproc.training import flat, net, rows
+
+
+def told_to_leave(
+    rank: int, who: int, withdrawn: bool, saves: bool, workers: int
+) -> dict[str, Any]:
+    """Train some epochs; in step 10 one rank gets a notice, in step 30 it may be withdrawn."""
+    stride = Stride(global_batch=24, policy="uniform")
+    model = stride.watch(DistributedDataParallel(net()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = stride.loader(rows(240), num_workers=workers)
+    continuity = stride._member.continuity
+    if saves and rank == 0:
+        continuity.saves.save_s = 0.5
+    seen: list[tuple[list[int], int, list[float]]] = []
+    shares, due, going = [], [], []
+    while stride.epoch < 6:
+        for ids, x, y in loader:
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+            seen.append((ids.tolist() if stride.samples else [], stride.samples, flat(model)))
+            optimizer.step()
+            optimizer.zero_grad()
+            shares.append(stride.shares)
+            step = stride.step
+            if continuity.saves.pending(step):
+                due += [step] if continuity.saves.due(step) else []
+                gone, _ = continuity.saves.going(step)
+                going += [(step, gone)] if gone else []
+            if rank == who and step == 10:
+                left_s = time.time() + 3600.0
+                continuity.notified.changed(Notice("test", left_s, False, withdrawn, "a test"))
+            if rank == who and step == 30 and withdrawn:
+                continuity.notified.changed(None)
+    stride.close()
+    return {"seen": seen, "shares": shares, "due": due, "going": going}

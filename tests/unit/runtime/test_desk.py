@@ -1,0 +1,101 @@
+"""What the ranks tell of notices becomes news once, for the right workers."""
+
+from __future__ import annotations
+
+from evenstride.core.membership import Change, Happening
+from evenstride.runtime.desk import Desk, Told
+from evenstride.runtime.saves import Saves
+
+PLACES = ("machine 1", "machine 1", "machine 2")
+WORKERS = ("h/0", "h/1", "k/2")
+
+
+def _told(left_s: float | None = 60.0, *, whole: bool = True, final: bool = True) -> Told:
+    return Told(left_s, whole, final, "spot")
+
+
+def _news(
+    desk: Desk, *told: Told | None, now_s: float = 0.0, save_s: float | None = 1.0
+) -> list[tuple[str, Change]]:
+    return [(one.worker, one.change) for one in desk.happenings(told, now_s, save_s, 0.1)]
+
+
+def test_a_notice_of_a_machine_is_that_of_all_its_ranks_and_is_told_once() -> None:
+    desk = Desk(PLACES, WORKERS)
+    assert _news(desk, None, None, None) == []
+    assert _news(desk, _told(), None, None) == [("h/0", Change.NOTICE), ("h/1", Change.NOTICE)]
+    assert _news(desk, _told(55.0), None, None, now_s=5.0) == []
+    assert _news(desk, _told(whole=False), None, _told(whole=False)) == [("k/2", Change.NOTICE)]
+
+
+def test_a_notice_of_a_process_is_its_own() -> None:
+    assert _news(Desk(PLACES, WORKERS), None, _told(whole=False), None) == [("h/1", Change.NOTICE)]
+
+
+def test_ranks_of_an_island_are_one_worker() -> None:
+    desk = Desk(PLACES, ("h/0-1", "h/0-1", "k/2"))
+    assert _news(desk, None, _told(whole=False), None) == [("h/0-1", Change.NOTICE)]
+    assert desk.ranks_of(["h/0-1"]) == (0, 1)
+
+
+def test_a_notice_is_withdrawn_once_and_may_come_back() -> None:
+    desk = Desk(PLACES, WORKERS)
+    _news(desk, None, None, _told(600.0, final=False))
+    assert _news(desk, None, None, None) == [("k/2", Change.WITHDRAWN)]
+    assert _news(desk, None, None, None) == []
+    assert _news(desk, None, None, _told(600.0)) == [("k/2", Change.NOTICE)]
+
+
+def test_another_time_is_news_and_the_same_time_is_not() -> None:
+    desk = Desk(PLACES, WORKERS)
+    _news(desk, None, None, _told(600.0, final=False))
+    assert _news(desk, None, None, _told(401.0, final=False), now_s=200.0) == []
+    assert _news(desk, None, None, _told(100.0, final=False), now_s=200.0) == [
+        ("k/2", Change.NOTICE)
+    ]
+    assert _news(desk, None, None, _told(None), now_s=210.0) == [("k/2", Change.NOTICE)]
+    assert _news(desk, None, None, _told(None), now_s=220.0) == []
+
+
+def test_a_notice_that_runs_out_is_news_again_until_the_worker_is_let_go() -> None:
+    desk = Desk(PLACES, WORKERS)
+    _news(desk, None, None, _told(600.0, final=False))
+    assert _news(desk, None, None, _told(9.0, final=False), now_s=591.0) == [("k/2", Change.NOTICE)]
+    desk.let_go(["k/2"])
+    assert _news(desk, None, None, _told(8.0, final=False), now_s=592.0) == []
+    assert _news(desk, None, None, None, now_s=593.0) == [], "who was let go goes"
+
+
+def test_what_the_core_is_told() -> None:
+    (happening,) = Desk(PLACES, WORKERS).happenings(
+        (None, None, _told(30.0, final=False)), 0.0, 1.0, 0.1
+    )
+    assert happening == Happening("k/2", Change.NOTICE, 30.0, "spot", False)
+
+
+def test_saves_are_due_once_at_or_after_their_step() -> None:
+    saves = Saves(lambda: None)
+    assert not saves.pending(10)
+    saves.agreed(7, save=True)
+    saves.agreed(9, save=False, going=(1,), why="spot")
+    assert not saves.pending(6)
+    assert not saves.due(6)
+    assert saves.pending(7)
+    assert saves.due(7)
+    assert not saves.due(7)
+    assert not saves.pending(8)
+    assert saves.going(8) == ((), "")
+    assert saves.going(10) == ((1,), "spot")
+    assert not saves.pending(10)
+
+
+def test_a_wish_to_save_asks_for_one_exchange_and_is_taken_once() -> None:
+    asked: list[bool] = []
+    saves = Saves(lambda: asked.append(True))
+    saves.ask("by the clock")
+    saves.ask("by the clock")
+    assert len(asked) == 1
+    assert saves.take_wanted() == "by the clock"
+    assert saves.take_wanted() == ""
+    saves.ask("again")
+    assert len(asked) == 2
