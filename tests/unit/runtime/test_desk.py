@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from evenstride.core.membership import Change, Happening
 from evenstride.runtime.desk import Desk, Told
 from evenstride.runtime.saves import Saves
@@ -23,9 +25,10 @@ def _news(
 def test_a_notice_of_a_machine_is_that_of_all_its_ranks_and_is_told_once() -> None:
     desk = Desk(PLACES, WORKERS)
     assert _news(desk, None, None, None) == []
-    assert _news(desk, _told(), None, None) == [("h/0", Change.NOTICE), ("h/1", Change.NOTICE)]
-    assert _news(desk, _told(55.0), None, None, now_s=5.0) == []
-    assert _news(desk, _told(whole=False), None, _told(whole=False)) == [("k/2", Change.NOTICE)]
+    later = Told(60.0, True, False, "maintenance")
+    assert _news(desk, later, None, None) == [("h/0", Change.NOTICE), ("h/1", Change.NOTICE)]
+    assert _news(desk, replace(later, left_s=55.0), None, None, now_s=5.0) == []
+    assert _news(desk, later, None, _told(whole=False)) == [("k/2", Change.NOTICE)]
 
 
 def test_a_notice_of_a_process_is_its_own() -> None:
