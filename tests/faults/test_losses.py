@@ -21,7 +21,9 @@ DEADLINE_S = 60.0
 
 
 @contextlib.contextmanager
-def _ranks(folder: Path, arguments: list[str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _ranks(
+    folder: Path, arguments: list[str], **variables: str
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start the script as ranks of a group whose store outlives them; leave none behind."""
     with loopback_store() as port:
         processes = []
@@ -36,6 +38,7 @@ def _ranks(folder: Path, arguments: list[str]) -> Iterator[list[subprocess.Popen
                 "TORCHELASTIC_RESTART_COUNT": "0",
                 "GLOO_SOCKET_IFNAME": "lo",
                 "RES_OPTIONS": "timeout:1 attempts:1",
+                **variables,
             }
             with (folder / f"rank-{rank}.log").open("wb") as log:
                 command = [sys.executable, str(SCRIPT), *arguments]
@@ -48,9 +51,11 @@ def _ranks(folder: Path, arguments: list[str]) -> Iterator[list[subprocess.Popen
                 process.wait()
 
 
-def _survivors_logs(folder: Path, arguments: list[str], victim: int) -> dict[int, str]:
+def _survivors_logs(
+    folder: Path, arguments: list[str], victim: int, **variables: str
+) -> dict[int, str]:
     """Run the script and return the survivors' output once all of them have ended."""
-    with _ranks(folder, arguments) as processes:
+    with _ranks(folder, arguments, **variables) as processes:
         end_s = time.monotonic() + DEADLINE_S
         for rank, process in enumerate(processes):
             if rank != victim:
@@ -95,6 +100,19 @@ def test_every_survivor_names_the_lost_rank_in_one_line(
         assert f"rank {victim} is gone: " in lines[0]
         assert FATES[fate] in lines[0]
         assert f"rank {rank} cannot finish step" in lines[0]
+
+
+def test_under_an_elastic_launcher_survivors_of_a_hung_rank_end_by_themselves(
+    tmp_path: Path,
+) -> None:
+    elastic = {"TORCHELASTIC_RUN_ID": "job", "EVENSTRIDE_SILENT_S": "2"}
+
+    logs = _survivors_logs(tmp_path, ["stopped", "1", "25", "3600"], 1, **elastic)
+
+    for rank, text in logs.items():
+        named, ended = _ours(text)
+        assert "rank 1 is gone: no heartbeat for" in named, rank
+        assert "this process ends, for its launcher to start it again" in ended
 
 
 def test_survivors_under_torchrun_name_the_lost_rank_before_it_ends_them(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from evenstride.errors import ConfigError
 
+_SILENT_S = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -22,6 +24,9 @@ class Environment:
         progress: ``EVENSTRIDE_PROGRESS``, a file that always holds the leader's step count.
         calibrate: ``EVENSTRIDE_CALIBRATE``, as ``lab`` sets it to measure a script's true curve.
         world_size: ``WORLD_SIZE`` as launchers set it; 1 without.
+        notices: ``EVENSTRIDE_NOTICES``, where to look for notices that this machine will go.
+        silent_s: ``EVENSTRIDE_SILENT_S``, or 30 s: a rank whose heart stops for so long while a
+            step waits for it is lost. ``None`` where no elastic launcher starts ranks again.
     """
 
     policy: str | None = None
@@ -30,6 +35,8 @@ class Environment:
     progress: Path | None = None
     calibrate: str | None = None
     world_size: int = 1
+    notices: str | None = None
+    silent_s: float | None = None
 
 
 def read_environment(variables: Mapping[str, str]) -> Environment:
@@ -48,7 +55,25 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         progress=Path(progress) if progress else None,
         calibrate=variables.get("EVENSTRIDE_CALIBRATE") or None,
         world_size=1 if world_size is None else world_size,
+        notices=variables.get("EVENSTRIDE_NOTICES") or None,
+        silent_s=_silent_s(variables),
     )
+
+
+def _silent_s(variables: Mapping[str, str]) -> float | None:
+    if not variables.get("TORCHELASTIC_RUN_ID"):
+        return None
+    text = variables.get("EVENSTRIDE_SILENT_S") or str(_SILENT_S)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 1.0 <= seconds < float("inf"):
+        raise ConfigError(
+            f"EVENSTRIDE_SILENT_S is {text!r}; it must be a number of seconds of at least 1; "
+            f"leave it out for {_SILENT_S:.0f}"
+        )
+    return seconds
 
 
 def _count(variables: Mapping[str, str], name: str, *, least: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,13 @@ from evenstride.errors import WorkerLost
 from evenstride.runtime.channel import Channel
 from evenstride.runtime.control_plane import announce_loss
 from evenstride.runtime.gate import Gate
-from evenstride.runtime.liveness import Liveness, diagnose, ending_error, ending_exception
+from evenstride.runtime.liveness import (
+    STUCK_PHASES,
+    Liveness,
+    diagnose,
+    ending_error,
+    ending_exception,
+)
 
 logger = logging.getLogger("evenstride")
 
@@ -19,13 +26,32 @@ logger = logging.getLogger("evenstride")
 _OF_COLLECTIVES = ("gloo", "nccl", "connection", "socket", "timed out", "timeout", "peer")
 # How long a process that knows of a loss stays, so that the others hear of it.
 _LINGER_S = 0.3
+# How long a collective that waits for a lost rank gets to fail by itself.
+_STUCK_S = 3.0
+_EXIT_CODE = 1
 
 
 class LossReport:
-    """Names a lost rank once, to the user, to the training thread and to the other ranks."""
+    """Names a lost rank once, to the user, to the training thread and to the other ranks.
 
-    def __init__(self, channel: Channel, gate: Gate, at: Callable[[], tuple[str, int]]) -> None:
-        self._channel, self._gate, self._at = channel, gate, at
+    Args:
+        channel: to the other ranks.
+        gate: where the training thread hears of it, unless it waits in a collective.
+        at: what the training thread is doing, and in which step.
+        restarts: whether a launcher starts the ranks again. Then a process whose collective waits
+            for the lost rank ends: nothing in it can interrupt the wait, which would last for
+            the process group's whole timeout.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        gate: Gate,
+        at: Callable[[], tuple[str, int]],
+        *,
+        restarts: bool = False,
+    ) -> None:
+        self._channel, self._gate, self._at, self._restarts = channel, gate, at, restarts
         self._lock = threading.Lock()
         self.text: str | None = None
         self.exchange: Callable[[], int] = lambda: 0
@@ -51,7 +77,22 @@ class LossReport:
             phase,
         )
         self._gate.fail(WorkerLost(f"{text}, so step {max(step, 0)} cannot be finished"))
+        if self._restarts:
+            timer = threading.Timer(_STUCK_S, self._end_if_stuck, ((phase, step),))
+            timer.name, timer.daemon = "evenstride-stuck", True
+            timer.start()
         return True
+
+    def _end_if_stuck(self, at: tuple[str, int]) -> None:
+        if self._at() != at or at[0] not in STUCK_PHASES:
+            return
+        logger.error(
+            "evenstride: rank %d still waits for it in a collective, which nothing can interrupt; "
+            "this process ends, for its launcher to start it again",
+            self._channel.rank,
+        )
+        logging.shutdown()
+        os._exit(_EXIT_CODE)
 
 
 def look_for_the_lost(report: LossReport, liveness: Liveness, rank: int, step: int) -> None:

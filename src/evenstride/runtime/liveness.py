@@ -37,6 +37,10 @@ BEAT_S = 1.0
 SILENT_S = 3.5
 # How long a step may wait for another rank before a warning names that rank.
 WARN_AFTER_S = 30.0
+# How long a step waits before the hearts of the others are watched.
+WATCH_AFTER_S = 3.0
+# What a rank may be doing that waits for others: sharded models wait in their passes, too.
+STUCK_PHASES = ("sync", "compute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class Liveness:
         peers: all ranks' processes, in rank order.
         at: what the training thread is doing, and in which step.
         lost: called at most once, on this thread, with the rank that is gone and a sentence.
+        silent_s: a rank is gone when its heart has not beaten for so long while a step waits;
+            ``None`` to wait for ever, where nobody would start the ranks again.
     """
 
     def __init__(
@@ -69,8 +75,11 @@ class Liveness:
         peers: tuple[Peer, ...],
         at: Callable[[], tuple[str, int]],
         lost: Callable[[int, str], None],
+        silent_s: float | None = None,
     ) -> None:
         self._channel, self._peers, self._at, self._lost = channel, peers, at, lost
+        self._silent_s = silent_s
+        self._heard: dict[int, tuple[Beat, float]] = {}
         self._count, self._cpu_s = 0, 0.0
         self._closing = False
         self._waiting_since: tuple[tuple[str, int], float] = (("idle", -1), time.monotonic())
@@ -152,8 +161,11 @@ class Liveness:
         at, now_s = self._at(), time.monotonic()
         if at != self._waiting_since[0]:
             self._waiting_since = (at, now_s)
+            self._heard.clear()
             return
         phase, step = at
+        if phase in STUCK_PHASES:
+            self._look_for_silence(now_s)
         limit_s = min(WARN_AFTER_S, 0.5 * self._channel.timeout.total_seconds())
         waited_s = now_s - self._waiting_since[1]
         if phase == "sync" and limit_s <= waited_s < limit_s + 2 * BEAT_S:
@@ -161,6 +173,18 @@ class Liveness:
             behind = {r: b for r, b in self.beats().items() if (b.step, b.phase) != (step, "sync")}
             if behind:
                 logger.warning("step %d has waited %.0f s for %s", step, waited_s, _told(behind))
+
+    def _look_for_silence(self, now_s: float) -> None:
+        """Take a rank for lost whose heart has stopped while a step may wait for it."""
+        if self._silent_s is None or now_s - self._waiting_since[1] < WATCH_AFTER_S:
+            return
+        for rank, beat in self.beats().items():
+            known, since_s = self._heard.get(rank, (None, now_s))
+            self._heard[rank] = (beat, since_s if beat == known else now_s)
+            silent_s = now_s - self._heard[rank][1]
+            if rank != self._channel.rank and silent_s >= self._silent_s and not self._closing:
+                self._lost(rank, f"no heartbeat for {silent_s:.0f} s, since {beat.where}")
+                return
 
 
 def _told(beats: dict[int, Beat]) -> str:

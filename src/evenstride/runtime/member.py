@@ -104,7 +104,7 @@ class Member:
             self._holding.take,
             self.continuity.notified.told,
         )
-        self._bond = tie(local, team, lambda: self.timer.at)
+        self._bond = tie(local, team, lambda: self.timer.at, environment.silent_s)
 
     @property
     def timer(self) -> StepTimer:

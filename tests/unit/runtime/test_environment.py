@@ -25,10 +25,25 @@ def test_every_variable_is_read() -> None:
             "EVENSTRIDE_PROGRESS": "runs/steps",
             "EVENSTRIDE_CALIBRATE": "0.5:1",
             "WORLD_SIZE": "8",
+            "EVENSTRIDE_NOTICES": "off",
+            "EVENSTRIDE_SILENT_S": "4.5",
+            "TORCHELASTIC_RUN_ID": "job",
         }
     )
 
-    assert found == Environment("static:1,2", 40, Path("runs/one"), Path("runs/steps"), "0.5:1", 8)
+    paths = Path("runs/one"), Path("runs/steps")
+    assert found == Environment("static:1,2", 40, *paths, "0.5:1", 8, "off", 4.5)
+
+
+def test_silence_is_waited_for_where_nobody_starts_the_ranks_again() -> None:
+    assert read_environment({"EVENSTRIDE_SILENT_S": "4.5"}).silent_s is None
+    assert read_environment({"TORCHELASTIC_RUN_ID": "job"}).silent_s == 30.0
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "inf", "nan", "soon"])
+def test_a_silence_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="EVENSTRIDE_SILENT_S"):
+        read_environment({"TORCHELASTIC_RUN_ID": "job", "EVENSTRIDE_SILENT_S": text})
 
 
 def test_an_empty_variable_counts_as_absent() -> None:

@@ -1,0 +1,165 @@
+"""Several hosts on one machine: network and process namespaces with addresses of their own.
+
+Each host has its own network (one link to a bridge, as fast as asked for), host name and process
+ids, so that programs which tell machines apart do so here; to kill a host is to end all of its
+processes at once, as when a machine is taken away. They share the disk. Linux and root only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from evenstride.errors import LimitError
+
+_NUMBERS = count()
+_KILL_S = 10.0
+INTERFACE = "ev0"
+"""Name of every host's link."""
+
+
+def cannot_have_hosts() -> str:
+    """Return why hosts cannot be made here; nothing if they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    if missing:
+        return f"{' and '.join(missing)} not found (iproute2 and util-linux)"
+    probe = f"evprobe{os.getpid()}"
+    try:
+        _run("ip", "netns", "add", probe)
+        _run("ip", "netns", "del", probe)
+    except LimitError as error:
+        return str(error)
+    return ""
+
+
+@dataclass(slots=True)
+class Host:
+    """One host; `start` runs programs on it.
+
+    Args:
+        name: its host name.
+        address: its IPv4 address.
+        space: name of its network namespace.
+        running: what was started on it and not yet waited for.
+    """
+
+    name: str
+    address: str
+    space: str
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
+        """Start a program, with its output appended to a file; it ends with this process."""
+        inside = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+        # The first process of a process namespace takes no signals it has no handler for, so a
+        # shell stands there, hands them on, and returns what the program returned.
+        script = (
+            f'hostname {self.name}; "$@" & child=$!; '
+            "trap 'kill -TERM $child 2>/dev/null' TERM; "
+            "while :; do wait $child; code=$?; kill -0 $child 2>/dev/null || exit $code; done"
+        )
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                ["ip", "netns", "exec", self.space, *inside, "bash", "-c", script, "-", *command],
+                env={**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **environment},
+                stdout=out,
+                stderr=out,
+            )
+        self.running.append(process)
+        return process
+
+    def terminate(self) -> None:
+        """Send SIGTERM to every program on it, as when a machine is shut down."""
+        for process in self.running:
+            for inner in _first_inside(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(inner, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End all of its processes at once, and wait until they have ended."""
+        for process in self.running:
+            for inner in _first_inside(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(inner, signal.SIGKILL)  # the kernel ends the whole namespace with it
+            process.kill()
+            process.wait(_KILL_S)
+        self.running.clear()
+
+
+def _first_inside(pid: int) -> list[int]:
+    """Return the processes that a started program's namespace hangs on, as seen from here."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    try:
+        return [int(child) for child in children.read_text().split()]
+    except (OSError, ValueError):
+        return []
+
+
+@contextlib.contextmanager
+def hosts(
+    number: int, *, rate_mbit: float | None = None
+) -> Iterator[tuple[Host, tuple[Host, ...]]]:
+    """Make hosts that reach each other, and take them down again whatever happens.
+
+    Args:
+        number: of the hosts.
+        rate_mbit: megabits per second that each may send; ``None`` for no limit.
+
+    Yields:
+        One more host for what must outlive the others (a store), and the hosts.
+
+    Raises:
+        LimitError: the kernel or the rights do not allow it.
+    """
+    run = f"{os.getpid() % 100_000}n{next(_NUMBERS)}"
+    bridge, subnet = f"evb{run}"[:15], f"10.{64 + os.getpid() % 64}.{next(_NUMBERS) % 250}"
+    made = [Host(f"host{k}", f"{subnet}.{10 + k}", f"evh{run}-{k}") for k in range(number + 1)]
+    try:
+        _run("ip", "link", "add", bridge, "type", "bridge")
+        _run("ip", "link", "set", bridge, "up")
+        for k, host in enumerate(made):
+            _plug_in(host, bridge, f"ev{run}v{k}"[:15], rate_mbit)
+        yield made[0], tuple(made[1:])
+    finally:
+        for host in made:
+            host.kill()
+            _try("ip", "netns", "del", host.space)
+        _try("ip", "link", "del", bridge)
+
+
+def _plug_in(host: Host, bridge: str, port: str, rate_mbit: float | None) -> None:
+    inside = ("ip", "netns", "exec", host.space)
+    _run("ip", "netns", "add", host.space)
+    _run("ip", "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", host.space)
+    _run("ip", "link", "set", port, "master", bridge)
+    _run("ip", "link", "set", port, "up")
+    _run(*inside, "ip", "addr", "add", f"{host.address}/24", "dev", INTERFACE)
+    _run(*inside, "ip", "link", "set", INTERFACE, "up")
+    _run(*inside, "ip", "link", "set", "lo", "up")
+    if rate_mbit is not None:
+        limit = ("rate", f"{rate_mbit}mbit", "burst", "64kb", "latency", "50ms")
+        _run(*inside, "tc", "qdisc", "add", "dev", INTERFACE, "root", "tbf", *limit)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LimitError(
+            f"{' '.join(command)} was refused ({done.stderr.strip() or done.returncode}); several "
+            "hosts on one machine need Linux, root and network namespaces"
+        )
+
+
+def _try(*command: str) -> None:
+    subprocess.run(command, capture_output=True, check=False)
