@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from evenstride.errors import ConfigError
@@ -221,7 +221,7 @@ def gathered(model: nn.Module) -> Iterator[None]:
 
 def is_sharded(model: nn.Module) -> bool:
     """Return whether FSDP2 is somewhere in a model."""
-    return isinstance(model, FSDPModule) or (
+    return _is(model, "FSDPModule") or (
         not hasattr(model, "no_sync") and bool(_parts(model))  # quick for what is wrapped in DDP
     )
 
@@ -284,7 +284,7 @@ def _refuse_kind(part: nn.Module) -> None:
             f"watch() got DeepSpeed's {name}, which scales and reduces gradients by its own "
             "rules; use DistributedDataParallel, or fully_shard (FSDP2) in place of ZeRO"
         )
-    if isinstance(part, FullyShardedDataParallel):
+    if _is(part, "FullyShardedDataParallel"):
         raise ConfigError(
             f"watch() got a {name} (FSDP1), whose waits cannot be told from its work; FSDP2 can "
             "be: use torch.distributed.fsdp.fully_shard(model)"
@@ -312,7 +312,17 @@ def _averaged(model: nn.Module, parts: list[Any]) -> Iterator[tuple[str, float]]
 
 def _parts(model: nn.Module) -> list[Any]:
     """Return the modules that `fully_shard` was applied to, outer before inner."""
-    return [part for part in model.modules() if isinstance(part, FSDPModule)]
+    return [part for part in model.modules() if _is(part, "FSDPModule")]
+
+
+def _is(part: nn.Module, name: str) -> bool:
+    """Return whether a module is of a class of FSDP's.
+
+    Without importing it, which takes half as long as to import torch: whoever has made such a
+    module has imported it.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(part, getattr(fsdp, name))
 
 
 def _groups(part: Any) -> list[Any]:
