@@ -1,14 +1,18 @@
 """Even steps from uneven workers: balanced, exact data-parallel training on PyTorch.
 
-`Stride` needs torch, which takes a while to import; it is loaded when first used.
+`Stride` and `Checkpointer` need torch, which takes a while to import; they are loaded when first
+used.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from evenstride._version import __version__
 from evenstride.errors import (
+    CheckpointDamaged,
+    CheckpointError,
     ConfigError,
     EvenstrideError,
     InfeasibleShares,
@@ -28,11 +32,15 @@ from evenstride.errors import (
 )
 
 if TYPE_CHECKING:
+    from evenstride.runtime.checkpoint.checkpointer import Checkpointer
     from evenstride.runtime.shards import Shards
     from evenstride.runtime.stride import Stride
     from evenstride.runtime.summary import Summary
 
 __all__ = [
+    "CheckpointDamaged",
+    "CheckpointError",
+    "Checkpointer",
     "ConfigError",
     "EvenstrideError",
     "InfeasibleShares",
@@ -56,19 +64,17 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "Checkpointer": "evenstride.runtime.checkpoint.checkpointer",
+    "Shards": "evenstride.runtime.shards",
+    "Stride": "evenstride.runtime.stride",
+    "Summary": "evenstride.runtime.summary",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Stride":
-        from evenstride.runtime.stride import Stride
-
-        return Stride
-    if name == "Shards":
-        from evenstride.runtime.shards import Shards
-
-        return Shards
-    if name == "Summary":
-        from evenstride.runtime.summary import Summary
-
-        return Summary
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'evenstride' has no attribute {name!r}")
 
 

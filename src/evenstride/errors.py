@@ -12,6 +12,8 @@ EvenstrideError
 │   └── StepInFlight       the state was asked for in the middle of a step
 ├── OutOfMemory            a batch does not fit, and its step cannot be repeated
 ├── WorkerLost             another rank is gone; this one cannot finish its step
+├── CheckpointError        a checkpoint could not be saved, or none can be read
+│   └── CheckpointDamaged  a file of one is not what its manifest says
 ├── SplitDiverged          a rank applied other shares than the leader decided
 ├── TraceError             a trace file cannot be read
 ├── LimitError             a CPU limit could not be set or kept
@@ -176,6 +178,14 @@ class OutOfMemory(EvenstrideError, RuntimeError):
 
 class WorkerLost(EvenstrideError, RuntimeError):
     """Another rank is gone, so the step in progress can never be finished."""
+
+
+class CheckpointError(EvenstrideError, RuntimeError):
+    """A checkpoint could not be saved, or none of those there are can be read."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A file of a checkpoint is missing, of another size or content than its manifest says."""
 
 
 class SplitDiverged(EvenstrideError, RuntimeError):

@@ -17,6 +17,7 @@ from evenstride.cli.demo import demo
 from evenstride.cli.doctor import doctor
 from evenstride.cli.estimate import estimate
 from evenstride.cli.lab import lab
+from evenstride.cli.launch import launch
 from evenstride.cli.simulate import simulate
 from evenstride.errors import EvenstrideError
 
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command()(estimate)
 app.command()(demo)
 app.command(context_settings={"ignore_unknown_options": True})(lab)
+app.command(context_settings={"ignore_unknown_options": True})(launch)
 app.command()(simulate)
 app.command()(compare)
 app.command()(doctor)

@@ -1,0 +1,153 @@
+"""``evenstride launch``: torchrun with settings for workers that come and go."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evenstride.lab.torchrun import Endpoint, Torchrun
+
+_EVERYWHERE = ("0.0.0.0", "::", "*")
+
+_Command = Annotated[
+    list[str] | None,
+    typer.Argument(help="Script and its arguments.", metavar="SCRIPT [ARGS]..."),
+]
+
+
+def launch(
+    command: _Command = None,
+    nodes: Annotated[
+        str, typer.Option(help="Machines, or the fewest and the most.", metavar="N|MIN:MAX")
+    ] = "1",
+    per_node: Annotated[
+        str, typer.Option(help="Workers per machine, or auto, gpu, cpu.", metavar="N")
+    ] = "auto",
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the machines meet; port 29400 if left out.", metavar="HOST[:PORT]"
+        ),
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--id", help="Name of the job, the same on all machines.", metavar="NAME")
+    ] = "evenstride",
+    spot: Annotated[
+        bool,
+        typer.Option("--spot", help="Machines may be taken away; none of them hosts the store."),
+    ] = False,
+    restarts: Annotated[
+        int | None,
+        typer.Option(min=0, help="Most restarts; 3, and 1000 with --spot, if left out."),
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="This machine's address, if its name leads nowhere.")
+    ] = None,
+    store_only: Annotated[
+        bool, typer.Option("--store-only", help="Serve the store at --store, and nothing else.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the command.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Start a script with torchrun, so that it survives machines that leave and come back.
+
+    Prints the torchrun command and becomes it. Run it on every machine. A machine that is lost
+    costs the steps since the last checkpoint and some ten seconds, instead of most of a minute.
+
+    Each loss counts as a restart, also when a machine is taken away. The store must outlive
+    all machines: torchrun cannot go on without it. With --spot it is served apart, with
+    --store-only on a small machine that stays. Whoever reaches its port can run code on all
+    machines of the job, so let nobody else reach it.
+
+    Examples:
+        evenstride launch --per-node 2 train.py --lr 0.1
+
+        evenstride launch --store-only --store 10.0.0.5:29400
+
+        evenstride launch --nodes 1:4 --per-node 8 --store 10.0.0.5:29400 --spot train.py
+    """
+    from evenstride.lab import torchrun
+
+    endpoint = None if store is None else torchrun.parse_store(store)
+    if store_only:
+        _serve(endpoint, command, as_json, dry_run)
+        return
+    if not command:
+        raise ConfigError(
+            "there is no script to launch; name it after the options, such as evenstride launch "
+            "--per-node 2 train.py, or add --store-only to serve a store alone"
+        )
+    request = torchrun.Request(
+        command=tuple(command),
+        nodes=torchrun.parse_nodes(nodes),
+        per_node=torchrun.parse_per_node(per_node),
+        store=endpoint,
+        name=name,
+        spot=spot,
+        restarts=restarts,
+        address=address,
+    )
+    _become(torchrun.torchrun(request, torchrun.offers_of_torch()), as_json, dry_run)
+
+
+def _become(run: Torchrun, as_json: bool, dry_run: bool) -> None:
+    """Print a command, and run it in place of this process."""
+    words = [sys.executable, "-m", "torch.distributed.run", *run.arguments]
+    if as_json:
+        plain = {"command": words, "environment": run.environment, "notes": run.notes}
+        typer.echo(json.dumps(plain))
+    else:
+        variables = [f"{key}={value}" for key, value in run.environment.items()]
+        typer.echo(shlex.join([*variables, *words]))
+        for note in run.notes:
+            typer.echo(f"note: {note}", err=True)
+    if not dry_run:
+        sys.stdout.flush()
+        os.execve(sys.executable, words, {**os.environ, **run.environment})
+
+
+def _serve(
+    endpoint: Endpoint | None, command: list[str] | None, as_json: bool, dry_run: bool
+) -> None:
+    """Serve a store until told to end."""
+    if endpoint is None:
+        raise ConfigError(
+            "a store alone needs an address to be served at; add --store HOST:PORT, with an "
+            "address of this machine that the workers reach"
+        )
+    if command:
+        raise ConfigError(
+            f"--store-only serves a store and runs no script, but {command[0]} is given; leave it "
+            "out, and launch it on the other machines"
+        )
+    if endpoint.host in _EVERYWHERE:
+        raise ConfigError(
+            f"--store {endpoint} would be open to whoever reaches this machine, and the store asks "
+            "nobody who they are; name the one address that the workers use"
+        )
+    if dry_run:
+        _tell_store(str(endpoint), as_json)
+        return
+    from evenstride.lab.elastic.store import serve_store
+
+    with serve_store(endpoint.host, endpoint.port) as (host, port):
+        _tell_store(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", as_json)
+        while True:
+            signal.pause()
+
+
+def _tell_store(at: str, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"store": at}))
+    else:
+        typer.echo(f"The store is served at {at}; it must run as long as the job does.")
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""Real training processes with scripted faults, restarted after each."""

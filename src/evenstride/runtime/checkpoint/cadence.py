@@ -1,0 +1,65 @@
+"""When a checkpoint is due: every so many steps, every so often, or as often as is best."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from evenstride.errors import ConfigError
+
+_UNITS_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+# After failures in a row so many due steps are left out before the next try.
+_MOST_LEFT_OUT = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """How often to save: one of the three.
+
+    Args:
+        steps: between two saves; 0 if they go by time.
+        interval_s: seconds between two saves, by the leader's clock; 0 if they go by steps.
+        auto: whether the interval follows from the cost of a save.
+    """
+
+    steps: int = 0
+    interval_s: float = 0.0
+    auto: bool = False
+
+    @property
+    def by_clock(self) -> bool:
+        """Whether somebody has to look at a clock."""
+        return not self.steps
+
+
+def parse_every(every: Any) -> Cadence:
+    """Return the cadence of what a user asked for.
+
+    Raises:
+        ConfigError: it is no number of steps, no duration, and not "auto".
+    """
+    if every == "auto":
+        return Cadence(auto=True)
+    if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
+        return Cadence(steps=every)
+    if isinstance(every, timedelta) and every > timedelta():
+        return Cadence(interval_s=every.total_seconds())
+    match = _TEXT.fullmatch(every) if isinstance(every, str) else None
+    if match and match[2] in _UNITS_S and float(match[1]) > 0:
+        return Cadence(interval_s=float(match[1]) * _UNITS_S[match[2]])
+    raise ConfigError(
+        f"every={every!r} says nothing; give a number of steps of at least 1, a duration such as "
+        '"30s", "5min" or a timedelta, or "auto"'
+    )
+
+
+def left_out(failures: int) -> int:
+    """Return how many due steps are left out after so many failures in a row: 0, 1, 3, then 7.
+
+    >>> [left_out(failures) for failures in range(6)]
+    [0, 0, 1, 3, 7, 7]
+    """
+    return min((1 << max(failures - 1, 0)) - 1, _MOST_LEFT_OUT)

@@ -1,0 +1,361 @@
+"""`Checkpointer`: saves a training run beside its training, and restores it."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstride.runtime.agreement import Plain
+from evenstride.runtime.checkpoint.cadence import left_out
+from evenstride.runtime.checkpoint.copying import About, copy_part
+from evenstride.runtime.checkpoint.ending import end_in_error
+from evenstride.runtime.checkpoint.errors import CheckpointError
+from evenstride.runtime.checkpoint.manifest import Name
+from evenstride.runtime.checkpoint.preparing import Asked, prepare
+from evenstride.runtime.checkpoint.probing import describe
+from evenstride.runtime.checkpoint.restoring import Here, Restored, Restorer
+from evenstride.runtime.checkpoint.saver import Outcome, Saver
+from evenstride.runtime.checkpoint.staging import Staging
+from evenstride.runtime.checkpoint.states import collect
+from evenstride.runtime.checkpoint.ties import MemberTies
+from evenstride.runtime.liveness import ending_exception
+from evenstride.runtime.stride import Stride
+
+logger = logging.getLogger("evenstride")
+
+# After a failure the leader asks for another save; the pause doubles from failure to failure.
+_FIRST_RETRY_S, _LAST_RETRY_S = 15.0, 600.0
+# How long an end by an exception waits for a save: the other ranks may be gone.
+_LAST_WAIT_S = 10.0
+# Between two saves with every="auto", as long as nobody says what is best.
+_USUAL_INTERVAL_S = 600.0
+
+
+class Checkpointer:
+    """Saves model, optimizer, position and randomness to a folder, beside training.
+
+    Every rank makes it, with the same arguments, and makes the same calls::
+
+        checkpoint = evenstride.Checkpointer(folder, stride, model=model, optimizer=optimizer)
+        checkpoint.restore()
+        for epoch in range(stride.epoch, epochs):
+            for x, y in loader:
+                ...
+                optimizer.step(); optimizer.zero_grad()
+                checkpoint.step()
+        checkpoint.close()
+
+    A save copies this rank's part, which takes training's time, and a thread writes it. Parts
+    are dealt out by bytes: with DDP each of ``W`` ranks copies and writes a ``W``-th. A checkpoint
+    can be restored at any number of ranks, is complete or does not count, and holds no pickle:
+    loading it runs no code. A save that fails is told of and tried again while training goes on.
+
+    Args:
+        folder: a path that all ranks share, for this run alone; or a URL such as
+            ``s3://bucket/run``, with ``evenstride[remote]`` and the store's fsspec package.
+        stride: of the run; make its training loader before you call `restore`.
+        model: plain, in DDP, or in FSDP2.
+        optimizer: of the model's parameters; one or several.
+        scheduler: one or several; anything with ``state_dict`` and ``load_state_dict``.
+        every: steps from save to save, or a duration by rank 0's clock ("30s", "5min", a
+            `datetime.timedelta`), or "auto".
+        keep: complete checkpoints that stay, at least 1; older ones are deleted once a newer one
+            is in place.
+        extra: more objects with ``state_dict`` and ``load_state_dict``, by name: a gradient
+            scaler, an average of the weights. What they hold must be the same on every rank;
+            where it is not, rank 0's is saved.
+
+    Raises:
+        ConfigError: what was asked cannot be, or a state cannot be saved safely.
+        RanksDisagree: the ranks were given different settings.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        stride: Stride,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        scheduler: Any = None,
+        every: int | str | timedelta = 100,
+        keep: int = 2,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._stride, self._ties = stride, MemberTies(stride._member)
+        asked = Asked(folder, every, keep, model, optimizer, scheduler, extra)
+        self._is = prepare(asked, self._ties)
+        self._saver = Saver(self._is.storage, self._ties.own_group(), keep, self._failed)
+        self._staging, self._saves = Staging(), self._ties.saves
+        self.interval_s: Callable[[float], float] = lambda _: _USUAL_INTERVAL_S
+        """With ``every="auto"``: seconds from save to save, by what one costs in seconds."""
+        self._seen, self._next = -1, self._due_after(stride.step)
+        self._ask_at_s = math.inf
+        self._name: Name | None = None
+        self._damaged: set[Name] = set()
+        self._data: tuple[Any, dict[str, Any]] | None = None
+        self._in_row, self._left_out, self._error = 0, 0, ""
+        self._copied_s = 0.0
+        self._checked = self._closed = False
+        self._count: dict[str, float] = dict.fromkeys(_COUNTS, 0)
+        self._plan_by_clock()
+        atexit.register(self._close_at_exit)
+
+    def step(self) -> None:
+        """Save if it is due; every rank must call it after every optimizer step.
+
+        A save that is still going on when the next is due is waited for.
+
+        Raises:
+            ConfigError: at the first save, if some state cannot be saved safely.
+            StepInFlight: a save is due between a step's backward pass and its optimizer step.
+
+        Cost:
+            Some microseconds when nothing is due; a copy of this rank's part when a save is.
+        """
+        step = self._stride.step
+        if step == self._seen:
+            return
+        self._seen = step
+        if self._ties.rank == 0 and time.monotonic() >= self._ask_at_s:
+            self._ask()
+        asked = self._saves.pending(step) and self._saves.due(step)
+        if asked or step >= self._next:
+            self._begin(step, asked=asked)
+
+    def save(self) -> None:
+        """Save now, and return when it is done; collective.
+
+        Raises:
+            CheckpointError: it could not be saved; on every rank.
+            ConfigError: some state cannot be saved safely.
+            StepInFlight: between a step's backward pass and its optimizer step.
+        """
+        self._take_over()
+        self._start(self._stride.step)
+        self._take_over()
+        if self._error:
+            raise CheckpointError(self._error)
+
+    def restore(self, allow: Collection[str] = ()) -> Restored | None:
+        """Restore the newest checkpoint that is whole; collective; before the training loop.
+
+        Damaged ones are passed over with a warning that names what is damaged. Every file is
+        checked before anything is overwritten. Ranks that the checkpoint knows go on with their
+        own random numbers; others get seeds of their own.
+
+        Args:
+            allow: what may differ from the run that was saved: ``data``, ``global_batch``, and
+                ``seed`` where an epoch begins.
+
+        Returns:
+            What was restored; ``None`` if there is nothing yet.
+
+        Raises:
+            ConfigError: the checkpoint is of another run or model; nothing has changed.
+            CheckpointError: there are checkpoints, and none of them is whole.
+        """
+        self._take_over()
+        here = Here(self._stride, self._described())
+        allowed = frozenset((allow,) if isinstance(allow, str) else allow)
+        restorer = Restorer(
+            self._is.storage, self._ties, self._saver.group, self._is.training, here, allowed
+        )
+        restored = restorer.run(self._damaged)
+        self._seen, self._next = self._stride.step, self._due_after(self._stride.step)
+        self._plan_by_clock()
+        return restored
+
+    def report(self) -> dict[str, float]:
+        """Return what saving has cost this rank so far.
+
+        Returns:
+            ``saved`` and ``failed`` saves, ``put_off`` because the one before was still going on,
+            ``left_out`` after failures; ``copied_s`` and ``blocked_s``, seconds that training has
+            waited for copies and for earlier saves; ``save_s``, seconds of the thread;
+            ``written_bytes``.
+        """
+        return dict(self._count)
+
+    def close(self) -> None:
+        """Wait for the save that is going on, and end. May be called again.
+
+        Raises:
+            CheckpointError: the newest state could not be saved; on every rank.
+        """
+        if self._closed:
+            return
+        self._take_over()
+        self._end()
+        if self._error:
+            raise CheckpointError(self._error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
+    def _begin(self, step: int, *, asked: bool) -> None:
+        self._next = self._due_after(step)
+        self._tell_if_busy()
+        self._take_over()
+        if self._left_out and not asked:
+            self._left_out -= 1
+            self._count["left_out"] += 1
+            return
+        self._start(step)
+
+    def _tell_if_busy(self) -> None:
+        if not self._saver.busy:
+            return
+        self._count["put_off"] += 1
+        if self._count["put_off"] == 1 and self._ties.rank == 0:
+            logger.warning(
+                "a checkpoint is due and the one before is still being written, so training "
+                "waits; save less often, or to a faster place (how long is in report())"
+            )
+
+    def _start(self, step: int) -> None:
+        begun_s = time.monotonic()
+        state = self._stride.state_dict()
+        if not self._checked:
+            self._ties.agree("the first save", self._show_safe, lambda shown: shown[0])
+            self._checked = True
+        same = self._name is not None and self._name.step == step
+        attempt = self._name.attempt + 1 if same and self._name is not None else 0
+        self._name = Name(step, self._is.generation, attempt)
+        about = About(state, {}, {})
+        if self._ties.rank == 0:
+            about = About(state, self._described(), self._ties.remember())
+        job = copy_part(self._name, self._is.training, about, self._ties, self._staging)
+        self._saver.start(job, frozenset(self._damaged))
+        self._copied_s = time.monotonic() - begun_s
+        self._count["copied_s"] += self._copied_s
+        self._plan_by_clock()
+
+    def _show_safe(self) -> Plain:
+        collect(self._is.training)
+        return {}
+
+    def _take_over(self) -> None:
+        """Wait for the save before, if there is one, and take note of how it ended."""
+        begun_s = time.monotonic()
+        with self._ties.waiting():
+            outcome = self._saver.take()
+        self._count["blocked_s"] += time.monotonic() - begun_s
+        if outcome is not None:
+            self._note(outcome)
+
+    def _note(self, outcome: Outcome) -> None:
+        self._count["save_s"] += outcome.took_s
+        self._count["written_bytes"] += outcome.written_bytes
+        if outcome.error:
+            self._in_row += 1
+            self._count["failed"] += 1
+            self._error = (
+                f"the state of step {outcome.name.step} could not be saved to {self._is.storage}: "
+                f"{outcome.error}; free or repair it, and start again from the checkpoint before"
+            )
+        else:
+            if self._in_row and self._ties.rank == 0:
+                logger.info("checkpoints are saved again: %s", outcome.name)
+            self._in_row, self._error = 0, ""
+            self._count["saved"] += 1
+            self._saves.save_s = self._copied_s + outcome.took_s
+        self._left_out = left_out(self._in_row)
+
+    def _failed(self, outcome: Outcome) -> None:
+        """A save has failed (its thread): say so once, and ask for another one."""
+        if self._ties.rank:
+            return
+        pause_s = min(_FIRST_RETRY_S * 2**self._in_row, _LAST_RETRY_S)
+        self._ask_at_s = min(self._ask_at_s, time.monotonic() + pause_s)
+        if not self._in_row:
+            logger.warning(
+                "checkpoint %s was not saved: %s; training goes on, and saving is tried again",
+                outcome.name,
+                outcome.error,
+            )
+
+    def _ask(self) -> None:
+        self._ask_at_s = math.inf
+        self._saves.ask("a checkpoint is due by the clock, or a failed one is tried again")
+
+    def _due_after(self, step: int) -> float:
+        every = self._is.cadence.steps
+        return (step // every + 1) * every if every else math.inf
+
+    def _plan_by_clock(self) -> None:
+        cadence = self._is.cadence
+        self._ask_at_s = math.inf
+        if self._ties.rank == 0 and cadence.by_clock:
+            interval_s = self.interval_s(self.cost_s) if cadence.auto else cadence.interval_s
+            self._ask_at_s = time.monotonic() + interval_s
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds of training that a save has cost this rank, on average; 1 before the first."""
+        saves = self._count["saved"] + self._count["failed"]
+        lost_s = self._count["copied_s"] + self._count["blocked_s"]
+        return lost_s / saves if saves else 1.0
+
+    def _described(self) -> dict[str, Any]:
+        dataset = self._ties.dataset()
+        if self._data is None or self._data[0] is not dataset:
+            self._data = dataset, describe(dataset, self._stride.state_dict()["seed"])
+        return self._data[1]
+
+    def _end(self) -> None:
+        self._closed = True
+        atexit.unregister(self._close_at_exit)
+        self._saver.close()
+        self._staging.drop()
+
+    def _abandon(self) -> None:
+        """End because of an exception: the save that is going on gets a little time."""
+        if not self._closed:
+            outcome = self._saver.take(_LAST_WAIT_S)
+            if outcome is not None:
+                self._note(outcome)
+            self._end()
+
+    def _close_at_exit(self) -> None:
+        if ending_exception() is not None:
+            self._abandon()
+            return
+        try:
+            self.close()
+        except CheckpointError as error:
+            logger.error("%s", error)  # noqa: TRY400
+            end_in_error(error)
+
+
+_COUNTS = (
+    "saved",
+    "failed",
+    "put_off",
+    "left_out",
+    "copied_s",
+    "blocked_s",
+    "save_s",
+    "written_bytes",
+)

@@ -1,0 +1,32 @@
+"""Ending a program with an exit code that says that something is wrong, though it ran through."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+class _Unflushable:
+    """A stream that cannot be flushed, and otherwise is another one."""
+
+    def __init__(self, stream: Any, error: Exception) -> None:
+        self._stream, self._error = stream, error
+
+    def flush(self) -> None:
+        """Flush the stream, and say what is wrong."""
+        self._stream.flush()
+        raise self._error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def end_in_error(error: Exception) -> None:
+    """Let this program, which is ending, end with exit code 120; for functions called at exit.
+
+    The exit code is settled by then, but for one case: where the standard output cannot be
+    flushed at the very end, Python ends with 120 (documented with `sys.exit`). So everything
+    else that is to be done at exit is still done, unlike with `os._exit`; the interpreter shows
+    the error as one that it ignores.
+    """
+    sys.stdout = _Unflushable(sys.stdout, error)

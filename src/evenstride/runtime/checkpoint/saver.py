@@ -1,0 +1,153 @@
+"""The thread that writes: one save at a time, beside training."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from evenstride.runtime.checkpoint.errors import ManifestUncertain
+from evenstride.runtime.checkpoint.manifest import Name, items_file, tensors_file
+from evenstride.runtime.checkpoint.retention import prune
+from evenstride.runtime.checkpoint.storage import Storage
+from evenstride.runtime.checkpoint.writing import Job, Writer, write
+
+logger = logging.getLogger("evenstride")
+
+# Training threads come first where there are too few cores for all.
+_NICENESS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a save ended.
+
+    Args:
+        name: of the attempt.
+        error: why it failed; empty if it did not.
+        took_s: seconds from its beginning on.
+        written_bytes: by this rank.
+    """
+
+    name: Name
+    error: str
+    took_s: float
+    written_bytes: int
+
+
+class Saver:
+    """Saves in a thread of its own, at most one at a time; every rank has one.
+
+    Args:
+        storage: to write to.
+        group: of all ranks, for nothing else; ``None`` with one process.
+        keep: complete checkpoints that stay.
+        failed: called, in the thread, when a save has failed.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        group: dist.ProcessGroup | None,
+        keep: int,
+        failed: Callable[[Outcome], object] = lambda _: None,
+    ) -> None:
+        self._storage, self.group, self._keep, self._failed = storage, group, keep, failed
+        self._thread: threading.Thread | None = None
+        self._outcome: Outcome | None = None
+        self._hurry = threading.Event()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is going on."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, job: Job, damaged: Collection[Name]) -> None:
+        """Begin to save; what ``job`` refers to must not change until it has ended."""
+        assert self._thread is None, "the outcome of the save before was not taken"
+        self._hurry.clear()
+        self._thread = threading.Thread(
+            target=self._run, args=(job, damaged), name="evenstride-checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def take(self, timeout_s: float | None = None) -> Outcome | None:
+        """Wait for the save to end and return how; ``None`` if there was none, or it goes on."""
+        if self._thread is None:
+            return None
+        self._hurry.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return None
+        outcome, self._thread, self._outcome = self._outcome, None, None
+        return outcome
+
+    def close(self) -> None:
+        """Let go of the group."""
+        self.group = None
+
+    def _run(self, job: Job, damaged: Collection[Name]) -> None:
+        _step_back()
+        begun_s, error = time.monotonic(), ""
+        writer = Writer(self._storage, job, self._hurry)
+        try:
+            write(job, writer, self.group)
+        except BaseException as failure:  # whatever it is, it must not end with the thread
+            error = told(failure)
+            self._tidy(job, failure)
+        took_s = time.monotonic() - begun_s
+        self._outcome = Outcome(job.name, error, took_s, writer.written_bytes)
+        if error:
+            self._failed(self._outcome)
+        elif job.rank == 0:
+            self._prune(job.name, damaged)
+
+    def _prune(self, name: Name, damaged: Collection[Name]) -> None:
+        try:
+            prune(self._storage, name, self._keep, damaged)
+        except Exception as error:
+            logger.warning(
+                "checkpoint %s is saved, but older ones could not be deleted from %s (%s); this is "
+                "tried again after the next one",
+                name,
+                self._storage,
+                told(error),
+            )
+
+    def _tidy(self, job: Job, failure: BaseException) -> None:
+        """Give back the space of an attempt that failed, unless it may be complete after all."""
+        if any(isinstance(error, ManifestUncertain) for error in _causes(failure)):
+            return
+        with contextlib.suppress(Exception):
+            for file in (tensors_file(job.rank), items_file(job.rank)):
+                self._storage.delete(job.name.file(file))
+            self._storage.delete_folder(str(job.name))
+
+
+def _causes(failure: BaseException) -> list[BaseException]:
+    if isinstance(failure, CheckpointException):
+        return [wrapped[0] for wrapped in failure.failures.values()]
+    return [failure]
+
+
+def told(failure: BaseException) -> str:
+    """Return what went wrong, in one line: with the rank, if torch tells it."""
+    if isinstance(failure, CheckpointException) and failure.failures:
+        rank, wrapped = next(iter(sorted(failure.failures.items())))
+        return f"rank {rank}: {told(wrapped[0])}"
+    text = " ".join(str(failure).split())
+    ours = type(failure).__module__.startswith("evenstride")
+    return text if ours and text else f"{type(failure).__name__}: {text}"
+
+
+def _step_back() -> None:
+    """Give this thread a lower priority, where threads have one of their own (Linux)."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,0 +1,117 @@
+"""What checkpoints need of a `Stride`: who the ranks are, how they agree, and when to save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from evenstride.runtime.agreement import Plain
+from evenstride.runtime.member import Member
+
+
+class Saves(Protocol):
+    """Lets all ranks save at the same step, when it is the leader who knows that it is time.
+
+    Args:
+        save_s: seconds that a save takes, kept by the leader; ``None`` before the first.
+    """
+
+    save_s: float | None
+
+    def pending(self, steps: int) -> bool:
+        """Return whether something may be due by now; cheap."""
+        ...
+
+    def due(self, steps: int) -> bool:
+        """Return whether to save when ``steps`` steps are committed; alike on all ranks, once."""
+        ...
+
+    def ask(self, reason: str) -> None:
+        """Let `due` be true at some later step (leader only); to ask again changes nothing."""
+        ...
+
+
+class Ties(Protocol):
+    """A rank's ties to its team."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def saves(self) -> Saves:
+        """When all ranks save together."""
+        ...
+
+    def agree(
+        self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
+    ) -> Plain:
+        """Return the leader's verdict on what all ranks show; collective."""
+        ...
+
+    def own_group(self) -> dist.ProcessGroup | None:
+        """Return a Gloo group of all ranks for us alone; collective; ``None`` with one process."""
+        ...
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return a context in which this rank's time is not its own work."""
+        ...
+
+    def dataset(self) -> Any:
+        """Return the data set of the training loader; ``None`` if there is none."""
+        ...
+
+    def remember(self) -> Plain:
+        """Return what is known of the workers (leader only)."""
+        ...
+
+    def recall(self, remembered: Plain) -> None:
+        """Take up what `remember` returned in an earlier run; collective."""
+        ...
+
+
+class MemberTies:
+    """The ties of a `Stride`, by its member."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self.rank, self.world_size = member._team.rank, member._team.world_size
+        self.saves: Saves = member.continuity.saves
+
+    def agree(
+        self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
+    ) -> Plain:
+        """Return the leader's verdict on what all ranks show; collective."""
+        with self.waiting():
+            return self._member.agree(call, show, judge)
+
+    def own_group(self) -> dist.ProcessGroup | None:
+        """Return a Gloo group of all ranks for us alone; collective."""
+        return self._member.own_group("gloo")
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return a context in which this rank's time is not its own work."""
+        return self._member.timer.waiting()
+
+    def dataset(self) -> Any:
+        """Return the data set of the training loader."""
+        loader = self._member._loader()
+        return None if loader is None else loader.dataset
+
+    def remember(self) -> Plain:
+        """Return what is known of the workers (leader only)."""
+        return self._member.continuity.remember()
+
+    def recall(self, remembered: Plain) -> None:
+        """Take up what an earlier run knew of the workers, before the first step; collective."""
+        if not self._member.progress.step:
+            self._member.recall(remembered)
