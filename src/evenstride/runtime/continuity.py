@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,15 +19,27 @@ from evenstride.runtime.saves import Saves
 from evenstride.runtime.wire import verdict_from_plain, verdict_to_plain
 
 
+logger = logging.getLogger("evenstride")
+
+LEFT = 143
+"""Exit code of a rank that has left because it was told to: that of a program that SIGTERM ended.
+
+Not 0, as training has not come to its end, and launchers would take it for that.
+"""
+
+
 class Notified:
     """The notice that this rank has, if any, on its way from the watcher to the leader.
 
     Args:
         ask: asks the leader for an exchange.
+        over: whether the run cannot go on anyway. Then a signal to this process ends it at once:
+            its launcher waits for it in order to start all again, and the training thread may
+            be waiting in a collective for a rank that is lost.
     """
 
-    def __init__(self, ask: Callable[[], None]) -> None:
-        self._ask = ask
+    def __init__(self, ask: Callable[[], None], over: Callable[[], bool]) -> None:
+        self._ask, self._over = ask, over
         self._notice: Notice | None = None
         self._watcher: Watcher | None = None
 
@@ -36,10 +50,20 @@ class Notified:
             ConfigError: the setting is not understood.
         """
         if self._watcher is None:
-            self._watcher = Watcher(make_sources(setting), self.changed, polls_clouds=polls_clouds)
+            self._watcher = Watcher(
+                make_sources(setting, slurm="SLURM_JOB_ID" in os.environ),
+                self.changed,
+                polls_clouds=polls_clouds,
+            )
 
     def changed(self, notice: Notice | None) -> None:
         """Take note of a notice, or that it was withdrawn (watcher's thread)."""
+        if notice is not None and not notice.whole_host and self._over():
+            logger.warning(
+                "evenstride: %s, and the run cannot go on: this process ends", notice.source
+            )
+            logging.shutdown()
+            os._exit(LEFT)
         self._notice = notice
         self._ask()
 
@@ -64,10 +88,13 @@ class Continuity:
     Args:
         ask: asks the leader for an exchange.
         leader: on rank 0 only.
+        over: whether the run cannot go on.
     """
 
-    def __init__(self, ask: Callable[[], None], leader: Leader | None) -> None:
-        self.saves, self.notified = Saves(ask), Notified(ask)
+    def __init__(
+        self, ask: Callable[[], None], leader: Leader | None, over: Callable[[], bool]
+    ) -> None:
+        self.saves, self.notified = Saves(ask), Notified(ask, over)
         self._leader = leader
         if leader is not None:
             leader.saves = self.saves

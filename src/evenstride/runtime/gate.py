@@ -73,6 +73,11 @@ class Gate:
         """Whether each step still waits for a decision."""
         return self._opening
 
+    @property
+    def failed(self) -> bool:
+        """Whether every draw raises, because the run cannot go on."""
+        return self._error is not None
+
     def draw(self, step: int) -> Shares:
         """Return the shares of a step, waiting for its decision if need be (training thread).
 
