@@ -16,8 +16,6 @@ from evenstride.errors import ConfigError
 if TYPE_CHECKING:
     from evenstride.lab.torchrun import Endpoint, Torchrun
 
-_EVERYWHERE = ("0.0.0.0", "::", "*")
-
 _Command = Annotated[
     list[str] | None,
     typer.Argument(help="Script and its arguments.", metavar="SCRIPT [ARGS]..."),
@@ -128,11 +126,6 @@ def _serve(
         raise ConfigError(
             f"--store-only serves a store and runs no script, but {command[0]} is given; leave it "
             "out, and launch it on the other machines"
-        )
-    if endpoint.host in _EVERYWHERE:
-        raise ConfigError(
-            f"--store {endpoint} would be open to whoever reaches this machine, and the store asks "
-            "nobody who they are; name the one address that the workers use"
         )
     if dry_run:
         _tell_store(str(endpoint), as_json)

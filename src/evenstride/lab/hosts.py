@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -49,12 +50,14 @@ class Host:
         name: its host name.
         address: its IPv4 address.
         space: name of its network namespace.
+        names: file that tells the addresses of all hosts, as its ``/etc/hosts``.
         running: what was started on it and not yet waited for.
     """
 
     name: str
     address: str
     space: str
+    names: Path
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(
@@ -65,7 +68,7 @@ class Host:
         # The first process of a process namespace takes no signals it has no handler for, so a
         # shell stands there, hands them on, and returns what the program returned.
         script = (
-            f'hostname {self.name}; "$@" & child=$!; '
+            f'hostname {self.name}; mount --bind {self.names} /etc/hosts; "$@" & child=$!; '
             "trap 'kill -TERM $child 2>/dev/null' TERM; "
             "while :; do wait $child; code=$?; kill -0 $child 2>/dev/null || exit $code; done"
         )
@@ -124,7 +127,14 @@ def hosts(
     """
     run = f"{os.getpid() % 100_000}n{next(_NUMBERS)}"
     bridge, subnet = f"evb{run}"[:15], f"10.{64 + os.getpid() % 64}.{next(_NUMBERS) % 250}"
-    made = [Host(f"host{k}", f"{subnet}.{10 + k}", f"evh{run}-{k}") for k in range(number + 1)]
+    file, path = tempfile.mkstemp(prefix="hosts-")
+    os.close(file)
+    names = Path(path)
+    made = [
+        Host(f"host{k}", f"{subnet}.{10 + k}", f"evh{run}-{k}", names) for k in range(number + 1)
+    ]
+    known = [("127.0.0.1", "localhost"), *((host.address, host.name) for host in made)]
+    names.write_text("".join(f"{address} {name}\n" for address, name in known))
     try:
         _run("ip", "link", "add", bridge, "type", "bridge")
         _run("ip", "link", "set", bridge, "up")
@@ -136,6 +146,7 @@ def hosts(
             host.kill()
             _try("ip", "netns", "del", host.space)
         _try("ip", "link", "del", bridge)
+        names.unlink()
 
 
 def _plug_in(host: Host, bridge: str, port: str, rate_mbit: float | None) -> None:

@@ -18,7 +18,6 @@ from evenstride.runtime.notices import Notice, Watcher, make_sources
 from evenstride.runtime.saves import Saves
 from evenstride.runtime.wire import verdict_from_plain, verdict_to_plain
 
-
 logger = logging.getLogger("evenstride")
 
 LEFT = 143

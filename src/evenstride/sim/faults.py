@@ -280,7 +280,7 @@ class _Run:
         ending = at_restart(plan, roster, self.fired, self.reached) if number else ()
         step = first
         if not ending:
-            ending = self._at(first)
+            ending = self._at(first, begins=True)
         while not ending and step < plan.steps and not (step > first and self._somebody_comes()):
             step += 1
             self.reached = max(self.reached, step)
@@ -297,9 +297,11 @@ class _Run:
     def _somebody_comes(self) -> bool:
         return bool(self.roster.coming(self.reached))
 
-    def _at(self, step: int) -> tuple[tuple[int, Fault], ...]:
+    def _at(self, step: int, *, begins: bool = False) -> tuple[tuple[int, Fault], ...]:
         """Save and meet what happens at a step; return what ends the generation."""
         met = happening(self.plan, self.roster, self.fired, step)
+        if begins:  # what is restored is not saved again
+            met = tuple(pair for pair in met if pair[1].kind not in _SAVING)
         failed = any(f.kind in _SAVING and not f.completes for _, f in met)
         if step % self.plan.save_every == 0 and step > self.saves[-1] and not failed:
             self.saves.append(step)
@@ -325,6 +327,7 @@ def simulate_plan(plan: FaultPlan, left_at: Mapping[int, int] | None = None) -> 
 
     Checkpoints are complete as soon as their step is committed. A generation that ends goes on
     from the newest complete one; only who leaves after a notice has one taken just before.
+    What else befalls anybody between a notice and its leave is left out.
 
     Args:
         plan: what happens.

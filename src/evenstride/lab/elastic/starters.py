@@ -62,6 +62,8 @@ class Starter(Protocol):
 class FromZygote:
     """Forks workers from a process that has imported torch and evenstride.
 
+    It dies with the thread that makes it, as the kernel counts parents.
+
     Args:
         environment: of the zygote itself; what native libraries read as they are loaded.
 

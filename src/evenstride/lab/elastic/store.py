@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
 import os
 import socket
 from collections.abc import Iterator
@@ -25,11 +26,11 @@ def serve_store(host: str = LOOPBACK, port: int = 0) -> Iterator[tuple[str, int]
         port: to listen on; 0 for a free one.
 
     Raises:
-        ConfigError: the address is not one of this machine, or the port is taken.
+        ConfigError: the address is not one of this machine, or all of them, or the port is taken.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
     with _listener(host, port) as listener:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
         address, bound = listener.getsockname()[:2]
         serve = functools.partial(TCPStore, address, bound, None, True, wait_for_workers=False)
         try:
@@ -48,6 +49,12 @@ def _listener(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise _cannot(host, port, error) from None
+    if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified:
+        listener.close()
+        raise ConfigError(
+            f"a store at {host}:{port} would be open to whoever reaches this machine, and it asks "
+            "nobody who they are; name the one address that the workers use"
+        )
     try:
         # A store that is started again must not wait until the kernel forgets the old one.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -217,7 +217,7 @@ class _Supervisor:
         fired = tuple(n for n in self._journal.fired() if n not in group.orders.fired)
         faults = [self._job.plan.faults[n] for n in fired]
         faults = [f for f in faults if f.kind != "disk-full"]
-        if group.went_well and not faults and not group.held:
+        if group.went_well and (last >= self._job.plan.steps or not (faults or group.held)):
             why = END
         else:
             if not faults and not group.held:

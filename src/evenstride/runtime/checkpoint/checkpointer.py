@@ -247,10 +247,10 @@ class Checkpointer:
         if self._ties.rank == 0:
             about = About(state, self._described(), self._ties.remember())
         job = copy_part(self._name, self._is.training, about, self._ties, self._staging)
+        self._plan_by_clock()  # before the thread, which plans another try if it fails
         self._saver.start(job, frozenset(self._damaged))
         self._copied_s = time.monotonic() - begun_s
         self._count["copied_s"] += self._copied_s
-        self._plan_by_clock()
 
     def _show_safe(self) -> Plain:
         collect(self._is.training)

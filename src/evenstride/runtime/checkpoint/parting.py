@@ -20,6 +20,8 @@ from evenstride.runtime.stride import Stride
 
 logger = logging.getLogger("evenstride")
 
+_AGENTS = (b"torchrun", b"torch.distributed.run", b"torch/distributed/run")
+
 
 def part(
     stride: Stride, rank: int, going: tuple[int, ...], why: str, *, leads_host: bool
@@ -61,5 +63,5 @@ def end_launcher(proc: Path = Path("/proc")) -> None:
     parent = os.getppid()
     with contextlib.suppress(OSError):
         command = (proc / str(parent) / "cmdline").read_bytes()
-        if b"torchrun" in command or b"torch.distributed" in command or b"launch" in command:
+        if any(word in command for word in _AGENTS):
             os.kill(parent, signal.SIGTERM)

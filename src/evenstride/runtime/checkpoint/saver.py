@@ -125,6 +125,9 @@ class Saver:
         """Give back the space of an attempt that failed, unless it may be complete after all."""
         if any(isinstance(error, ManifestUncertain) for error in _causes(failure)):
             return
+        if self.group is not None and not isinstance(failure, CheckpointException):
+            # Ranks could not talk to each other, so another one may have written the manifest.
+            return
         with contextlib.suppress(Exception):
             for file in (tensors_file(job.rank), items_file(job.rank)):
                 self._storage.delete(job.name.file(file))

@@ -148,9 +148,10 @@ def open_storage(folder: str | os.PathLike[str]) -> Storage:
     """Return the storage of a path, or of a URL with a scheme such as ``s3://``.
 
     Raises:
-        ConfigError: a URL needs fsspec, which is not installed, or the store's own package.
+        ConfigError: it is neither; or a URL needs fsspec, which is not installed, or the store's
+            own package.
     """
-    text = os.fspath(folder)
+    text = os.fspath(folder) if isinstance(folder, str | os.PathLike) else ""
     if not isinstance(text, str) or not text:
         raise ConfigError(
             f"checkpoints cannot be kept in {folder!r}; give a path, or a URL such as "
@@ -158,7 +159,7 @@ def open_storage(folder: str | os.PathLike[str]) -> Storage:
         )
     text = text.removeprefix("file://")
     if "://" not in text:
-        return LocalStorage(Path(text).absolute())
+        return LocalStorage(Path(text).expanduser().absolute())
     from evenstride.runtime.checkpoint.remote import open_remote
 
     return open_remote(text)

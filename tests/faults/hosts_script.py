@@ -1,0 +1,97 @@
+"""Training on hosts that come and go: ``hosts_script.py FOLDER``, until FOLDER/last is there.
+
+Each rank notes what it is about to train; the leader writes weights and epochs at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import uuid
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+import evenstride
+
+SAMPLES, BATCH, FEATURES, EVERY = 250, 24, 5, 20
+
+
+def rows() -> TensorDataset:
+    """Return (id, features, target) rows, the same everywhere."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
+    y = torch.randn(SAMPLES, 1, generator=generator, dtype=torch.float64)
+    return TensorDataset(torch.arange(SAMPLES), x, y)
+
+
+def net() -> nn.Module:
+    """Return a small model, the same everywhere."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.Linear(7, 1)).double()
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer with a state of its own."""
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def weights(model: nn.Module) -> list[float]:
+    """Return all parameters as one list of numbers."""
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+
+
+def told_to_end(folder: Path) -> bool:
+    """Return whether this epoch was the last; the leader looks, all know."""
+    last = torch.tensor([float((folder / "last").exists())])
+    dist.broadcast(last, 0)
+    return bool(last)
+
+
+def main(folder: Path) -> None:
+    """Train until told to end."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    ids = [uuid.uuid4().hex]
+    dist.broadcast_object_list(ids)
+    rank, host = dist.get_rank(), socket.gethostname()
+    stride = evenstride.Stride(BATCH)
+    loader = stride.loader(rows())
+    inner = net()
+    model = stride.watch(DistributedDataParallel(inner))
+    optimizer = optimizer_of(inner)
+    checkpoint = evenstride.Checkpointer(
+        folder / "checkpoints", stride, model=model, optimizer=optimizer, every=EVERY
+    )
+    checkpoint.restore()
+    place = {"generation": ids[0], "rank": rank, "world": dist.get_world_size(), "host": host}
+    with (folder / f"audit-{ids[0]}-{rank}.jsonl").open("a") as audit:
+        while not (stride.step % (-(-SAMPLES // BATCH)) == 0 and told_to_end(folder)):
+            epoch = stride.epoch
+            for samples, x, y in loader:
+                trained = samples.tolist() if stride.samples else []
+                line = {**place, "step": stride.step + 1, "epoch": epoch, "ids": trained}
+                print(json.dumps(line), file=audit, flush=True)
+                stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+                checkpoint.step()
+    if rank == 0:
+        aside = folder / "end.new"
+        aside.write_text(json.dumps({"weights": weights(inner), "epochs": stride.epoch}))
+        aside.replace(folder / "end.json")
+    checkpoint.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main(Path(sys.argv[1]))
