@@ -1,0 +1,123 @@
+"""Whatever befalls real workers, the run ends with the weights of one that nothing befell.
+
+Each plan runs on real processes with restarts, and in the simulator: both come to the same list
+of generations.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evenstride.lab.elastic.starters import FromZygote
+from evenstride.lab.elastic.supervisor import LOCAL, Job, Outcome, supervise
+from evenstride.runtime.continuity import LEFT
+from evenstride.sim.faults import Arrival, Fault, FaultPlan, simulate_plan
+from tests.faults.elastic_script import PER_EPOCH, check_the_end, told
+
+SCRIPT = Path(__file__).with_name("elastic_script.py")
+EPOCHS, EVERY, DEADLINE_S = 3, 5, 90.0
+STEPS = EPOCHS * PER_EPOCH
+
+
+def plan_of(*faults: Fault, joins: tuple[Arrival, ...] = ()) -> FaultPlan:
+    """Return a plan of three workers."""
+    workers = ["a", "b", "c"]
+    return FaultPlan(
+        workers=workers, steps=STEPS, save_every=EVERY, faults=list(faults), joins=list(joins)
+    )
+
+
+PLANS = {
+    "nothing": plan_of(),
+    "killed": plan_of(Fault(at=12, workers=["b"], kind="kill")),
+    "killed for good": plan_of(Fault(at=12, workers=["b"], kind="kill", back="never")),
+    "killed and back in mid-epoch": plan_of(Fault(at=12, workers=["b"], kind="kill", back=22)),
+    "raises": plan_of(Fault(at=13, workers=["c"], kind="raise")),
+    "hangs": plan_of(Fault(at=13, workers=["b"], kind="stop")),
+    "the leader": plan_of(Fault(at=17, kind="kill")),
+    "two at once": plan_of(Fault(at=13, workers=["b", "c"], kind="kill", back=24)),
+    "lost again during the restart": plan_of(
+        Fault(at=12, workers=["b"], kind="kill"),
+        Fault(at=12, workers=["c"], kind="kill", restart=True),
+    ),
+    "joined in mid-epoch": plan_of(joins=(Arrival(at=17, workers=["d"]),)),
+    "disk full while saving": plan_of(
+        Fault(at=15, kind="disk-full"), Fault(at=17, workers=["b"], kind="kill")
+    ),
+    "newest checkpoint damaged": plan_of(Fault(at=17, kind="corrupt-newest")),
+}
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[FromZygote]:
+    """What workers are forked from, for all plans."""
+    starter = FromZygote({**os.environ, **LOCAL})
+    yield starter
+    starter.close()
+
+
+def run(
+    plan: FaultPlan, folder: Path, zygote: FromZygote, epochs: int = EPOCHS, every: int = EVERY
+) -> Outcome:
+    """Run a plan on real processes."""
+    command = (str(SCRIPT), str(folder), str(epochs), str(every))
+    return supervise(Job(command, plan, folder, deadline_s=DEADLINE_S), zygote)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_run_ends_as_if_nothing_had_happened(
+    name: str, tmp_path: Path, zygote: FromZygote
+) -> None:
+    plan = PLANS[name]
+
+    outcome = run(plan, tmp_path, zygote)
+
+    assert outcome.generations == simulate_plan(plan)
+    check_the_end(tmp_path, outcome.generations, EPOCHS)
+    assert not zygote.workers()
+
+
+@pytest.mark.parametrize("victim", ["leader", "another"])
+def test_a_run_survives_a_crash_at_every_write_of_a_save(
+    victim: str, tmp_path: Path, zygote: FromZygote
+) -> None:
+    (tmp_path / "undisturbed").mkdir()
+    run(plan_of(), tmp_path / "undisturbed", zygote)
+    writes = told(tmp_path / "undisturbed")["writes"]
+    points = writes[0] if victim == "leader" else min(writes[1:])
+    crashes = [
+        Fault(
+            at=EVERY * write,
+            workers="leader" if victim == "leader" else ["c"],
+            kind="crash-in-save",
+            write=write,
+        )
+        for write in range(1, points + 1)
+    ]
+    plan = plan_of(*crashes)
+
+    outcome = run(plan, tmp_path, zygote)
+
+    assert points >= 1
+    assert len(outcome.generations) == points + 1
+    assert outcome.generations == simulate_plan(plan)
+    check_the_end(tmp_path, outcome.generations, EPOCHS)
+
+
+def test_who_is_told_to_leave_costs_no_sample(tmp_path: Path, zygote: FromZygote) -> None:
+    epochs, every = 12, 20  # long enough to know what a save takes, and to agree on a step
+    told_to = Fault(at=101, workers=["b"], kind="term", back="never")
+    fields = {"workers": ["a", "b", "c"], "steps": epochs * PER_EPOCH, "save_every": every}
+    plan = FaultPlan(**fields, faults=[told_to])  # type: ignore[arg-type]
+
+    outcome = run(plan, tmp_path, zygote, epochs, every)
+
+    first, second = outcome.generations
+    assert first.last_step == second.first_step > told_to.at
+    assert outcome.lived[0].codes["b"] == LEFT
+    assert outcome.generations == simulate_plan(plan, left_at={0: first.last_step})
+    check_the_end(tmp_path, outcome.generations, epochs)
