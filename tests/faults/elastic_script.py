@@ -23,7 +23,6 @@ from torch.utils.data import TensorDataset
 import evenstride
 from evenstride.lab.elastic.inject import Injector
 from evenstride.runtime.checkpoint import Checkpointer
-from evenstride.runtime.checkpoint.parting import part
 from evenstride.sim.faults import END, Generation
 
 SAMPLES, BATCH, FEATURES = 160, 12, 5
@@ -141,16 +140,8 @@ def damage(folder: Path) -> None:
 
 def settle(checkpoint: Checkpointer) -> None:
     """Wait until all ranks have saved what is being saved: then a fault always costs the same."""
-    checkpoint._take_over()
+    checkpoint.wait()
     dist.barrier()
-
-
-def let_go(stride: evenstride.Stride, checkpoint: Checkpointer) -> None:
-    """End in order, if all ranks have agreed that some leave."""
-    ranks, why = stride._member.continuity.saves.going(stride.step)
-    if ranks:
-        settle(checkpoint)
-        part(stride, dist.get_rank(), ranks, why, leads_host=False)
 
 
 def main(folder: Path, epochs: int, every: int) -> None:
@@ -159,7 +150,6 @@ def main(folder: Path, epochs: int, every: int) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_TIMEOUT_S))
     rank, size = dist.get_rank(), dist.get_world_size()
     stride = evenstride.Stride(BATCH, policy=f"static:{SPLITS[size]}")
-    stride._member.continuity.notified.watch("signals", polls_clouds=False)
     loader = stride.loader(rows())
     model = stride.watch(DistributedDataParallel(net()))
     optimizer = optimizer_of(model)
@@ -180,7 +170,6 @@ def main(folder: Path, epochs: int, every: int) -> None:
                 settle(checkpoint)
             injector.saves(stride.step, kept)
             checkpoint.step()
-            let_go(stride, checkpoint)
             if injector.eventful(stride.step):
                 settle(checkpoint)
             injector.committed(stride.step)

@@ -26,6 +26,7 @@ COMMANDS = [
     ["estimate", "--help"],
     ["demo", "--help"],
     ["lab", "--help"],
+    ["launch", "--help"],
     ["simulate", "--help"],
     ["compare", "--help"],
     ["doctor", "--help"],

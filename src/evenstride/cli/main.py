@@ -36,7 +36,10 @@ app = typer.Typer(
 app.command()(estimate)
 app.command()(demo)
 app.command(context_settings={"ignore_unknown_options": True})(lab)
-app.command(context_settings={"ignore_unknown_options": True})(launch)
+# What stands behind the script is the script's own.
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(
+    launch
+)
 app.command()(simulate)
 app.command()(compare)
 app.command()(doctor)

@@ -15,6 +15,7 @@ from evenstride.runtime.desk import Told
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.leader import Leader
 from evenstride.runtime.notices import Notice, Watcher, make_sources
+from evenstride.runtime.peers import Peer
 from evenstride.runtime.saves import Saves
 from evenstride.runtime.wire import verdict_from_plain, verdict_to_plain
 
@@ -86,17 +87,42 @@ class Continuity:
 
     Args:
         ask: asks the leader for an exchange.
+        rank: this rank.
+        peers: all ranks' processes, in rank order.
         leader: on rank 0 only.
         over: whether the run cannot go on.
     """
 
     def __init__(
-        self, ask: Callable[[], None], leader: Leader | None, over: Callable[[], bool]
+        self,
+        ask: Callable[[], None],
+        rank: int,
+        peers: tuple[Peer, ...],
+        leader: Leader | None,
+        over: Callable[[], bool],
     ) -> None:
         self.saves, self.notified = Saves(ask), Notified(ask, over)
-        self._leader = leader
+        self.notices = "auto"
+        self._rank, self._leader = rank, leader
+        self._here = tuple(peer.rank for peer in peers if peer.place == peers[rank].place)
         if leader is not None:
             leader.saves = self.saves
+
+    def watch(self, setting: str | None) -> None:
+        """Watch for notices that this rank will be taken away; one rank per machine asks its cloud.
+
+        Args:
+            setting: see `make_sources`; ``None`` for what the environment says.
+
+        Raises:
+            ConfigError: it is not understood.
+        """
+        first = self._here[0] == self._rank
+        self.notified.watch(setting or self.notices, polls_clouds=first)
+
+    def leads_host(self, going: tuple[int, ...]) -> bool:
+        """Return whether this rank is the first of its machine, whose ranks all go."""
+        return self._here[0] == self._rank and set(self._here) <= set(going)
 
     def remember(self) -> Plain:
         """Return what a checkpoint keeps of the workers (leader only)."""

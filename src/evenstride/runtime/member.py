@@ -95,7 +95,10 @@ class Member:
         here = team.peers[team.rank].place
         neighbours = sum(peer.place == here for peer in team.peers)
         self._holding = Holding(self.scaling, team.rank, neighbours, lambda: self.progress.step)
-        self.continuity = Continuity(self._ask, team.leader, lambda: self._gate.failed)
+        self.continuity = Continuity(
+            self._ask, team.rank, team.peers, team.leader, lambda: self._gate.failed
+        )
+        self.continuity.notices = environment.notices or "auto"
         local = Local(
             self._gate,
             self._recorder,

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from evenstride import __version__
 from evenstride.cli.main import app
 
-COMMANDS = ("estimate", "demo", "lab", "simulate", "compare", "doctor")
+COMMANDS = ("estimate", "demo", "lab", "launch", "simulate", "compare", "doctor")
 
 
 def _told(*arguments: str) -> str:

@@ -21,6 +21,7 @@ from evenstride.runtime.checkpoint.copying import About, copy_part
 from evenstride.runtime.checkpoint.ending import end_in_error
 from evenstride.runtime.checkpoint.errors import CheckpointError
 from evenstride.runtime.checkpoint.manifest import Name
+from evenstride.runtime.checkpoint.parting import part
 from evenstride.runtime.checkpoint.preparing import Asked, prepare
 from evenstride.runtime.checkpoint.probing import describe
 from evenstride.runtime.checkpoint.restoring import Here, Restored, Restorer
@@ -37,6 +38,8 @@ logger = logging.getLogger("evenstride")
 _FIRST_RETRY_S, _LAST_RETRY_S = 15.0, 600.0
 # How long an end by an exception waits for a save: the other ranks may be gone.
 _LAST_WAIT_S = 10.0
+# What a save is taken to need before the first has been.
+_FIRST_SAVE_S = 5.0
 # Between two saves with every="auto", as long as nobody says what is best.
 _USUAL_INTERVAL_S = 600.0
 
@@ -74,6 +77,12 @@ class Checkpointer:
         extra: more objects with ``state_dict`` and ``load_state_dict``, by name: a gradient
             scaler, an average of the weights. What they hold must be the same on every rank;
             where it is not, rank 0's is saved.
+        notices: where to look for notices that this machine or process will be taken away:
+            ``auto`` (signals, and the metadata service of the cloud that this is), ``off``, or
+            names such as ``aws,signals``; see the page on notices. ``EVENSTRIDE_NOTICES`` sets it
+            where the script does not. Such a rank gets no more samples, all ranks save, and it
+            ends with exit code 143; the others raise `WorkerLost`, for a launcher to start them
+            again.
 
     Raises:
         ConfigError: what was asked cannot be, or a state cannot be saved safely.
@@ -91,6 +100,7 @@ class Checkpointer:
         every: int | str | timedelta = 100,
         keep: int = 2,
         extra: Mapping[str, Any] | None = None,
+        notices: str | None = None,
     ) -> None:
         self._stride, self._ties = stride, MemberTies(stride._member)
         asked = Asked(folder, every, keep, model, optimizer, scheduler, extra)
@@ -109,6 +119,8 @@ class Checkpointer:
         self._checked = self._closed = False
         self._count: dict[str, float] = dict.fromkeys(_COUNTS, 0)
         self._plan_by_clock()
+        self._saves.save_s = _FIRST_SAVE_S
+        self._ties.watch(notices)
         atexit.register(self._close_at_exit)
 
     def step(self) -> None:
@@ -119,6 +131,8 @@ class Checkpointer:
         Raises:
             ConfigError: at the first save, if some state cannot be saved safely.
             StepInFlight: a save is due between a step's backward pass and its optimizer step.
+            SystemExit: this rank leaves, as it was told that it will be taken away.
+            WorkerLost: others leave for that reason; start again to go on without them.
 
         Cost:
             Some microseconds when nothing is due; a copy of this rank's part when a save is.
@@ -129,9 +143,13 @@ class Checkpointer:
         self._seen = step
         if self._ties.rank == 0 and time.monotonic() >= self._ask_at_s:
             self._ask()
-        asked = self._saves.pending(step) and self._saves.due(step)
+        own = self._ties.committed()
+        pending = self._saves.pending(own)
+        asked = pending and self._saves.due(own)
         if asked or step >= self._next:
             self._begin(step, asked=asked)
+        if pending:
+            self._let_go(*self._saves.going(own))
 
     def save(self) -> None:
         """Save now, and return when it is done; collective.
@@ -146,6 +164,10 @@ class Checkpointer:
         self._take_over()
         if self._error:
             raise CheckpointError(self._error)
+
+    def wait(self) -> None:
+        """Wait until the save that is going on, if any, has ended; however it did."""
+        self._take_over()
 
     def restore(self, allow: Collection[str] = ()) -> Restored | None:
         """Restore the newest checkpoint that is whole; collective; before the training loop.
@@ -252,6 +274,15 @@ class Checkpointer:
         self._copied_s = time.monotonic() - begun_s
         self._count["copied_s"] += self._copied_s
 
+    def _let_go(self, going: tuple[int, ...], why: str) -> None:
+        """End, because some ranks leave; the save before is waited for."""
+        if not going:
+            return
+        self._take_over()
+        self._end()
+        leads = self._ties.leads_host(going)
+        part(self._stride, self._ties.rank, going, why, leads_host=leads)
+
     def _show_safe(self) -> Plain:
         collect(self._is.training)
         return {}
@@ -280,6 +311,7 @@ class Checkpointer:
                 logger.info("checkpoints are saved again: %s", outcome.name)
             self._in_row, self._error = 0, ""
             self._count["saved"] += 1
+            self._saves.save_s = outcome.took_s
             self._saves.save_s = self._copied_s + outcome.took_s
         self._left_out = left_out(self._in_row)
 

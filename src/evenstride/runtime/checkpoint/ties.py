@@ -29,6 +29,10 @@ class Saves(Protocol):
         """Return whether to save when ``steps`` steps are committed; alike on all ranks, once."""
         ...
 
+    def going(self, steps: int) -> tuple[tuple[int, ...], str]:
+        """Return the ranks that end when ``steps`` steps are committed, and why."""
+        ...
+
     def ask(self, reason: str) -> None:
         """Let `due` be true at some later step (leader only); to ask again changes nothing."""
         ...
@@ -70,6 +74,18 @@ class Ties(Protocol):
         """Return the data set of the training loader; ``None`` if there is none."""
         ...
 
+    def committed(self) -> int:
+        """Return the steps that this process has committed, which `saves` counts in."""
+        ...
+
+    def watch(self, notices: str | None) -> None:
+        """Watch for notices that this rank will be taken away, as a setting says."""
+        ...
+
+    def leads_host(self, going: tuple[int, ...]) -> bool:
+        """Return whether this rank speaks for its machine, whose ranks all go."""
+        ...
+
     def remember(self) -> Plain:
         """Return what is known of the workers (leader only)."""
         ...
@@ -106,6 +122,18 @@ class MemberTies:
         """Return the data set of the training loader."""
         loader = self._member._loader()
         return None if loader is None else loader.dataset
+
+    def committed(self) -> int:
+        """Return the steps that this process has committed."""
+        return self._member.progress.step
+
+    def watch(self, notices: str | None) -> None:
+        """Watch for notices; one process per machine asks its cloud."""
+        self._member.continuity.watch(notices)
+
+    def leads_host(self, going: tuple[int, ...]) -> bool:
+        """Return whether this rank is the first of its machine, whose ranks all go."""
+        return self._member.continuity.leads_host(going)
 
     def remember(self) -> Plain:
         """Return what is known of the workers (leader only)."""
