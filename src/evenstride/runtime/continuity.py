@@ -15,6 +15,7 @@ from evenstride.runtime.desk import Told
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.leader import Leader
 from evenstride.runtime.notices import Notice, Watcher, make_sources
+from evenstride.runtime.pace import Pace
 from evenstride.runtime.peers import Peer
 from evenstride.runtime.saves import Saves
 from evenstride.runtime.wire import verdict_from_plain, verdict_to_plain
@@ -104,6 +105,7 @@ class Continuity:
         self.saves, self.notified = Saves(ask), Notified(ask, over)
         self.notices = "auto"
         self._rank, self._leader = rank, leader
+        self.pace = Pace(peers)
         self._here = tuple(peer.rank for peer in peers if peer.place == peers[rank].place)
         if leader is not None:
             leader.saves = self.saves
@@ -129,7 +131,12 @@ class Continuity:
         assert self._leader is not None, "only rank 0 knows all workers"
         control = self._leader.control
         profiles = [profile.to_plain() for profile in control.known]
-        return {"generation": control.generation, "profiles": profiles}
+        return {
+            "generation": control.generation,
+            "profiles": profiles,
+            "losses": self.pace.remember(),
+            "parting": self.saves.parting,
+        }
 
     def recalling(self, step: int, remembered: Plain) -> Callable[[], Plain]:
         """Return what the leader does to recall what a checkpoint has kept.
@@ -142,6 +149,7 @@ class Continuity:
         def lead() -> Plain:
             assert self._leader is not None, "only rank 0 leads"
             profiles = tuple(_profiles(remembered.get("profiles")))
+            self.pace.recall(remembered.get("losses"), lost=not remembered.get("parting"))
             verdict = self._leader.recall(step, profiles, _generation(remembered) + 1)
             return {"verdict": verdict_to_plain(verdict)}
 

@@ -26,6 +26,7 @@ class Peer:
         device: fingerprint of what computes its steps.
         slot: which of its host's workers it is, the same after a restart; ``None`` if the
             launcher does not say.
+        up_s: how long its machine has been running, in seconds; 0 if not known.
     """
 
     rank: int
@@ -34,6 +35,7 @@ class Peer:
     pid: int
     device: str = ""
     slot: int | None = None
+    up_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -55,7 +57,15 @@ def myself(rank: int) -> Peer:
         os.getpid(),
         fingerprint(),
         int(slot) if slot.isdecimal() else None,
+        _up_s(),
     )
+
+
+def _up_s() -> float:
+    try:
+        return float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 @lru_cache

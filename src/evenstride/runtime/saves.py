@@ -49,6 +49,12 @@ class Saves:
                 self._going[steps] = going, why
             self._next = min((*self._due, *self._going), default=None)
 
+    @property
+    def parting(self) -> bool:
+        """Whether some ranks will end soon, as announced."""
+        with self._lock:
+            return bool(self._going)
+
     def pending(self, steps: int) -> bool:
         """Return whether something is due by now; cheap, for every step (training thread)."""
         at = self._next

@@ -78,6 +78,10 @@ class Ties(Protocol):
         """Return the steps that this process has committed, which `saves` counts in."""
         ...
 
+    def interval_s(self, save_s: float) -> float:
+        """Return the seconds until the next save, by what one takes (leader only)."""
+        ...
+
     def watch(self, notices: str | None) -> None:
         """Watch for notices that this rank will be taken away, as a setting says."""
         ...
@@ -126,6 +130,10 @@ class MemberTies:
     def committed(self) -> int:
         """Return the steps that this process has committed."""
         return self._member.progress.step
+
+    def interval_s(self, save_s: float) -> float:
+        """Return the seconds until the next save, by losses so far and what a save takes."""
+        return self._member.continuity.pace.interval_s(save_s)
 
     def watch(self, notices: str | None) -> None:
         """Watch for notices; one process per machine asks its cloud."""

@@ -1,0 +1,174 @@
+"""Full disks and folders that cannot be written: training goes on, and it is told."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evenstride.runtime.checkpoint import CheckpointError
+from evenstride.runtime.checkpoint.cadence import parse_every
+from evenstride.runtime.checkpoint.manifest import parse_name
+from tests.unit.runtime.checkpoint.kept import FullStorage, Runs
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB; skipped where none can be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "evenstride-test", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _steps(folder: Path) -> list[int]:
+    names = [parse_name(path.parent.name) for path in folder.glob("*/manifest.json")]
+    return sorted(name.step for name in names if name is not None)
+
+
+def test_a_disk_that_runs_full_costs_the_checkpoint_and_not_the_run(
+    runs: Runs, small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = runs(small_disk, every=2, keep=1)
+    run.train(2)
+    assert run.checkpoint._saver.take() is not None
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        while True:
+            try:
+                file.write(bytes(4096))
+            except OSError:
+                break
+
+    run.train(2)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        run.checkpoint.close()
+
+    assert _steps(small_disk) == [2]
+    assert "No space left on device" in caplog.text
+    assert len(list(small_disk.iterdir())) == 2, "the failed attempt gave its space back"
+    ballast.unlink()
+    again = runs(small_disk, every=2, keep=1)
+    again.restore()
+    again.train(2)
+    again.checkpoint.close()
+    assert _steps(small_disk) == [4]
+
+
+def test_a_limit_on_the_size_of_files_is_such_a_failure(runs: Runs, tmp_path: Path) -> None:
+    run = runs(tmp_path, every=2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+    try:
+        run.train(2)
+        with pytest.raises(CheckpointError, match="File too large"):
+            run.checkpoint.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+    assert _steps(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_at_once_and_tried_nevertheless(
+    runs: Runs, small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    remount = ["mount", "-o", "remount,{}", str(small_disk)]
+    subprocess.run([word.format("ro") for word in remount], check=True)
+
+    run = runs(small_disk, every=2)
+
+    assert "rank 0 cannot write checkpoints to" in caplog.text
+    assert "Read-only file system" in caplog.text
+    run.train(3)
+    run.settle()
+    subprocess.run([word.format("rw") for word in remount], check=True)
+    run.train(2)
+    run.checkpoint.close()
+    assert _steps(small_disk) == [4]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_told(
+    runs: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o500)
+
+    runs(tmp_path)
+
+    assert "Permission denied" in caplog.text
+
+
+def test_a_full_disk_is_not_tried_again_at_once_and_a_busy_store_is(runs: Runs) -> None:
+    storage = FullStorage()
+    run = runs(storage)
+
+    tries = []
+    for error in (OSError(errno.ENOSPC, "full"), TimeoutError("busy")):
+        storage.error, storage.tries = error, 0
+        with pytest.raises(CheckpointError, match=f"{error.args[-1]}; free or repair it"):
+            run.checkpoint.save()
+        tries.append(storage.tries)
+
+    assert tries == [1, 4]
+    storage.error = None
+    run.checkpoint.save()
+    run.checkpoint.close()
+
+
+def test_the_leader_asks_for_another_try_soon(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = FullStorage()
+    run = runs(storage, every=1000)
+    storage.error = OSError(errno.ENOSPC, "full")
+    with pytest.raises(CheckpointError):
+        run.checkpoint.save()
+    storage.error = None
+    asked: list[str] = []
+    monkeypatch.setattr(run.checkpoint._saves, "ask", asked.append)
+
+    run.train(1)
+    assert not asked, "not at once"
+    assert run.checkpoint._ask_at_s < float("inf")
+    run.checkpoint._ask_at_s = 0.0
+    run.train(2)
+
+    assert len(asked) == 1
+
+
+def test_what_is_asked_for_is_saved_in_spite_of_failures(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = FullStorage()
+    run = runs(storage, every=1)
+    storage.error = OSError(errno.ENOSPC, "full")
+    run.train(4)  # fails at 1, 2 and 4: three are left out next
+    run.settle()
+    storage.error = None
+    monkeypatch.setattr(run.checkpoint._saves, "pending", lambda step: step == 5)
+    monkeypatch.setattr(run.checkpoint._saves, "due", lambda step: step == 5)
+
+    run.train(1)
+    run.checkpoint.close()
+
+    assert [name.step for text in storage.checkpoints() if (name := parse_name(text))] == [5]
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "interval_s"),
+    [(1, 1, 0), (100, 100, 0), ("30s", 0, 30), ("5min", 0, 300), ("1.5h", 0, 5400)],
+)
+def test_a_cadence_is_steps_or_a_duration(every: int | str, steps: int, interval_s: float) -> None:
+    cadence = parse_every(every)
+
+    assert (cadence.steps, cadence.interval_s, cadence.auto) == (steps, interval_s, False)
+    assert cadence.by_clock == (not steps)
