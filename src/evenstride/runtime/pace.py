@@ -65,6 +65,7 @@ class Pace:
         """
         plain = remembered if isinstance(remembered, dict) else {}
         failures, expected = plain.get("failures"), plain.get("expected")
-        sound = isinstance(failures, int) and isinstance(expected, int | float)
-        if sound and failures >= 0 and 0.0 <= expected < float("inf"):
+        if not (isinstance(failures, int) and isinstance(expected, int | float)):
+            return
+        if failures >= 0 and 0.0 <= expected < float("inf"):
             self._before = Observed(failures + lost, float(expected))

@@ -40,8 +40,6 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 15.0, 600.0
 _LAST_WAIT_S = 10.0
 # What a save is taken to need before the first has been.
 _FIRST_SAVE_S = 5.0
-# Between two saves with every="auto", as long as nobody says what is best.
-_USUAL_INTERVAL_S = 600.0
 
 
 class Checkpointer:
@@ -71,7 +69,8 @@ class Checkpointer:
         optimizer: of the model's parameters; one or several.
         scheduler: one or several; anything with ``state_dict`` and ``load_state_dict``.
         every: steps from save to save, or a duration by rank 0's clock ("30s", "5min", a
-            `datetime.timedelta`), or "auto".
+            `datetime.timedelta`), or "auto": as often as the losses that were seen, and what a
+            save takes, make best (Young and Daly; see `evenstride.core.saving`).
         keep: complete checkpoints that stay, at least 1; older ones are deleted once a newer one
             is in place.
         extra: more objects with ``state_dict`` and ``load_state_dict``, by name: a gradient
@@ -107,7 +106,7 @@ class Checkpointer:
         self._is = prepare(asked, self._ties)
         self._saver = Saver(self._is.storage, self._ties.own_group(), keep, self._failed)
         self._staging, self._saves = Staging(), self._ties.saves
-        self.interval_s: Callable[[float], float] = lambda _: _USUAL_INTERVAL_S
+        self.interval_s: Callable[[float], float] = self._ties.interval_s
         """With ``every="auto"``: seconds from save to save, by what one costs in seconds."""
         self._seen, self._next = -1, self._due_after(stride.step)
         self._ask_at_s = math.inf
@@ -311,7 +310,6 @@ class Checkpointer:
                 logger.info("checkpoints are saved again: %s", outcome.name)
             self._in_row, self._error = 0, ""
             self._count["saved"] += 1
-            self._saves.save_s = outcome.took_s
             self._saves.save_s = self._copied_s + outcome.took_s
         self._left_out = left_out(self._in_row)
 

@@ -1,0 +1,70 @@
+"""How often to save follows from the losses that a run has seen over all its lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evenstride.core.saving import daly_s
+from evenstride.runtime.pace import Pace
+from evenstride.runtime.peers import Peer
+
+DAY_S = 86_400.0
+
+
+class Clock:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _peers(machines: int, ranks: int = 2) -> list[Peer]:
+    return [Peer(k, "h", f"machine {k // ranks}", k, up_s=5.0) for k in range(machines * ranks)]
+
+
+def test_before_any_loss_each_machine_is_taken_to_be_lost_once_a_day() -> None:
+    for machines in (1, 4):
+        interval_s = Pace(_peers(machines), Clock()).interval_s(2.0)
+        assert interval_s == pytest.approx(daly_s(2.0, DAY_S / machines), rel=0.01)
+
+
+def test_losses_make_saves_more_frequent_and_calm_makes_them_rarer() -> None:
+    clock = Clock()
+    pace = Pace(_peers(2), clock)
+    at_first = pace.interval_s(2.0)
+    clock.now_s += 5 * DAY_S
+    assert pace.observed.expected == pytest.approx(10.0)
+    assert pace.interval_s(2.0) > 3 * at_first
+
+    again = Pace(_peers(2), Clock())
+    again.recall(pace.remember(), lost=True)
+    assert again.observed.failures == 1
+    assert again.observed.expected == pytest.approx(10.0)
+    for _ in range(30):
+        again.recall(again.remember(), lost=True)
+    assert again.interval_s(2.0) < at_first
+
+
+def test_who_left_as_announced_was_not_lost() -> None:
+    pace = Pace(_peers(1), Clock())
+    pace.recall({"failures": 2, "expected": 0.5}, lost=False)
+    assert pace.observed.failures == 2
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [None, 3, {}, {"failures": -1, "expected": 1.0}, {"failures": 1, "expected": float("nan")}],
+)
+def test_what_is_no_count_is_left_out(junk: Any) -> None:
+    pace = Pace(_peers(1), Clock())
+    pace.recall(junk, lost=True)
+    assert pace.observed.failures == 0
+
+
+def test_a_save_that_takes_no_time_still_has_an_interval() -> None:
+    assert Pace(_peers(1), Clock()).interval_s(0.0) > 0
