@@ -6,7 +6,6 @@ used.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from evenstride._version import __version__
@@ -73,6 +72,8 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'evenstride' has no attribute {name!r}")
