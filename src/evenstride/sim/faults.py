@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from evenstride.core.membership import Change, Happening, Membership
 from evenstride.errors import ConfigError
 from evenstride.sim.parts import MOST_STEPS, Length, Name, Part, Step, refuse, shown
 
@@ -206,14 +207,18 @@ class Roster:
         Raises:
             ConfigError: nobody is left.
         """
+        happened: list[Happening] = []
         lost: dict[str, int] = {}
         for fault in faults:
-            if fault.kind != _GOES_ON:
-                for name in self.victims(fault):
-                    lost[name] = max(lost.get(name, 0), fault.may_return)
+            for name in self.victims(fault) if fault.kind != _GOES_ON else ():
+                happened += _happenings(fault, name) if name not in lost else []
+                lost[name] = max(lost.get(name, 0), fault.may_return)
         away = replace(self, absent=(*self.absent, *lost.items()))
         come = away.coming(reached)
-        members = (*(name for name in self.members if name not in lost), *come)
+        for name in come:
+            happened += [Happening(name, Change.JOIN), Happening(name, Change.READY)]
+        before = Membership.formed(0, self.members)
+        members = before.after_all(tuple(happened))[0].workers
         if not members:
             raise ConfigError(
                 f"nobody of {', '.join(self.members)} is left at step {reached}, and nobody may "
@@ -230,6 +235,13 @@ class Roster:
             for name in self.victims(fault)
         ]
         return ", ".join([*told, *(f"join {name}" for name in self.coming(reached))])
+
+
+def _happenings(fault: Fault, name: str) -> list[Happening]:
+    """Return what a fault is to the membership: a loss, or a leave after a notice."""
+    if fault.kind == "term":
+        return [Happening(name, Change.NOTICE), Happening(name, Change.LEAVE)]
+    return [Happening(name, Change.LOST)]
 
 
 def happening(
