@@ -1,0 +1,335 @@
+"""A bag of simulations in a folder, for workers that may be killed at any moment.
+
+python -m examples.ions.bag make FOLDER --jobs 64
+python -m examples.ions.bag work FOLDER            # as many of these as there are machines
+python -m examples.ions.bag status FOLDER --json
+
+A worker holds a simulation by a claim, the file ``claims/NUMBER.GENERATION``, whose time it
+renews while it works. A claim that is not renewed for the lease is void, and whoever makes the file
+of the next generation first goes on from the newest saved state. Claims are never deleted, so that
+nobody can take away one that has been renewed or replaced meanwhile. A result counts if it is the
+first to be there, and it is whole when it is there. Several machines need a shared folder, and
+clocks that agree to a small part of the lease. SIGTERM hands a claim back with its state; SIGKILL
+costs what was done since the last state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from examples.ions.files import add_whole, read_if_there, read_whole, replace_whole
+from examples.ions.model import Slab
+from examples.ions.simulate import Settings, Simulation
+
+RANGES = ((4.0, 5.0), (0.1, 2.0), (-0.02, -0.01))  # length_nm, salt_molar, charge_c_per_m2
+_HANDED_BACK_S = 0.0  # the time of a claim that nobody holds any more
+_FOLDERS = ("claims", "states", "results")
+
+
+class ClaimLost(Exception):
+    """The claim was not renewed in time, and another worker has taken the simulation over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """What is in a bag.
+
+    Args:
+        points: length_nm, salt_molar and charge_c_per_m2 of each simulation.
+        settings: of all of them.
+        seed: of the bag; simulation ``n`` has ``seed + n``.
+        lease_s: how long a claim is good for.
+        beat_sweeps: sweeps between renewals of a claim.
+        save_sweeps: sweeps between saved states.
+    """
+
+    points: tuple[tuple[float, ...], ...]
+    settings: Settings
+    seed: int
+    lease_s: float
+    beat_sweeps: int = 5
+    save_sweeps: int = 10
+
+    def simulation(self, job: int) -> Simulation:
+        """Return a simulation at its beginning."""
+        length_nm, salt_molar, charge_c_per_m2 = self.points[job]
+        slab = Slab(length_nm, salt_molar, charge_c_per_m2)
+        return Simulation(slab, self.settings, self.seed + job)
+
+
+def spread(jobs: int, seed: int) -> tuple[tuple[float, ...], ...]:
+    """Return points of a scrambled Sobol set: any number of the first ones fill `RANGES` evenly."""
+    engine = torch.quasirandom.SobolEngine(len(RANGES), scramble=True, seed=seed)
+    low, high = torch.tensor(RANGES, dtype=torch.float64).T
+    points = low + (high - low) * engine.draw(jobs, dtype=torch.float64)
+    return tuple(tuple(row) for row in points.tolist())
+
+
+class Bag:
+    """A folder of simulations.
+
+    Args:
+        folder: that `make_bag` has filled.
+        clock: seconds since 1970, the same for all workers.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self.folder, self.clock = folder, clock
+        try:
+            plain = json.loads((folder / "design.json").read_text())
+        except FileNotFoundError:
+            raise SystemExit(f"{folder} is no bag; make one with: bag make {folder}") from None
+        points = tuple(map(tuple, plain.pop("points")))
+        self.design = Design(points, Settings(**plain.pop("settings")), **plain)
+
+    def finished(self) -> list[int]:
+        """Return the simulations that have a result, in order."""
+        return sorted(int(path.stem) for path in (self.folder / "results").glob("[0-9]*.pt"))
+
+    def result(self, job: int) -> dict[str, Any]:
+        """Return the point of a simulation, and what `Profiles` has, by name."""
+        result: dict[str, Any] = read_whole(self._path("results", f"{job:05}.pt"))
+        return result
+
+    def claim(self, worker: str) -> Claim | None:
+        """Return a simulation that nobody holds, ``None`` if there is none now."""
+        finished, newest = set(self.finished()), self._newest()
+        for job in range(len(self.design.points)):
+            generation = newest.get(job, 0)
+            if job in finished or (generation and self._held(job, generation)):
+                continue
+            claim = Claim(self, job, generation + 1)
+            if not claim.take(worker):  # somebody was faster
+                continue
+            if not self._path("results", f"{job:05}.pt").exists():
+                return claim
+        return None
+
+    def status(self) -> dict[str, float]:
+        """Return how far it is.
+
+        Returns:
+            ``jobs``; of these ``finished``, ``running`` and ``waiting``; ``claims`` so far, of
+            which ``taken_over`` from workers that fell silent and ``resumed`` from a saved state;
+            ``handed_back`` claims; ``lost_s``, seconds of work that were done again.
+        """
+        finished, newest = set(self.finished()), self._newest()
+        held = [job for job, number in newest.items() if self._held(job, number)]
+        running = len([job for job in held if job not in finished])
+        notes = [self._note(job, n) for job, last in newest.items() for n in range(1, last + 1)]
+        how = Counter(note["before"] for note in notes)
+        return {
+            "jobs": len(self.design.points),
+            "finished": len(finished),
+            "running": running,
+            "waiting": len(self.design.points) - len(finished) - running,
+            "claims": len(notes),
+            "taken_over": how["silent"],
+            "handed_back": how["handed back"],
+            "resumed": sum(note["sweeps"] > 0 for note in notes),
+            "lost_s": round(sum(note["lost_s"] for note in notes), 3),
+        }
+
+    def _path(self, kind: str, name: str) -> Path:
+        return self.folder / kind / name
+
+    def _newest(self) -> dict[int, int]:
+        """Return the newest generation of each simulation that was ever claimed."""
+        newest: dict[int, int] = {}
+        for path in (self.folder / "claims").glob("[0-9]*.*"):
+            job, _, generation = path.name.partition(".")
+            newest[int(job)] = max(newest.get(int(job), 0), int(generation))
+        return newest
+
+    def _held(self, job: int, generation: int) -> bool:
+        renewed_s = self._path("claims", f"{job:05}.{generation}").stat().st_mtime
+        return self.clock() - renewed_s <= self.design.lease_s
+
+    def _note(self, job: int, generation: int) -> dict[str, Any]:
+        note: dict[str, Any] = json.loads(
+            self._path("claims", f"{job:05}.{generation}").read_text()
+        )
+        return note
+
+
+class Claim:
+    """One worker's hold on one simulation; see `Bag.claim`."""
+
+    def __init__(self, bag: Bag, job: int, generation: int) -> None:
+        self.bag, self.job, self.generation = bag, job, generation
+        self._path = bag._path("claims", f"{job:05}.{generation}")
+        self._result = bag._path("results", f"{job:05}.pt")
+
+    def take(self, worker: str) -> bool:
+        """Make the claim's file; return whether it was not there."""
+        now_s = self.bag.clock()
+        note = {"worker": worker, "at_s": now_s, **self._before()}
+        fresh = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.tmp")
+        fresh.write_text(json.dumps(note))
+        os.utime(fresh, (now_s, now_s))
+        try:
+            os.link(fresh, self._path)
+        except FileExistsError:
+            return False
+        finally:
+            fresh.unlink()
+        return True
+
+    def _before(self) -> dict[str, Any]:
+        """Return how the claim before has ended, and what was lost with it."""
+        if self.generation == 1:
+            return {"before": "", "lost_s": 0.0, "sweeps": 0}
+        last = self.generation - 1
+        renewed_s = self.bag._path("claims", f"{self.job:05}.{last}").stat().st_mtime
+        state = self.state() or {"sweeps": 0, "saved_s": 0.0}
+        if renewed_s == _HANDED_BACK_S:
+            return {"before": "handed back", "lost_s": 0.0, "sweeps": state["sweeps"]}
+        kept_s = max(state["saved_s"], self.bag._note(self.job, last)["at_s"])
+        lost_s = max(renewed_s - kept_s, 0.0)
+        return {"before": "silent", "lost_s": lost_s, "sweeps": state["sweeps"]}
+
+    def beat(self) -> None:
+        """Renew the claim.
+
+        Raises:
+            ClaimLost: somebody else has it now.
+        """
+        if self.bag._newest()[self.job] > self.generation:
+            raise ClaimLost(f"simulation {self.job} is with another worker")
+        os.utime(self._path, (self.bag.clock(),) * 2)
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the newest saved state, of this claim or one before."""
+        for generation in range(self.generation, 0, -1):
+            path = self.bag._path("states", f"{self.job:05}.{generation}.pt")
+            state: dict[str, Any] | None = read_if_there(path)
+            if state is not None:
+                return state
+        return None
+
+    def save(self, run: Simulation) -> None:
+        """Save a state. Each claim has a file of its own: who has lost it spoils nothing."""
+        path = self.bag._path("states", f"{self.job:05}.{self.generation}.pt")
+        replace_whole(path, {**run.state_dict(), "saved_s": self.bag.clock()})
+
+    def hand_back(self) -> None:
+        """Let anybody go on at once."""
+        os.utime(self._path, (_HANDED_BACK_S,) * 2)
+
+    def finish(self, run: Simulation) -> bool:
+        """Give the result; return whether it counts, being the first."""
+        profiles = run.profiles()
+        plain = {name: getattr(profiles, name) for name in profiles.__slots__}
+        first = add_whole(self._result, {"point": self.bag.design.points[self.job], **plain})
+        for path in (self.bag.folder / "states").glob(f"{self.job:05}.*.pt"):
+            path.unlink(missing_ok=True)
+        return first
+
+
+def make_bag(folder: Path, design: Design) -> Bag:
+    """Fill a folder; one that is filled with the same stays as it is.
+
+    Raises:
+        SystemExit: there is another bag.
+    """
+    for name in _FOLDERS:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    text, path = json.dumps(asdict(design)), folder / "design.json"
+    if path.exists() and path.read_text() != text:
+        raise SystemExit(f"{folder} holds another bag; go on with it, or take another folder")
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(text)
+    fresh.replace(path)
+    return Bag(folder)
+
+
+def work(
+    bag: Bag, worker: str, stopped: Callable[[], bool], wait: Callable[[float], object]
+) -> int:
+    """Simulate until everything is finished or one is told to stop; return how many were finished.
+
+    Args:
+        bag: to work on.
+        worker: a name, for the record.
+        stopped: whether to hand back what is being done, and leave.
+        wait: so many seconds, for claims of others that may become void.
+    """
+    count = 0
+    while not stopped():
+        claim = bag.claim(worker)
+        if claim is not None:
+            count += simulate(claim, stopped)
+        elif len(bag.finished()) == len(bag.design.points):
+            break
+        else:
+            wait(min(bag.design.lease_s / 4, 1.0))
+    return count
+
+
+def simulate(claim: Claim, stopped: Callable[[], bool]) -> bool:
+    """Take a simulation to its end, or to where one is told to stop; return whether it counts."""
+    design = claim.bag.design
+    run = design.simulation(claim.job)
+    state = claim.state()
+    if state is not None:
+        run.load_state_dict(state)
+    try:
+        while not run.done:
+            if stopped():
+                claim.save(run)
+                claim.hand_back()
+                return False
+            run.advance(design.beat_sweeps)
+            claim.beat()
+            if run.sweeps % design.save_sweeps < design.beat_sweeps:
+                claim.save(run)
+    except ClaimLost:
+        return False
+    return claim.finish(run)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("make", "work", "status"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--jobs", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sweeps", type=int, default=Settings().sweeps)
+    parser.add_argument("--replicas", type=int, default=Settings().replicas)
+    parser.add_argument("--ions", type=int, default=Settings().ions, help="about, in a box")
+    parser.add_argument("--lease", type=float, default=30.0, help="seconds; of a new bag")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if args.what == "make":
+        settings = Settings(args.ions, args.replicas, sweeps=args.sweeps)
+        points = spread(args.jobs, args.seed)
+        make_bag(args.folder, Design(points, settings, args.seed, args.lease))
+    elif args.what == "work":
+        _work(Bag(args.folder))
+    status = Bag(args.folder).status()
+    lines = (f"{name:12} {value:g}" for name, value in status.items())
+    print(json.dumps(status) if args.json else "\n".join(lines))
+
+
+def _work(bag: Bag) -> None:
+    torch.set_num_threads(1)  # a worker is a core; start more workers for more cores
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    work(bag, f"{socket.gethostname()}:{os.getpid()}", stop.is_set, stop.wait)
+
+
+if __name__ == "__main__":
+    main()

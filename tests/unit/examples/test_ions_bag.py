@@ -1,0 +1,306 @@
+"""A bag of simulations: each finished once, whoever is killed, and nothing half-written counts."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from examples.ions import bag as bags
+from examples.ions.bag import RANGES, Bag, Claim, ClaimLost, Design, make_bag, spread, work
+from examples.ions.simulate import Settings, Simulation
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+LEASE_S = 10.0
+SETTINGS = Settings(ions=4, replicas=2, equilibrate=1, sweeps=3, bins=8)
+DESIGN = Design(spread(3, seed=1), SETTINGS, 5, LEASE_S, beat_sweeps=1, save_sweeps=2)
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def bag(tmp_path: Path, clock: Clock) -> Bag:
+    return filled(tmp_path, clock)
+
+
+def filled(folder: Path, clock: Clock, design: Design = DESIGN) -> Bag:
+    make_bag(folder, design)
+    return Bag(folder, clock)
+
+
+def taken(bag: Bag, worker: str) -> Claim:
+    claim = bag.claim(worker)
+    assert claim is not None
+    return claim
+
+
+def never() -> bool:
+    return False
+
+
+def no_wait(seconds: float) -> None:
+    raise AssertionError(f"nobody should have to wait for {seconds} s")
+
+
+class StopsAfter:
+    """Tells a worker to stop when it has asked so often."""
+
+    def __init__(self, asked: int) -> None:
+        self.left = asked
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def density(bag: Bag, job: int) -> torch.Tensor:
+    found: torch.Tensor = bag.result(job)["density_molar"]
+    return found
+
+
+def test_one_worker_finishes_everything_and_leaves(bag: Bag) -> None:
+    finished = work(bag, "one", never, no_wait)
+
+    assert finished == 3
+    assert bag.finished() == [0, 1, 2]
+    assert bag.status() == {
+        "jobs": 3,
+        "finished": 3,
+        "running": 0,
+        "waiting": 0,
+        "claims": 3,
+        "taken_over": 0,
+        "handed_back": 0,
+        "resumed": 0,
+        "lost_s": 0.0,
+    }
+    assert not list((bag.folder / "states").iterdir()), "states of what is finished are removed"
+
+
+def test_what_one_worker_holds_no_other_gets(bag: Bag) -> None:
+    held = [taken(bag, name).job for name in ("a", "b", "c")]
+
+    assert held == [0, 1, 2]
+    assert bag.claim("d") is None
+    assert bag.status()["running"] == 3
+
+
+def test_a_silent_worker_is_replaced_after_the_lease_and_not_before(bag: Bag, clock: Clock) -> None:
+    dead = taken(bag, "dead")
+    run = DESIGN.simulation(dead.job)
+    run.advance(2)
+    clock.now_s += 3
+    dead.beat()
+    dead.save(run)
+    clock.now_s += 4
+    dead.beat()
+
+    clock.now_s += LEASE_S
+    at_the_lease = taken(bag, "next")
+    clock.now_s += 0.1
+    after = taken(bag, "next")
+
+    assert (at_the_lease.job, after.job) == (1, 0)
+    state = after.state()
+    assert state is not None
+    assert state["sweeps"] == 2
+    status = bag.status()
+    assert (status["taken_over"], status["resumed"], status["lost_s"]) == (1, 1, 4.0)
+
+
+def test_a_renewed_claim_stays(bag: Bag, clock: Clock) -> None:
+    claims = [taken(bag, "a") for _ in range(3)]
+    for _ in range(5):
+        clock.now_s += LEASE_S * 0.9
+        for claim in claims:
+            claim.beat()
+
+    assert bag.claim("b") is None
+
+
+def test_who_has_lost_a_claim_is_told_and_its_result_is_one_too_many(
+    bag: Bag, clock: Clock
+) -> None:
+    paused = taken(bag, "paused")
+    run = DESIGN.simulation(paused.job)
+    run.advance(10)
+    clock.now_s += LEASE_S + 1
+    quick = taken(bag, "quick")
+
+    with pytest.raises(ClaimLost, match="another worker"):
+        paused.beat()
+
+    assert quick.job == paused.job
+    assert quick.finish(run)
+    assert not paused.finish(run)
+    assert bag.finished() == [0]
+
+
+def test_of_two_who_see_a_void_claim_one_gets_it(bag: Bag, clock: Clock) -> None:
+    taken(bag, "dead")
+    clock.now_s += LEASE_S + 1
+
+    first, second = Claim(bag, 0, 2), Claim(bag, 0, 2)
+
+    assert first.take("a")
+    assert not second.take("b")
+    assert taken(bag, "b").job == 1
+
+
+@pytest.mark.parametrize("stopped_at", range(4))
+def test_a_worker_told_to_stop_hands_back_and_another_goes_on_at_once(
+    tmp_path: Path, clock: Clock, stopped_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = filled(tmp_path / "whole", clock)
+    work(whole, "one", never, no_wait)
+    sweep, swept = Simulation._sweep, list[Simulation]()
+
+    def counted(run: Simulation) -> None:
+        swept.append(run)
+        sweep(run)
+
+    monkeypatch.setattr(Simulation, "_sweep", counted)
+    bag = filled(tmp_path / "cut", clock)
+
+    finished = work(bag, "stopped", StopsAfter(1 + stopped_at), no_wait)
+    rest = work(bag, "other", never, no_wait)
+
+    assert finished + rest == 3
+    assert bag.status()["handed_back"] == 1
+    assert bag.status()["lost_s"] == 0
+    assert len(swept) == 3 * (SETTINGS.equilibrate + SETTINGS.sweeps), "nothing is done again"
+    for job in range(3):
+        assert torch.equal(density(bag, job), density(whole, job))
+
+
+def test_what_is_half_written_does_not_count(bag: Bag) -> None:
+    (bag.folder / "results" / ".00001.pt.123.abc.tmp").write_bytes(b"half")
+    (bag.folder / "states" / ".00000.1.pt.123.abc.tmp").write_bytes(b"half")
+    (bag.folder / "claims" / ".00002.1.abc.tmp").write_bytes(b"half")
+
+    assert bag.finished() == []
+    assert taken(bag, "a").state() is None
+    assert work(bag, "b", never, lambda _: clock_on(bag)) == 3
+
+
+def clock_on(bag: Bag) -> None:
+    clock = bag.clock
+    assert isinstance(clock, Clock)
+    clock.now_s += LEASE_S
+
+
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b", "c"]), st.sampled_from(["die", "stop", "advance", "time"])
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=12)
+@given(script=actions)
+def test_whatever_happens_to_workers_each_simulation_is_finished_once(
+    script: list[tuple[str, str]],
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        clock = Clock()
+        bag = filled(Path(folder), clock)
+        held: dict[str, Claim] = {}
+        counted: list[int] = []
+        for worker, what in script:
+            claim = held.get(worker) or bag.claim(worker)
+            clock.now_s += 6.0 if what == "time" else 0.5
+            if claim is None:
+                continue
+            held[worker] = claim
+            if what == "die":
+                del held[worker]
+            elif what == "stop":
+                claim.hand_back()
+                del held[worker]
+            elif what == "advance" and not advanced(claim):
+                counted += [claim.job] * claim.finish(bag.design.simulation(claim.job))
+                del held[worker]
+        clock.now_s += LEASE_S + 1
+        rest = work(bag, "last", never, no_wait)
+
+        assert bag.finished() == [0, 1, 2]
+        assert len(set(counted)) == len(counted)
+        assert rest == 3 - len(counted)
+
+
+def advanced(claim: Claim) -> bool:
+    """Do one more beat of work; False if there is none left, or the claim is lost."""
+    run = claim.bag.design.simulation(claim.job)
+    state = claim.state()
+    if state is not None:
+        run.load_state_dict(state)
+    if run.done:
+        return False
+    run.advance(2)
+    try:
+        claim.beat()
+    except ClaimLost:
+        return False
+    claim.save(run)
+    return True
+
+
+def test_another_bag_in_the_same_folder_is_refused(bag: Bag) -> None:
+    with pytest.raises(SystemExit, match="holds another bag"):
+        make_bag(bag.folder, replace(DESIGN, seed=6))
+
+    assert Bag(bag.folder).design == DESIGN
+
+
+def test_a_folder_that_is_no_bag_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="is no bag; make one with"):
+        Bag(tmp_path)
+
+
+def test_points_fill_their_ranges_however_many_are_finished() -> None:
+    points = torch.tensor(spread(64, seed=3), dtype=torch.float64)
+
+    low, high = torch.tensor(RANGES, dtype=torch.float64).T
+    part = (points - low) / (high - low)
+    assert part.min() >= 0
+    assert part.max() <= 1
+    for first in (8, 16, 32, 64):
+        eighths = torch.histc(part[:first, 0], 8, 0, 1)
+        assert eighths.tolist() == [first / 8] * 8
+    assert spread(64, seed=3) == tuple(map(tuple, points.tolist()))
+    assert spread(8, seed=4) != spread(8, seed=3)
+
+
+def test_the_command_line_makes_a_bag_and_tells_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "bag")
+    command = ["bag", "make", folder, "--jobs", "5", "--sweeps", "7", "--lease", "3", "--json"]
+    monkeypatch.setattr(sys, "argv", command)
+
+    bags.main()
+
+    told = json.loads(capsys.readouterr().out)
+    assert (told["jobs"], told["waiting"]) == (5, 5)
+    design = Bag(Path(folder)).design
+    assert (design.settings.sweeps, design.lease_s) == (7, 3.0)
+    assert design.points == spread(5, 0)
