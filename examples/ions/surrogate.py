@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
-from evenstride.runtime.checkpoint import Checkpointer
+from evenstride import Checkpointer
 
 HELD_OUT = 8  # one in so many is never trained
 SALT = 1  # column of a point

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
-from evenstride.runtime.checkpoint import Checkpointer
+from evenstride import Checkpointer
 from evenstride.testing import RankPool
 
 ROOT = Path(__file__).parents[2]

@@ -174,7 +174,7 @@ class TrainLoader(DataLoader[Any]):
         torch_options: DataLoaderOptions,
     ) -> None:
         self._rank, self._options = rank, options
-        self._busy, self._own_s = False, 0.0
+        self._busy, self._retired, self._own_s = False, False, 0.0
         by_cost = options.costs is not None
         rank.scaling.fit.asked = None if by_cost else options.max_micro_batch
         rank.scaling.fit.most_cost = options.max_micro_batch if by_cost else None
@@ -227,12 +227,21 @@ class TrainLoader(DataLoader[Any]):
         """Whether a loop over this loader is going on."""
         return self._busy
 
+    def retire(self) -> None:
+        """Refuse to be iterated over from now on: another loader has taken its place."""
+        self._retired = True
+
     @property
     def own_s(self) -> float:
         """Time this loader has spent in our own code on the training thread, in seconds."""
         return self._own_s + self._steps.own_s
 
     def _refuse_second_loop(self) -> None:
+        if self._retired:
+            raise LoaderBusy(
+                "another training loader of the same Stride has taken the place of this one; "
+                "iterate over that one, or use train=False for evaluation"
+            )
         if self._busy:
             raise LoaderBusy(
                 "a loop over this training loader is still going on, and both would train the "

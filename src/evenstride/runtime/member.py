@@ -148,6 +148,8 @@ class Member:
             self._environment.calibrate, self._team.world_size, self._settings.global_batch
         )
         asked = replace(asked, sizes=sizes, costs=costs[0] if costs else None)
+        if (former := self._loader()) is not None:
+            former.retire()
         loader = TrainLoader(self._rank(), dataset, asked, options)
         self._loader = weakref.ref(loader)
         return loader
@@ -164,10 +166,15 @@ class Member:
         )
 
     def _refuse_second_loader(self) -> None:
-        if self._loader() is not None:
+        loader, progress = self._loader(), self.progress
+        if loader is None:
+            return
+        between_epochs = progress.earlier + progress.step > 0 and not progress.position
+        if loader.busy or not between_epochs:
             raise ConfigError(
                 "this Stride has a training loader already, and stride.epoch counts its "
-                "epochs; use train=False for evaluation, or make another Stride"
+                "epochs; use train=False for evaluation, make another Stride, or, for other data, "
+                "make the loader between two epochs"
             )
 
     def eval_loader(

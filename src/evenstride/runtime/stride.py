@@ -131,7 +131,8 @@ class Stride:
             dataset: map-style, with a length, the same on every rank; or `Shards`.
             train: false for evaluation: each sample once over all ranks, no padding, in the
                 data set's order. There is one training loader per `Stride`, and any number of
-                the others.
+                the others. Between two epochs another training loader may take its place, for
+                data that has grown.
             shuffle: training only; false keeps the data set's order.
             drop_last: training only; leave out the last, incomplete *global* batch.
             max_micro_batch: most samples in one batch of this rank; larger shares come as

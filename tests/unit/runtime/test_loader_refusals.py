@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from torch.utils.data import Dataset, IterableDataset
 
-from evenstride.errors import ConfigError
+from evenstride.errors import ConfigError, LoaderBusy
 from tests.unit.runtime.conftest import MakeStride
-from tests.unit.runtime.solo import numbered
+from tests.unit.runtime.solo import Trainer, numbered
 
 
 class Stream(IterableDataset[int]):
@@ -65,3 +65,24 @@ def test_a_second_training_loader_is_refused_while_the_first_is_there(
 
     del loader
     assert len(stride.loader(numbered(12))) == 3
+
+
+def test_between_epochs_another_loader_may_take_the_place_for_data_that_has_grown(
+    make_stride: MakeStride,
+) -> None:
+    stride = make_stride()
+    trainer, first = Trainer(stride), stride.loader(numbered(9))
+    steps = len(first)
+
+    trainer.epoch(first, steps=1)
+    with pytest.raises(ConfigError, match="between two epochs"):
+        stride.loader(numbered(12))
+    trainer.epoch(first)
+    second = stride.loader(numbered(12))
+    with pytest.raises(LoaderBusy, match="has taken the place of this one"):
+        trainer.epoch(first)
+    seen = trainer.epoch(second)
+
+    assert steps == 3
+    assert sorted(index for step in seen for index in step) == list(range(12))
+    assert stride.epoch == 2
