@@ -252,6 +252,7 @@ def test_unknown_devices_recall_nothing_and_change_nothing() -> None:
     (kept,) = _of(KeepShares, anew.put(Recalled(0, 0, run.control.known, 1)))
     assert anew.control.shares == before
     assert kept.reason == "0 of 2 worker(s) are known from the checkpoint"
+    assert len(anew.control.known) == 3, "they may come back"
 
 
 def test_a_joiner_gets_no_samples_until_it_is_ready() -> None:

@@ -180,17 +180,19 @@ def recall(control: Control, event: Recalled) -> tuple[Control, tuple[Instructio
     assert control.fleet is not None, "a fleet forms before it recalls"
     assert control.estimate is not None, "a fleet forms with an empty estimate"
     membership = replace(control.membership, generation=event.generation)
-    after = replace(
-        control, membership=membership, profiles=merged(event.profiles, control.profiles)
-    )
+    known = merged(event.profiles, control.profiles)
+    after = replace(control, membership=membership, profiles=known)
     before = int((control.estimate.steps > 0).sum())
     after, opening = _serving(after, control.roster, control.fleet.global_batch, event.step)
     assert after.estimate is not None, "a fleet has an estimate"
     new = int((after.estimate.steps > 0).sum()) - before
     reason = f"{new} of {len(control.fleet)} worker(s) are known from the checkpoint"
     following = ExchangeAfter(2 if control.opening_left else 1, control.opening_left > 0)
-    if not new:
-        return replace(control, membership=membership), (KeepShares(reason), following)
+    if not new:  # they may come back
+        return replace(control, membership=membership, profiles=known), (
+            KeepShares(reason),
+            following,
+        )
     shares, expect = after.rank_shares, expected(after)[0]
     reason = f"{reason}; {opening.reason}"
     return after, (SetShares(event.effective, shares, reason), expect, following)

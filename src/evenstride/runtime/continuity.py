@@ -123,8 +123,13 @@ class Continuity:
         self.notified.watch(setting or self.notices, polls_clouds=first)
 
     def leads_host(self, going: tuple[int, ...]) -> bool:
-        """Return whether this rank is the first of its machine, whose ranks all go."""
-        return self._here[0] == self._rank and set(self._here) <= set(going)
+        """Return whether this rank is the first of its machine, which goes as a whole.
+
+        A signal to all of its processes does not say so: launchers send it to start them again.
+        """
+        told = self.notified.told()
+        whole = told is not None and told.whole_host
+        return whole and self._here[0] == self._rank and set(self._here) <= set(going)
 
     def remember(self) -> Plain:
         """Return what a checkpoint keeps of the workers (leader only)."""

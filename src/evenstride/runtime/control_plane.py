@@ -130,6 +130,8 @@ class ControlPlane:
 
     def ask(self) -> None:
         """Ask for an exchange now; does nothing while one is going on. Never waits."""
+        if self._closing:
+            return
         self._channel.put(f"go/{self._exchange}/0", "")
 
     def tick(self, step: int) -> None:

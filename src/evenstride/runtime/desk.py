@@ -71,10 +71,6 @@ class Desk:
         """Note that some end for good, whatever becomes of their notices."""
         self._gone.update(workers)
 
-    def ranks_of(self, workers: Sequence[str]) -> tuple[int, ...]:
-        """Return the ranks that some workers consist of."""
-        return tuple(rank for rank, worker in enumerate(self._workers) if worker in workers)
-
     def _of_workers(self, told: Sequence[Told | None]) -> dict[str, Told]:
         """Return the notice of each worker that has one: the earliest of its ranks'."""
         notices: dict[str, Told] = {}

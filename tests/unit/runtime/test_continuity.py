@@ -67,10 +67,17 @@ def test_a_signal_ends_a_process_whose_run_cannot_go_on(monkeypatch: pytest.Monk
 
 
 def test_the_first_rank_of_a_machine_that_goes_speaks_for_it() -> None:
-    assert _continuity(0).leads_host((0, 1))
-    assert not _continuity(1).leads_host((0, 1))
-    assert not _continuity(0).leads_host((0,)), "the other one stays"
-    assert _continuity(2).leads_host((2,))
+    def leads(rank: int, going: tuple[int, ...], *, whole_host: bool = True) -> bool:
+        continuity = _continuity(rank)
+        assert not continuity.leads_host(going), "nobody has said that it goes"
+        continuity.notified.changed(_notice(whole_host=whole_host))
+        return continuity.leads_host(going)
+
+    assert leads(0, (0, 1))
+    assert not leads(1, (0, 1))
+    assert not leads(0, (0,)), "the other one stays"
+    assert leads(2, (2,))
+    assert not leads(2, (2,), whole_host=False), "who starts it again sends signals, too"
 
 
 def test_an_unknown_source_of_notices_is_refused() -> None:

@@ -38,7 +38,6 @@ def test_a_notice_of_a_process_is_its_own() -> None:
 def test_ranks_of_an_island_are_one_worker() -> None:
     desk = Desk(PLACES, ("h/0-1", "h/0-1", "k/2"))
     assert _news(desk, None, _told(whole=False), None) == [("h/0-1", Change.NOTICE)]
-    assert desk.ranks_of(["h/0-1"]) == (0, 1)
 
 
 def test_a_notice_is_withdrawn_once_and_may_come_back() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from evenstride.core.saving import Saving
 from evenstride.errors import ConfigError
 
 _UNITS_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
@@ -23,11 +24,13 @@ class Cadence:
         steps: between two saves; 0 if they go by time.
         interval_s: seconds between two saves, by the leader's clock; 0 if they go by steps.
         auto: whether the interval follows from the cost of a save.
+        saving: how it does; ``None`` for the usual way.
     """
 
     steps: int = 0
     interval_s: float = 0.0
     auto: bool = False
+    saving: Saving | None = None
 
     @property
     def by_clock(self) -> bool:
@@ -43,6 +46,8 @@ def parse_every(every: Any) -> Cadence:
     """
     if every == "auto":
         return Cadence(auto=True)
+    if isinstance(every, Saving):
+        return Cadence(auto=True, saving=every)
     if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
         return Cadence(steps=every)
     if isinstance(every, timedelta) and every > timedelta():
@@ -52,7 +57,7 @@ def parse_every(every: Any) -> Cadence:
         return Cadence(interval_s=float(match[1]) * _UNITS_S[match[2]])
     raise ConfigError(
         f"every={every!r} says nothing; give a number of steps of at least 1, a duration such as "
-        '"30s", "5min" or a timedelta, or "auto"'
+        '"30s", "5min" or a timedelta, "auto", or a Saving'
     )
 
 

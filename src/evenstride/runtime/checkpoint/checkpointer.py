@@ -15,6 +15,7 @@ from typing import Any, Self
 from torch import nn
 from torch.optim import Optimizer
 
+from evenstride.errors import UsageError
 from evenstride.runtime.agreement import Plain
 from evenstride.runtime.checkpoint.cadence import left_out
 from evenstride.runtime.checkpoint.copying import About, copy_part
@@ -25,7 +26,7 @@ from evenstride.runtime.checkpoint.parting import part
 from evenstride.runtime.checkpoint.preparing import Asked, prepare
 from evenstride.runtime.checkpoint.probing import describe
 from evenstride.runtime.checkpoint.restoring import Here, Restored, Restorer
-from evenstride.runtime.checkpoint.saver import Outcome, Saver
+from evenstride.runtime.checkpoint.saver import COUNTS, Outcome, Saver
 from evenstride.runtime.checkpoint.staging import Staging
 from evenstride.runtime.checkpoint.states import collect
 from evenstride.runtime.checkpoint.ties import MemberTies
@@ -116,10 +117,9 @@ class Checkpointer:
         self._in_row, self._left_out, self._error = 0, 0, ""
         self._copied_s = 0.0
         self._checked = self._closed = False
-        self._count: dict[str, float] = dict.fromkeys(_COUNTS, 0)
+        self._count: dict[str, float] = dict.fromkeys(COUNTS, 0)
         self._plan_by_clock()
-        self._saves.save_s = _FIRST_SAVE_S
-        self._ties.watch(notices)
+        self._ties.begin(_FIRST_SAVE_S, notices, self._is.cadence.saving)
         atexit.register(self._close_at_exit)
 
     def step(self) -> None:
@@ -139,6 +139,7 @@ class Checkpointer:
         step = self._stride.step
         if step == self._seen:
             return
+        self._refuse_if_closed("step")
         self._seen = step
         if self._ties.rank == 0 and time.monotonic() >= self._ask_at_s:
             self._ask()
@@ -158,6 +159,7 @@ class Checkpointer:
             ConfigError: some state cannot be saved safely.
             StepInFlight: between a step's backward pass and its optimizer step.
         """
+        self._refuse_if_closed("save")
         self._take_over()
         self._start(self._stride.step)
         self._take_over()
@@ -186,8 +188,14 @@ class Checkpointer:
             ConfigError: the checkpoint is of another run or model; nothing has changed.
             CheckpointError: there are checkpoints, and none of them is whole.
         """
+        self._refuse_if_closed("restore")
         self._take_over()
         here = Here(self._stride, self._described())
+        if self._ties.dataset() is None and self._ties.rank == 0:
+            logger.warning(
+                "restore() was called before the training loader was made, so the data set is not "
+                "compared with that of the checkpoint; make the loader first where you can"
+            )
         allowed = frozenset((allow,) if isinstance(allow, str) else allow)
         restorer = Restorer(
             self._is.storage, self._ties, self._saver.group, self._is.training, here, allowed
@@ -235,6 +243,13 @@ class Checkpointer:
         else:
             self._abandon()
 
+    def _refuse_if_closed(self, call: str) -> None:
+        if self._closed:
+            raise UsageError(
+                f"{call}() was called after close(), when the ranks no longer save together; make "
+                "another Checkpointer, or close this one later"
+            )
+
     def _begin(self, step: int, *, asked: bool) -> None:
         self._next = self._due_after(step)
         self._tell_if_busy()
@@ -278,8 +293,11 @@ class Checkpointer:
         if not going:
             return
         self._take_over()
-        self._end()
         leads = self._ties.leads_host(going)
+        self._end()
+        if self._error:
+            logger.error("evenstride: ranks leave, but %s", self._error)
+            why = f"{why}; but the newest state could not be saved, so later steps are lost"
         part(self._stride, self._ties.rank, going, why, leads_host=leads)
 
     def _show_safe(self) -> Plain:
@@ -356,6 +374,7 @@ class Checkpointer:
 
     def _end(self) -> None:
         self._closed = True
+        self._ties.end()
         atexit.unregister(self._close_at_exit)
         self._saver.close()
         self._staging.drop()
@@ -377,15 +396,3 @@ class Checkpointer:
         except CheckpointError as error:
             logger.error("%s", error)  # noqa: TRY400
             end_in_error(error)
-
-
-_COUNTS = (
-    "saved",
-    "failed",
-    "put_off",
-    "left_out",
-    "copied_s",
-    "blocked_s",
-    "save_s",
-    "written_bytes",
-)

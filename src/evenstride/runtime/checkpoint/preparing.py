@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import os
 import time
@@ -98,8 +99,20 @@ def _checked(asked: Asked) -> Prepared:
             f"extra has the names {sorted(training.extra)}; they are parts of paths, so use "
             "others, without '/'"
         )
+    _refuse_closures(training)
     collect_others(training)
     return Prepared(open_storage(asked.folder), cadence, training, "")
+
+
+def _refuse_closures(training: Training) -> None:
+    """Refuse optimizers whose state torch cannot make anew: it takes a step without a closure."""
+    for optimizer in training.optimizers:
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"{type(optimizer).__name__} needs a closure for each step, so torch cannot "
+                "restore its state; use another optimizer, or save it by hand (guide, checkpoints)"
+            )
 
 
 def _generation(storage: Storage) -> str:

@@ -21,6 +21,18 @@ from evenstride.runtime.checkpoint.writing import Job, Writer, write
 
 logger = logging.getLogger("evenstride")
 
+COUNTS = (
+    "saved",
+    "failed",
+    "put_off",
+    "left_out",
+    "copied_s",
+    "blocked_s",
+    "save_s",
+    "written_bytes",
+)
+"""What is counted of saves; see `Checkpointer.report`."""
+
 # Training threads come first where there are too few cores for all.
 _NICENESS = 10
 

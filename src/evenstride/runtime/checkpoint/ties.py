@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from evenstride.core.saving import Saving
+from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain
 from evenstride.runtime.member import Member
 
@@ -82,8 +84,12 @@ class Ties(Protocol):
         """Return the seconds until the next save, by what one takes (leader only)."""
         ...
 
-    def watch(self, notices: str | None) -> None:
-        """Watch for notices that this rank will be taken away, as a setting says."""
+    def begin(self, save_s: float, notices: str | None, saving: Saving | None) -> None:
+        """Note that this run is saved from now on, by one; see `MemberTies.begin`."""
+        ...
+
+    def end(self) -> None:
+        """Note that it is saved no longer."""
         ...
 
     def leads_host(self, going: tuple[int, ...]) -> bool:
@@ -135,9 +141,32 @@ class MemberTies:
         """Return the seconds until the next save, by losses so far and what a save takes."""
         return self._member.continuity.pace.interval_s(save_s)
 
-    def watch(self, notices: str | None) -> None:
-        """Watch for notices; one process per machine asks its cloud."""
-        self._member.continuity.watch(notices)
+    def begin(self, save_s: float, notices: str | None, saving: Saving | None) -> None:
+        """Note that this run is saved from now on, and watch for notices.
+
+        Args:
+            save_s: seconds that the first save is taken to need.
+            notices: where to look for them; ``None`` for what the environment says.
+            saving: how to decide when to save; ``None`` for the usual way.
+
+        Raises:
+            ConfigError: somebody else saves it already, or the setting is not understood.
+        """
+        continuity = self._member.continuity
+        if continuity.saves.save_s is not None:
+            raise ConfigError(
+                "this Stride has a Checkpointer already, and the ranks agree on one save at a "
+                "time; close() that one first, or give it all that is to be saved (extra=)"
+            )
+        if saving is not None:
+            continuity.pace.saving = saving
+        continuity.watch(notices)
+        continuity.saves.save_s = save_s
+
+    def end(self) -> None:
+        """Note that it is saved no longer: signals do again what they did before."""
+        self._member.continuity.saves.save_s = None
+        self._member.continuity.notified.close()
 
     def leads_host(self, going: tuple[int, ...]) -> bool:
         """Return whether this rank is the first of its machine, whose ranks all go."""

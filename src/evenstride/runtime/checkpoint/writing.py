@@ -286,6 +286,11 @@ def write(job: Job, writer: Writer, group: dist.ProcessGroup | None) -> None:
     """
     planner = Planner(job)
     state = {laid.key: job.staged.view(laid) for laid in job.staged.laid}
+    if group is None and job.manifest.world_size > 1:
+        raise CheckpointError(
+            f"rank {job.rank} would save alone what {job.manifest.world_size} ranks have; save "
+            "before close()"
+        )
     if group is not None:
         save(state, storage_writer=writer, planner=planner, process_group=group)
         return

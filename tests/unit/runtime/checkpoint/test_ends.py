@@ -1,0 +1,79 @@
+"""What a Checkpointer refuses before it begins and after it has ended."""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+import evenstride
+from evenstride import Checkpointer
+from evenstride.core.lifetimes import Exponential
+from evenstride.core.saving import Saving
+from evenstride.errors import ConfigError, UsageError
+from evenstride.runtime.checkpoint.cadence import parse_every
+from tests.unit.runtime.checkpoint.kept import MemoryStorage, Runs
+
+
+def test_after_close_nothing_is_saved_any_more(runs: Runs) -> None:
+    storage = MemoryStorage()
+    run = runs(storage, every=2)
+    run.train(2)
+    run.checkpoint.close()
+    before = dict(storage.files)
+    with pytest.raises(UsageError, match=r"step\(\) was called after close\(\)"):
+        run.train(2)
+    with pytest.raises(UsageError, match=r"save\(\) was called after close"):
+        run.checkpoint.save()
+    with pytest.raises(UsageError, match=r"restore\(\) was called after close"):
+        run.checkpoint.restore()
+    assert storage.files == before
+
+
+def test_a_signal_does_again_what_it_did_before_once_all_is_saved(runs: Runs) -> None:
+    former = signal.getsignal(signal.SIGTERM)
+    run = runs(MemoryStorage(), every=2)
+    during = signal.getsignal(signal.SIGTERM)
+    run.checkpoint.close()
+    assert during != former
+    assert signal.getsignal(signal.SIGTERM) == former
+
+
+def test_a_second_one_is_refused_until_the_first_is_closed(runs: Runs) -> None:
+    run = runs(MemoryStorage(), every=2)
+    made = {"model": run.model, "optimizer": run.optimizer}
+    with pytest.raises(ConfigError, match="has a Checkpointer already"):
+        Checkpointer("memory://second", run.stride, **made)
+    run.checkpoint.close()
+    Checkpointer("memory://second", run.stride, **made).close()
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
+    stride = evenstride.Stride(global_batch=4)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(ConfigError, match="LBFGS needs a closure for each step"):
+        Checkpointer("memory://lbfgs", stride, model=model, optimizer=optimizer)
+    stride.close()
+
+
+def test_to_restore_before_there_is_data_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    stride = evenstride.Stride(global_batch=4)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    checkpoint = Checkpointer("memory://early", stride, model=model, optimizer=optimizer)
+    with caplog.at_level(logging.WARNING, logger="evenstride"):
+        assert checkpoint.restore() is None
+    assert "the data set is not compared" in caplog.text
+    checkpoint.close()
+    stride.close()
+
+
+def test_how_often_may_follow_from_a_model_of_ones_own(runs: Runs) -> None:
+    saving = Saving(lifetime=Exponential(3600.0), longest_s=300.0)
+    assert parse_every(saving).saving is saving
+    hourly, daily = (runs(MemoryStorage(), every=every).checkpoint for every in (saving, "auto"))
+    assert hourly.interval_s(0.5) < daily.interval_s(0.5)
