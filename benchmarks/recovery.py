@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,8 @@ def told(folder: Path) -> list[dict[str, Any]]:
     """Return what all ranks have noted so far, whole lines only."""
     lines: list[dict[str, Any]] = []
     for path in folder.glob("*-*.jsonl"):
-        for text in path.read_text().splitlines(keepends=True):
-            if text.endswith("\n"):
-                lines.append(json.loads(text))
+        texts = path.read_text().splitlines(keepends=True)
+        lines += [json.loads(text) for text in texts if text.endswith("\n")]
     return lines
 
 
@@ -170,7 +170,7 @@ def loss_of(way: str, lines: list[dict[str, Any]], first: set[str], ended_s: flo
 
 def _pace_s(lines: list[dict[str, Any]]) -> float:
     at = sorted({line["step"]: line["at"] for line in lines}.items())
-    gaps = [b - a for (_, a), (_, b) in zip(at[5:], at[6:], strict=False)]
+    gaps = [b - a for (_, a), (_, b) in pairwise(at[5:])]
     return statistics.median(gaps) if gaps else 0.0
 
 

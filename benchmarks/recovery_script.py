@@ -67,7 +67,7 @@ class Notes:
 def train_plain(folder: Path, notes: Notes) -> None:
     """Train as scripts do without help."""
     data = rows()
-    sampler = DistributedSampler(data, seed=0)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, seed=0)
     loader = DataLoader(data, batch_size=BATCH // RANKS, sampler=sampler)
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
