@@ -1,0 +1,32 @@
+"""Live mode, experimental: the death of a worker does not restart the others.
+
+Built on torchft (Linux x86-64, ``pip install torchft``): its Lighthouse tells before every step
+who takes part, each step is kept or dropped by vote, and a worker that comes back gets its
+weights from one that trains. See docs/live.md for what is promised and what is not.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from evenstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evenstride.integrations.torchft.loader import LiveLoader
+    from evenstride.integrations.torchft.stride import LiveStride
+    from evenstride.integrations.torchft.voting import VotingOptimizer
+
+__all__ = ["LiveLoader", "LiveStride", "VotingOptimizer"]
+
+_HOMES = {"LiveLoader": "loader", "LiveStride": "stride", "VotingOptimizer": "voting"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if find_spec("torchft") is None:
+        raise ConfigError(
+            "live mode was asked for, and torchft is not installed; it has wheels for Linux x86-64 "
+            "only: pip install torchft, or let torchrun start all workers again instead"
+        )
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
