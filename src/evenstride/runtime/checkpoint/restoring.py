@@ -240,7 +240,7 @@ def adapted(manifest: Manifest, here: Here, allow: Collection[str]) -> dict[str,
             _require("data", state.get(name), own[name], kind, allow)
     for name in ("kind", "samples"):
         if name in manifest.data and name in here.data:
-            what = "kind of data set" if name == "kind" else "digest of some samples"
+            what = "kind of data set" if name == "kind" else "first, middle and last samples of digest"
             _require("data", manifest.data[name], here.data[name], what, allow)
     if state.get("seed") != own["seed"] and not _at_an_end(state):
         raise ConfigError(

@@ -41,7 +41,7 @@ def _refused(run: Solo, told: str, allow: Any = ()) -> None:
         ({"batch": 8}, r"with global_batch 4, and this run has 8; .*allow=\(\"global_batch\",\)"),
         ({"seed": 1}, r"with seed 0, and this run has 1; .*allow=\(\"seed\",\)"),
         ({"rows": 44}, r"with number of samples 40, and this run has 44; .*allow=\(\"data\",\)"),
-        ({"shift": 0.5}, r"with digest of some samples .*allow=\(\"data\",\)"),
+        ({"shift": 0.5}, r"first, middle and last samples of digest .*allow=\(\"data\",\)"),
     ],
     ids=str,
 )
