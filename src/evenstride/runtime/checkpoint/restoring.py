@@ -238,9 +238,9 @@ def adapted(manifest: Manifest, here: Here, allow: Collection[str]) -> dict[str,
     for name, kind in (("length", "number of samples"), ("shards", "set of shards")):
         if own["length"] is not None and state.get("length") is not None:
             _require("data", state.get(name), own[name], kind, allow)
-    for name in ("kind", "samples"):
+    told = {"kind": "kind of data set", "samples": "first, middle and last samples of digest"}
+    for name, what in told.items():
         if name in manifest.data and name in here.data:
-            what = "kind of data set" if name == "kind" else "first, middle and last samples of digest"
             _require("data", manifest.data[name], here.data[name], what, allow)
     if state.get("seed") != own["seed"] and not _at_an_end(state):
         raise ConfigError(
