@@ -15,37 +15,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import TensorDataset
 
 import evenstride
+from tests.faults.elastic_script import BATCH, PER_EPOCH, net, optimizer_of, rows, weights
 
-SAMPLES, BATCH, FEATURES, EVERY = 250, 24, 5, 20
-
-
-def rows() -> TensorDataset:
-    """Return (id, features, target) rows, the same everywhere."""
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
-    y = torch.randn(SAMPLES, 1, generator=generator, dtype=torch.float64)
-    return TensorDataset(torch.arange(SAMPLES), x, y)
-
-
-def net() -> nn.Module:
-    """Return a small model, the same everywhere."""
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.Linear(7, 1)).double()
-
-
-def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer with a state of its own."""
-    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-
-def weights(model: nn.Module) -> list[float]:
-    """Return all parameters as one list of numbers."""
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+EVERY = 20
 
 
 def told_to_end(folder: Path) -> bool:
@@ -73,7 +48,7 @@ def main(folder: Path) -> None:
     checkpoint.restore()
     place = {"generation": ids[0], "rank": rank, "world": dist.get_world_size(), "host": host}
     with (folder / f"audit-{ids[0]}-{rank}.jsonl").open("a") as audit:
-        while not (stride.step % (-(-SAMPLES // BATCH)) == 0 and told_to_end(folder)):
+        while not (stride.step % PER_EPOCH == 0 and told_to_end(folder)):
             epoch = stride.epoch
             for samples, x, y in loader:
                 trained = samples.tolist() if stride.samples else []

@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
 
 from evenstride.lab.hosts import Host, cannot_have_hosts, hosts
-from tests.faults.hosts_script import BATCH, SAMPLES, net, optimizer_of, rows, weights
-from tests.order import epoch_order
+from tests.faults.elastic_script import SAMPLES, alone
 
 SCRIPT = Path(__file__).with_name("hosts_script.py")
 DEADLINE_S = 100.0
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "RES_OPTIONS": "timeout:1 attempts:1",
+    "PYTHONPATH": str(Path(__file__).parents[2]),
+}
 LAUNCH = (sys.executable, "-c", "from evenstride.cli.main import main; main()", "launch")
 
 pytestmark = [
@@ -109,20 +110,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield Cluster(tmp_path, store, many)
 
 
-def alone(epochs: int) -> list[float]:
-    """Return the weights of one process, in plain PyTorch, that nothing befell."""
-    model, (_, x, y) = net(), rows().tensors
-    optimizer = optimizer_of(model)
-    for epoch in range(epochs):
-        order = torch.from_numpy(epoch_order(0, epoch, SAMPLES, shuffle=True))
-        for start in range(0, SAMPLES, BATCH):
-            batch = order[start : start + BATCH]
-            F.mse_loss(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
-    return weights(model)
-
-
 def check(cluster: Cluster) -> None:
     """Each sample exactly once in the committed trajectory, and the weights of one process."""
     end = json.loads((cluster.folder / "end.json").read_text())
@@ -138,7 +125,7 @@ def check(cluster: Cluster) -> None:
         of_step = by_generation.setdefault(line["generation"], {})
         of_step.setdefault(line["step"], []).extend(line["ids"])
         epochs[line["step"]] = line["epoch"]
-    for generation in order:
+    for generation in filter(by_generation.get, order):
         first = min(by_generation[generation])
         steps = {step: kept for step, kept in steps.items() if step < first}
         steps |= {step: (generation, ids) for step, ids in by_generation[generation].items()}

@@ -22,39 +22,45 @@ _Command = Annotated[
 ]
 
 
+_Nodes = Annotated[
+    str, typer.Option(help="Machines, or the fewest and the most.", metavar="N|MIN:MAX")
+]
+_PerNode = Annotated[str, typer.Option(help="Workers per machine, or auto, gpu, cpu.", metavar="N")]
+_Store = Annotated[
+    str | None,
+    typer.Option(help="Where the machines meet; port 29400 if left out.", metavar="HOST[:PORT]"),
+]
+_Name = Annotated[
+    str, typer.Option("--id", help="Name of the job, the same on all machines.", metavar="NAME")
+]
+_Spot = Annotated[
+    bool, typer.Option("--spot", help="Machines may be taken away; none of them hosts the store.")
+]
+_Restarts = Annotated[
+    int | None, typer.Option(min=0, help="Most restarts; 3, and 1000 with --spot, if left out.")
+]
+_Address = Annotated[
+    str | None, typer.Option(help="This machine's address, if its name leads nowhere.")
+]
+_StoreOnly = Annotated[
+    bool, typer.Option("--store-only", help="Serve the store at --store, and nothing else.")
+]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the command.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
 def launch(
     command: _Command = None,
-    nodes: Annotated[
-        str, typer.Option(help="Machines, or the fewest and the most.", metavar="N|MIN:MAX")
-    ] = "1",
-    per_node: Annotated[
-        str, typer.Option(help="Workers per machine, or auto, gpu, cpu.", metavar="N")
-    ] = "auto",
-    store: Annotated[
-        str | None,
-        typer.Option(
-            help="Where the machines meet; port 29400 if left out.", metavar="HOST[:PORT]"
-        ),
-    ] = None,
-    name: Annotated[
-        str, typer.Option("--id", help="Name of the job, the same on all machines.", metavar="NAME")
-    ] = "evenstride",
-    spot: Annotated[
-        bool,
-        typer.Option("--spot", help="Machines may be taken away; none of them hosts the store."),
-    ] = False,
-    restarts: Annotated[
-        int | None,
-        typer.Option(min=0, help="Most restarts; 3, and 1000 with --spot, if left out."),
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="This machine's address, if its name leads nowhere.")
-    ] = None,
-    store_only: Annotated[
-        bool, typer.Option("--store-only", help="Serve the store at --store, and nothing else.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the command.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    nodes: _Nodes = "1",
+    per_node: _PerNode = "auto",
+    store: _Store = None,
+    name: _Name = "evenstride",
+    spot: _Spot = False,
+    restarts: _Restarts = None,
+    address: _Address = None,
+    store_only: _StoreOnly = False,
+    dry_run: _DryRun = False,
+    as_json: _Json = False,
 ) -> None:
     """Start a script with torchrun, so that it survives machines that leave and come back.
 
@@ -130,7 +136,7 @@ def _serve(
     if dry_run:
         _tell_store(str(endpoint), as_json)
         return
-    from evenstride.lab.elastic.store import serve_store
+    from evenstride.runtime.serving import serve_store
 
     with serve_store(endpoint.host, endpoint.port) as (host, port):
         _tell_store(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", as_json)

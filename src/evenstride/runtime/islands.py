@@ -47,10 +47,8 @@ class Islands:
     @property
     def places(self) -> tuple[int, ...]:
         """For each rank, which of the islands it is on."""
-        return tuple(
-            next(k for k, island in enumerate(self.members) if rank in island)
-            for rank in range(self.size)
-        )
+        place = {rank: k for k, island in enumerate(self.members) for rank in island}
+        return tuple(place[rank] for rank in range(self.size))
 
     def ranks_of(self, islands: Iterable[int]) -> tuple[int, ...]:
         """Return the ranks of some islands, ascending."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import functools
 import gc
 import multiprocessing as mp
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -175,18 +173,10 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def loopback_store() -> Iterator[int]:
     """Serve a store for one process group on a free loopback port, and yield the port."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from evenstride.runtime.serving import serve_store
 
-    with socket.socket() as listener:
-        listener.bind((_LOOPBACK, 0))  # a store that binds for itself listens on all interfaces
-        port = int(listener.getsockname()[1])
-        serve = functools.partial(TCPStore, _LOOPBACK, port, None, True, wait_for_workers=False)
-        try:
-            store = serve(master_listen_fd=os.dup(listener.fileno()))
-        except NotImplementedError:  # before torch 2.7 the newer kind of server takes no socket
-            store = serve(master_listen_fd=listener.detach(), use_libuv=False)
-    yield port
-    del store
+    with serve_store(_LOOPBACK) as (_, port):
+        yield port
 
 
 def _serve(pipe: Connection) -> None:

@@ -19,8 +19,8 @@ from evenstride.errors import ConfigError, LaunchError
 from evenstride.lab.elastic.inject import Trap
 from evenstride.lab.elastic.journal import Journal, Orders, Progress, ProgressFile
 from evenstride.lab.elastic.starters import FromScratch, FromZygote, Order, Starter
-from evenstride.lab.elastic.store import serve_store
 from evenstride.lab.elastic.supervisor import LOCAL, Job, Outcome, supervise
+from evenstride.runtime.serving import serve_store
 from evenstride.sim.faults import Arrival, Fault, FaultPlan, Roster, simulate_plan
 
 # Counts to STEPS, saves a number every EVERY steps, and waits for the others where it matters.

@@ -26,8 +26,8 @@ from evenstride.lab.elastic.journal import (
     Progress,
 )
 from evenstride.lab.elastic.starters import FromScratch, FromZygote, Order, Starter
-from evenstride.lab.elastic.store import LOOPBACK, serve_store
 from evenstride.lab.launch import last_words
+from evenstride.runtime.serving import LOOPBACK, serve_store
 from evenstride.sim.faults import END, Fault, FaultPlan, Generation, Roster
 
 _POLL_S = 0.02
