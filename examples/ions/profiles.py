@@ -67,21 +67,35 @@ class Training:
     per_salt: bool = True
 
 
+def load(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the inputs that vary, ``(n, 3)``, and all arrays of the file by their names.
+
+    Raises:
+        SystemExit: it is not there.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise SystemExit(f"{path} is missing; pass --data DIR with {FILE}")
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    return arrays["params"][:, [column(arrays, name) for name in ("Z", "c", "i")]], arrays
+
+
+def column(arrays: dict[str, Any], name: str) -> int:
+    """Return which column of the parameters has a name."""
+    return [str(known) for known in arrays["param_names"]].index(name)
+
+
 def read(folder: Path) -> Recorded:
     """Return the recorded simulations, bins averaged in pairs.
 
     Raises:
         SystemExit: they are not there.
     """
-    path = folder / FILE
-    if not path.is_file():
-        raise SystemExit(f"{path} is missing; pass --data DIR with {FILE}")
-    with np.load(path) as file:
-        names = [str(name) for name in file["param_names"]]
-        points = file["params"][:, [names.index(name) for name in ("Z", "c", "i")]]
-        wall_to_ion_nm = file["params"][:, names.index("d")] / 2
-        z_nm = file["z"][:, 0]
-        density, error = (_in_pairs(file[name]) for name in ("density", "error_raw"))
+    points, arrays = load(folder)
+    wall_to_ion_nm = arrays["params"][:, column(arrays, "d")] / 2
+    z_nm = arrays["z"][:, 0]
+    density, error = (_in_pairs(arrays[name]) for name in ("density", "error_raw"))
     # The recorded bins reach a little beyond the walls, so places are looked up among them.
     span_nm = (z_nm[:, -1] - z_nm[:, 0]) * z_nm.shape[1] / (z_nm.shape[1] - 1)
     contact = torch.from_numpy(0.5 + (wall_to_ion_nm - points[:, 0] / 2) / span_nm)

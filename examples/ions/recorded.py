@@ -19,7 +19,7 @@ from examples.ions.bag import RANGES, Bag
 from examples.ions.files import read_whole
 from examples.ions.model import Slab
 from examples.ions.network import predict, profile_errors, surrogate
-from examples.ions.profiles import DEFAULT, FILE
+from examples.ions.profiles import DEFAULT, load
 from examples.ions.simulate import Settings, Simulation
 from examples.ions.surrogate import SALT, SCALE
 from torch import Tensor
@@ -44,13 +44,8 @@ def read(folder: Path, bins: int) -> tuple[Tensor, Tensor]:
     Raises:
         SystemExit: they are not there.
     """
-    path = folder / FILE
-    if not path.is_file():
-        raise SystemExit(f"{path} is missing; pass --data DIR with {FILE}")
-    with np.load(path) as file:
-        names = [str(name) for name in file["param_names"]]
-        points = file["params"][:, [names.index(name) for name in ("Z", "c", "i")]]
-        z_nm, density = file["z"], file["density"]
+    points, arrays = load(folder)
+    z_nm, density = arrays["z"], arrays["density"]
     profiles = []
     for row, point in enumerate(points):
         edges_nm = np.linspace(-point[0] / 2, point[0] / 2, bins + 1)
