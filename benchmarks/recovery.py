@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from evenstride.lab.torchrun import Endpoint, Request, Torchrun, offers_of_torch
 
 SCRIPT = Path(__file__).with_name("recovery_script.py")
 WAYS = ("defaults", "tuned", "evenstride")
+STAGES = ("noticed", "started", "imported", "joined")
 PORT, HOSTS = 29400, 3
 # Steps before the loss, off the multiples at which both scripts save.
 BEFORE, SAMPLES = 36, 5760
@@ -48,6 +49,8 @@ class Loss:
         before_s: median time of a step before the loss.
         after_s: the same after it.
         batch_after: samples of a step after it.
+        stages_s: when the slower of the survivors had noticed the loss, was started again, had
+            imported what it needs, and had joined the new group, since the end of the host.
     """
 
     way: str
@@ -58,6 +61,7 @@ class Loss:
     before_s: float
     after_s: float
     batch_after: int
+    stages_s: dict[str, float]
 
 
 def command_of(way: str, folder: Path, store: Host, host: Host) -> Torchrun:
@@ -137,7 +141,20 @@ def lose_a_host(way: str, victim: int, signal: str, folder: Path, rate_mbit: flo
             return any(line["epoch"] > 0 for line in told(folder) if line["generation"] in begun)
 
         wait_until(enough, "the survivors stopped again")
-    return loss_of(way, told(folder), first, ended_s)
+    return loss_of(way, told(folder), first, ended_s, stages_of(folder, ended_s))
+
+
+def stages_of(folder: Path, ended_s: float) -> dict[str, float]:
+    """Return when the slower of the survivors had come to each stage, in seconds."""
+    lines = [
+        json.loads(text)
+        for path in folder.glob("*-stages.json")
+        for text in path.read_text().splitlines()
+    ]
+    return {
+        stage: max((line["at"] for line in lines if line["stage"] == stage), default=0.0) - ended_s
+        for stage in STAGES
+    }
 
 
 def last_step(lines: list[dict[str, Any]], world: int) -> int:
@@ -146,7 +163,13 @@ def last_step(lines: list[dict[str, Any]], world: int) -> int:
     return max((step for step, ranks in done.items() if ranks == world), default=0)
 
 
-def loss_of(way: str, lines: list[dict[str, Any]], first: set[str], ended_s: float) -> Loss:
+def loss_of(
+    way: str,
+    lines: list[dict[str, Any]],
+    first: set[str],
+    ended_s: float,
+    stages_s: dict[str, float],
+) -> Loss:
     """Return what a loss came to, by what the ranks have noted."""
     before = [line for line in lines if line["generation"] in first]
     after = [line for line in lines if line["generation"] not in first and line["at"] > ended_s]
@@ -165,6 +188,7 @@ def loss_of(way: str, lines: list[dict[str, Any]], first: set[str], ended_s: flo
         batch_after=round(
             sum(len(line["ids"]) for line in after) / len({line["step"] for line in after})
         ),
+        stages_s=stages_s,
     )
 
 
@@ -205,10 +229,14 @@ def main() -> int:
             f"{max(loss.lost for loss in mine)}, repeated {max(loss.repeated for loss in mine)}, "
             f"step {1e3 * statistics.median(loss.before_s for loss in mine):.0f} ms before and "
             f"{1e3 * statistics.median(loss.after_s for loss in mine):.0f} ms after, batch "
-            f"{mine[0].batch_after}"
+            f"{mine[0].batch_after}; "
+            + ", ".join(
+                f"{stage} {statistics.median(loss.stages_s[stage] for loss in mine):.1f} s"
+                for stage in STAGES
+            )
         )
     if asked.out is not None:
-        asked.out.write_text(json.dumps([loss.__dict__ for loss in losses], default=str))
+        asked.out.write_text(json.dumps([asdict(loss) for loss in losses]))
     return 0
 
 

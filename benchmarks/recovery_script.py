@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -62,6 +63,13 @@ class Notes:
         }
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+
+
+def tell(folder: Path, stage: str, at: float | None = None) -> None:
+    """Note when this process has come to a stage."""
+    line = {"stage": stage, "at": time.time() if at is None else at}
+    with (folder / f"{os.uname().nodename}-stages.json").open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def train_plain(folder: Path, notes: Notes) -> None:
@@ -117,10 +125,16 @@ def train_evenstride(folder: Path, notes: Notes) -> None:
 
 def main(folder: Path, way: str) -> None:
     """Train until the end of the machine."""
+    tell(folder, "started", psutil.Process().create_time())
+    tell(folder, "imported")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    tell(folder, "joined")
     notes = Notes(folder)
-    (train_evenstride if way == "evenstride" else train_plain)(folder, notes)
+    try:
+        (train_evenstride if way == "evenstride" else train_plain)(folder, notes)
+    finally:
+        tell(folder, "noticed")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from evenstride._importing import import_to_train
 from evenstride._version import __version__
 from evenstride.errors import (
     CheckpointDamaged,
@@ -72,10 +73,8 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
     if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+        return getattr(import_to_train(_LATER[name]), name)
     raise AttributeError(f"module 'evenstride' has no attribute {name!r}")
 
 

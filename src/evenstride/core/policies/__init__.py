@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from importlib import import_module
 from math import isfinite
 from typing import Any
 
-from evenstride.core.policies.adaptive import Adaptive
-from evenstride.core.policies.dbs import Dbs
-from evenstride.core.policies.dynamic_batching import DynamicBatching
-from evenstride.core.policies.lb_bsp_cpu import LbBspCpu
-from evenstride.core.policies.lb_bsp_gpu import LbBspGpu
-from evenstride.core.policies.omnilearn import OmniLearn
 from evenstride.core.policies.static import Given, Static
-from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Policy
 from evenstride.errors import ConfigError, UnknownPolicy
 
-_PLAIN: dict[str, type[Any]] = {
-    "adaptive": Adaptive,
-    "dbs": Dbs,
-    "dynamic-batching": DynamicBatching,
-    "lb-bsp-cpu": LbBspCpu,
-    "lb-bsp-gpu": LbBspGpu,
-    "omnilearn": OmniLearn,
-    "uniform": Uniform,
+# Imported when asked for: a run uses one of them, and pays for the import at every restart.
+_PLAIN = {
+    "adaptive": "adaptive.Adaptive",
+    "dbs": "dbs.Dbs",
+    "dynamic-batching": "dynamic_batching.DynamicBatching",
+    "lb-bsp-cpu": "lb_bsp_cpu.LbBspCpu",
+    "lb-bsp-gpu": "lb_bsp_gpu.LbBspGpu",
+    "omnilearn": "omnilearn.OmniLearn",
+    "uniform": "uniform.Uniform",
 }
 _TYPES = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
 POLICY_NAMES = tuple(sorted([*_PLAIN, "static"]))
@@ -51,8 +46,15 @@ def policy_from_spec(spec: str) -> Policy[Any]:
         return _static(spec, argument)
     if name not in _PLAIN:
         raise UnknownPolicy(spec, POLICY_NAMES)
-    policy: Policy[Any] = _PLAIN[name](**_settings(spec, _PLAIN[name], argument))
+    kind = _load(_PLAIN[name])
+    policy: Policy[Any] = kind(**_settings(spec, kind, argument))
     return policy
+
+
+def _load(place: str) -> type[Any]:
+    module, _, name = place.partition(".")
+    kind: type[Any] = getattr(import_module(f"{__name__}.{module}"), name)
+    return kind
 
 
 def _settings(spec: str, policy: type[Any], argument: str) -> dict[str, Any]:
