@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from evenstride._importing import import_to_train
+from evenstride._importing import import_to_train as _import_to_train
 from evenstride._version import __version__
 from evenstride.errors import (
     CheckpointDamaged,
@@ -74,7 +74,7 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
-        return getattr(import_to_train(_LATER[name]), name)
+        return getattr(_import_to_train(_LATER[name]), name)
     raise AttributeError(f"module 'evenstride' has no attribute {name!r}")
 
 
