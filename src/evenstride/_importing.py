@@ -35,5 +35,13 @@ def _without_collections() -> Iterator[None]:
     gc.disable()
     try:
         yield
+        _age()
     finally:
         gc.enable()
+
+
+def _age() -> None:
+    """Make all objects there are old, or the next collection would look through the new ones."""
+    if not gc.get_freeze_count():  # what somebody has frozen stays so
+        gc.freeze()
+        gc.unfreeze()

@@ -45,3 +45,19 @@ def test_the_collector_works_again_when_the_import_fails() -> None:
 def test_what_ddp_and_the_optimizers_import_later_is_there_already(module: str) -> None:
     import_to_train(module)
     assert "torch._dynamo" in sys.modules
+
+
+def test_what_was_imported_is_old_and_can_still_be_collected(module: str) -> None:
+    import_to_train(module)
+    imported = sys.modules[module]
+    assert any(one is imported for one in gc.get_objects(generation=2))
+    assert not gc.get_freeze_count()
+
+
+def test_what_the_user_has_frozen_stays_frozen(module: str) -> None:
+    gc.freeze()
+    try:
+        import_to_train(module)
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()

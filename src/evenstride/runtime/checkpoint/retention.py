@@ -56,7 +56,8 @@ def next_generation(storage: Storage, now_unix_s: float, drawn: int) -> str:
         drawn: a random number of 16 bits.
     """
     known = [int(name.generation[:8], 16) for text in storage.list() if (name := parse_name(text))]
-    return f"{max(int(now_unix_s), *(number + 1 for number in known), 0) % 2**32:08x}{drawn:04x}"
+    number = max(int(now_unix_s), *(number + 1 for number in known), 0)
+    return f"{min(number, 2**32 - 1):08x}{drawn:04x}"
 
 
 def later_run(storage: Storage, mine: Name) -> Name | None:

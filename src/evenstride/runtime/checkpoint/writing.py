@@ -6,7 +6,6 @@ rank of a failure on any. What a file looks like, and that the manifest comes la
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -132,15 +130,6 @@ class Planner(DefaultSavePlanner):
             )
         return super().create_global_plan(all_plans)
 
-    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """Return an item's bytes or its piece."""
-        key = write_item.index.fqn
-        if write_item.type == WriteItemType.BYTE_IO:
-            return io.BytesIO(self._job.items[key])
-        at = (key, tuple(write_item.index.offset or ()))
-        laid = next(laid for laid in self._job.staged.laid if (laid.key, laid.offset) == at)
-        return self._job.staged.view(laid)
-
 
 def _write_item(laid: Laid) -> WriteItem:
     chunk = ChunkStorageMetadata(torch.Size(laid.offset), torch.Size(laid.sizes))
@@ -238,7 +227,8 @@ class Writer(StorageWriter):
         if later is not None:
             raise CheckpointError(
                 f"a run that began later saves to {self._storage} as well ({later}); end one of "
-                "them, and give every run a folder of its own"
+                "them, and give every run a folder of its own, or delete that one if no run has "
+                "made it"
             )
 
     def _write_items(self, file: str) -> list[WriteResult]:
