@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 FLOOR_VENV ?= .venv-floor
+ALONE := tests/faults tests/live tests/multiproc tests/unit/benchmarks tests/unit/cli tests/unit/examples \
+	tests/unit/lab tests/unit/runtime
 
 .PHONY: setup demo test test-floor check format bench docs regen clean
 .DELETE_ON_ERROR:
@@ -42,8 +44,13 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
 demo: $(VENV)/.demo
 	$(BIN)/evenstride demo || test $$? -eq 3
 
+# What starts processes, or measures, has the machine to itself; the rest shares it.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	@status=0; \
+	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal \
+		$(addprefix --ignore=,$(ALONE)) || status=1; \
+	$(BIN)/python -m pytest $(ALONE) || status=1; \
+	exit $$status
 
 test-floor: pyproject.toml
 	$(PYTHON) -m venv $(FLOOR_VENV)

@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from hashlib import blake2b
 from itertools import pairwise
 from math import sqrt
 from pathlib import Path
@@ -46,7 +45,7 @@ from torch.utils.data import TensorDataset
 import evenstride
 from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint.cadence import parse_every
-from evenstride.runtime.checkpoint.manifest import CHUNK_BYTES
+from evenstride.runtime.checkpoint.manifest import CHUNK_BYTES, Digest
 from evenstride.testing import run_ranks
 
 TARGET = 0.02  # of a step's time
@@ -245,7 +244,7 @@ def parts(folder: Path, size_bytes: int) -> dict[str, tuple[float, float]]:
     lap()
     copy.copy_(data)
     lap()
-    view, digest = copy.numpy().data, blake2b()
+    view, digest = copy.numpy().data, Digest()
     chunks = [view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES)]
     for chunk in chunks:
         digest.update(chunk)
