@@ -119,6 +119,14 @@ def test_beyond_the_end_nobody_is_left_and_nothing_overflows() -> None:
     assert TUB.mean_left_s(far).tolist() == [0.0] * 3
 
 
+def test_two_equal_rates_are_one() -> None:
+    ages = np.array([0.0, 1.0, 10.0])
+
+    np.testing.assert_allclose(
+        TwoRates(0.3, 2.0, 2.0).survival(ages), Exponential(2.0).survival(ages)
+    )
+
+
 def test_who_is_still_there_is_of_the_lasting_kind() -> None:
     mean = 0.7 / MIXED.short_s + 0.3 / MIXED.long_s
 
@@ -134,6 +142,7 @@ def test_who_is_still_there_is_of_the_lasting_kind() -> None:
         (lambda: Exponential(inf), "a mean life of inf s"),
         (lambda: TwoRates(1.0, 1.0, 2.0), "a part 1.0 of machines lives 1.0 s"),
         (lambda: TwoRates(0.5, 3.0, 2.0), "give the shorter life first"),
+        (lambda: TwoRates(0.5, 3.0, inf), "the rest inf s"),
         (lambda: Bathtub(1.0, 1.0, 1.0, 1.0), "a bathtub of a=1.0"),
         (lambda: Bathtub(0.5, 1.0, 0.0, 1.0), "a bathtub of tau2_s=0.0"),
         (lambda: Bathtub(0.5, inf, 1.0, 1.0), "a bathtub of tau1_s=inf"),

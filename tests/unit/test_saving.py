@@ -131,6 +131,15 @@ def test_the_last_save_ends_before_the_limit_takes_all_away() -> None:
     assert 1800.0 - 60.0 - HOUR_S / 96 < due_s < 1800.0 - 60.0
 
 
+def test_a_limit_that_comes_during_the_longest_save_is_seen() -> None:
+    calm = Bathtub(0.05, HOUR_S, 0.1 * HOUR_S, 30 * HOUR_S)
+    longest_s, save_s = 600.0, 60.0
+
+    due_s = due_in_s(calm, np.array([DAY_S - longest_s - 30.0]), save_s, longest_s)
+
+    assert longest_s - 30.0 - longest_s / 96 < due_s <= longest_s - 30.0
+
+
 def test_too_late_to_save_before_the_limit_is_now() -> None:
     assert due_in_s(TUB, np.array([DAY_S - 10.0]), 60.0, HOUR_S) == 0.0
 
@@ -171,6 +180,19 @@ def test_the_reason_says_what_counted() -> None:
     )
 
 
+def test_losses_expected_are_those_of_this_run() -> None:
+    told = next_save_in_s(1.0, np.zeros(8), Observed(9, 1.0))
+
+    assert f", {5 * 8 * told.in_s / DAY_S:.2g} losses expected until then" in told.reason
+
+
+def test_a_model_worth_more_losses_is_outweighed_later() -> None:
+    saving = Saving(prior_failures=4.0)
+
+    assert saving.factor(Observed()) == 1.0
+    assert saving.factor(Observed(8, 2.0)) == 2.0
+
+
 def test_saving_takes_a_tenth_at_most_and_says_so() -> None:
     told = next_save_in_s(20.0, np.zeros(8), Observed(100, 1.0))
 
@@ -200,6 +222,13 @@ def test_a_save_that_takes_long_is_made_seldom_whatever_the_longest() -> None:
     )
 
 
+def test_where_the_longest_is_the_shortest_too_only_one_of_them_is_told() -> None:
+    told = next_save_in_s(360.0, np.zeros(8))
+
+    assert told.in_s == 3600.0
+    assert told.reason.endswith("a save takes 360 s, and may take 10% of the time")
+
+
 def test_ages_matter_where_hazards_change() -> None:
     saving = Saving(TUB, longest_s=1e5)
 
@@ -227,6 +256,10 @@ def test_ten_thousand_machines_are_bounded_by_what_saving_may_take() -> None:
 def test_impossible_rules_are_refused(change: dict[str, float], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Saving(**change)  # type: ignore[arg-type]
+
+
+def test_saving_may_take_as_long_as_training() -> None:
+    assert next_save_in_s(20.0, np.zeros(8), Observed(10**6), Saving(most_part=1.0)).in_s >= 20.0
 
 
 @pytest.mark.parametrize(("save_s", "workers"), [(0.0, 3), (-1.0, 3), (inf, 3), (1.0, 0)])

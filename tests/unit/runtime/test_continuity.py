@@ -6,15 +6,18 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from evenstride.core.events import FleetFormed
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.profiles import Profile
 from evenstride.core.state import Control
 from evenstride.errors import ConfigError, WorkerLost
+from evenstride.runtime import continuity as module
 from evenstride.runtime.checkpoint import parting
 from evenstride.runtime.continuity import LEFT, Continuity
 from evenstride.runtime.leader import Leader
@@ -80,6 +83,63 @@ def test_the_first_rank_of_a_machine_that_goes_speaks_for_it() -> None:
     assert not leads(2, (2,), whole_host=False), "who starts it again sends signals, too"
 
 
+class _Watcher:
+    """A watcher that notes what it was made for."""
+
+    made: ClassVar[list[_Watcher]] = []
+
+    def __init__(self, sources: Any, changed: Any, *, polls_clouds: bool) -> None:
+        self.sources, self.changed = sources, changed
+        self.polls_clouds, self.closed = polls_clouds, False
+        self.made.append(self)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def watchers(monkeypatch: pytest.MonkeyPatch) -> list[_Watcher]:
+    """Return the watchers that were made; a source is told by what was asked for."""
+    monkeypatch.setattr(_Watcher, "made", [])
+    monkeypatch.setattr(module, "Watcher", _Watcher)
+    monkeypatch.setattr(module, "make_sources", lambda setting, *, slurm: (setting, slurm))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return _Watcher.made
+
+
+def test_one_rank_of_each_machine_asks_its_cloud(watchers: list[_Watcher]) -> None:
+    for rank in range(3):
+        _continuity(rank).watch("signals")
+
+    assert [one.polls_clouds for one in watchers] == [True, False, True]
+
+
+def test_what_is_watched_is_what_was_asked_for_or_what_the_environment_says(
+    watchers: list[_Watcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    continuity = _continuity()
+    continuity.notices = "gcp"
+    continuity.watch(None)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    _continuity().watch("aws")
+
+    assert [one.sources for one in watchers] == [("gcp", False), ("aws", True)]
+
+
+def test_notices_are_watched_by_one_watcher_until_it_is_closed(watchers: list[_Watcher]) -> None:
+    notified = _continuity().notified
+    for _ in range(2):
+        notified.watch("signals", polls_clouds=True)
+    assert len(watchers) == 1
+    notified.close()
+    notified.close()
+    assert watchers[0].closed
+
+    notified.watch("signals", polls_clouds=True)
+
+    assert [one.closed for one in watchers] == [True, False]
+
+
 def test_an_unknown_source_of_notices_is_refused() -> None:
     with pytest.raises(ConfigError, match="skynet"):
         _continuity().watch("skynet")
@@ -96,6 +156,66 @@ def test_what_is_no_memory_of_workers_recalls_nothing() -> None:
     assert leader.control.generation == 1
     assert continuity.remember()["profiles"] == []
     assert continuity.remember()["parting"] is False
+
+
+def _known(slot: int) -> Profile:
+    return Profile("h", "cpu x", slot, f"h/{slot}", (0.1, 0.01 + slot, 0.0, 0.0, 0.0), 0.01, 7)
+
+
+def _formed() -> Continuity:
+    continuity = _continuity()
+    workers = tuple(Worker(f"h/{k}", device="cpu x", slot=k) for k in range(2))
+    assert continuity._leader is not None
+    continuity._leader.form(FleetFormed(0, 0, 12, workers))
+    return continuity
+
+
+def test_what_can_be_read_of_workers_is_recalled_and_remembered_again() -> None:
+    continuity = _formed()
+    profiles = [{"curve": 3}, *(_known(slot).to_plain() for slot in range(3))]
+
+    plain = continuity.recalling(0, {"profiles": profiles, "generation": 4})()
+    begun: list[Any] = []
+    gate: Any = SimpleNamespace(begin_with=begun.append)
+    shares = continuity.take_up(plain, gate)
+
+    assert shares is not None
+    assert shares[0] > shares[1] > 0
+    assert begun == [shares]
+    remembered = continuity.remember()
+    assert remembered["generation"] == 5
+    assert sorted(one["slot"] for one in remembered["profiles"]) == [0, 1, 2]
+
+
+def test_a_split_that_stays_is_not_put_in_force_again() -> None:
+    continuity = _formed()
+    plain = continuity.recalling(0, {})()
+    begun: list[Any] = []
+    assert continuity.take_up(plain, cast(Any, SimpleNamespace(begin_with=begun.append))) is None
+    assert not begun
+
+
+@pytest.mark.parametrize(("parting", "failures"), [(False, 3), (True, 2), (None, 3)])
+def test_a_life_that_did_not_end_as_announced_is_counted_as_lost(
+    parting: bool | None, failures: int
+) -> None:
+    continuity = _formed()
+    losses = {"failures": 2, "expected": 0.5}
+    said = {} if parting is None else {"parting": parting}
+
+    continuity.recalling(0, {"losses": losses, **said})()
+
+    assert continuity.remember()["losses"]["failures"] == failures
+
+
+def test_a_departure_that_is_agreed_on_is_remembered_as_announced() -> None:
+    continuity = _formed()
+    leader = continuity._leader
+    assert leader is not None
+    assert leader.saves is continuity.saves
+    continuity.saves.agreed(3, save=True, going=(1,), why="spot")
+
+    assert continuity.remember()["parting"] is True
 
 
 class _Stride:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from evenstride.core.membership import Change, Happening
 from evenstride.runtime.desk import Desk, Told
 from evenstride.runtime.saves import Saves
@@ -68,6 +70,33 @@ def test_a_notice_that_runs_out_is_news_again_until_the_worker_is_let_go() -> No
     assert _news(desk, None, None, None, now_s=593.0) == [], "who was let go goes"
 
 
+@pytest.mark.parametrize("one", [90.0, 30.0, None])
+@pytest.mark.parametrize("other", [60.0, None])
+def test_of_two_notices_of_a_machine_the_earlier_counts(
+    one: float | None, other: float | None
+) -> None:
+    news = Desk(PLACES, WORKERS).happenings((_told(one), _told(other), None), 0.0, 1.0, 0.1)
+
+    earlier = None if None in (one, other) else min(one or 0.0, other or 0.0)
+    assert [(each.worker, each.left_s) for each in news] == [("h/0", earlier), ("h/1", earlier)]
+
+
+def test_a_notice_that_is_put_off_is_news() -> None:
+    desk = Desk(PLACES, WORKERS)
+    _news(desk, None, None, _told(600.0, final=False))
+    later = _told(900.0, final=False)
+    assert _news(desk, None, None, later, now_s=10.0) == [("k/2", Change.NOTICE)]
+
+
+def test_a_final_notice_is_told_until_the_worker_is_let_go() -> None:
+    desk = Desk(PLACES, WORKERS)
+    for now_s in (0.0, 5.0):
+        told = _told(600.0 - now_s)
+        assert _news(desk, None, None, told, now_s=now_s) == [("k/2", Change.NOTICE)]
+    desk.let_go(["k/2"])
+    assert _news(desk, None, None, _told(590.0), now_s=10.0) == []
+
+
 def test_what_the_core_is_told() -> None:
     (happening,) = Desk(PLACES, WORKERS).happenings(
         (None, None, _told(30.0, final=False)), 0.0, 1.0, 0.1
@@ -101,3 +130,27 @@ def test_a_wish_to_save_asks_for_one_exchange_and_is_taken_once() -> None:
     assert saves.take_wanted() == ""
     saves.ask("again")
     assert len(asked) == 2
+
+
+def test_saves_and_departures_are_kept_apart_until_their_steps() -> None:
+    saves = Saves(lambda: None)
+    saves.agreed(7, save=True)
+    saves.agreed(9, save=True)
+    saves.agreed(8, save=False, going=(1,), why="spot")
+    saves.agreed(11, save=False, going=(0, 1), why="a crash")
+    assert saves.parting
+    assert saves.due(7)
+    assert saves.pending(8)
+    assert not saves.due(8)
+    assert saves.pending(11)
+    assert saves.due(10), "that of step 9"
+    assert saves.going(11) == ((0, 1), "spot; a crash")
+    assert not saves.parting
+    assert not saves.pending(99)
+
+
+def test_the_latest_wish_to_save_counts() -> None:
+    saves = Saves(lambda: None)
+    saves.ask("by the clock")
+    saves.ask("by hand")
+    assert saves.take_wanted() == "by hand"

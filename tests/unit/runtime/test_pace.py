@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from evenstride.core.saving import daly_s
+from evenstride.core.bathtub import Bathtub
+from evenstride.core.saving import Observed, Saving, daly_s, expected_losses, next_save_in_s
 from evenstride.runtime.pace import Pace
 from evenstride.runtime.peers import Peer
 
@@ -56,14 +58,47 @@ def test_who_left_as_announced_was_not_lost() -> None:
     assert pace.observed.failures == 2
 
 
+def test_losses_of_lives_before_and_those_expected_in_this_one_are_added_up() -> None:
+    clock = Clock()
+    pace = Pace(_peers(2), clock)
+    pace.recall({"failures": 2, "expected": 0.5}, lost=True)
+    clock.now_s += DAY_S
+
+    assert pace.observed.failures == 3
+    assert pace.observed.expected == pytest.approx(0.5 + 2.0)
+
+
+def test_ages_go_on_from_when_the_ranks_met() -> None:
+    """A machine that lives a day at most is saved by its age, and losses by that model."""
+    tub, met_s, now_s = Bathtub(0.45, 3600.0, 2880.0, DAY_S), 5.0, 22 * 3600.0
+    clock = Clock()
+    pace = Pace(_peers(1), clock)
+    pace.saving = Saving(tub)
+    clock.now_s += now_s - met_s
+
+    expected = expected_losses(tub, np.array([met_s]), np.array([now_s]))
+    assert pace.observed.expected == pytest.approx(expected)
+    planned = next_save_in_s(10.0, np.array([now_s]), Observed(0, expected), Saving(tub))
+    assert pace.interval_s(10.0) == pytest.approx(planned.in_s)
+
+
 @pytest.mark.parametrize(
     "junk",
-    [None, 3, {}, {"failures": -1, "expected": 1.0}, {"failures": 1, "expected": float("nan")}],
+    [
+        None,
+        3,
+        {},
+        {"failures": -1, "expected": 1.0},
+        {"failures": 1, "expected": -1.0},
+        {"failures": 1, "expected": float("inf")},
+        {"failures": 1, "expected": float("nan")},
+    ],
 )
 def test_what_is_no_count_is_left_out(junk: Any) -> None:
     pace = Pace(_peers(1), Clock())
     pace.recall(junk, lost=True)
     assert pace.observed.failures == 0
+    assert pace.observed.expected == 0.0
 
 
 def test_a_save_that_takes_no_time_still_has_an_interval() -> None:

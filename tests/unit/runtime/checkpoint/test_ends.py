@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -49,6 +51,45 @@ def test_a_second_one_is_refused_until_the_first_is_closed(runs: Runs) -> None:
         Checkpointer("memory://second", run.stride, **made)
     run.checkpoint.close()
     Checkpointer("memory://second", run.stride, **made).close()
+
+
+def test_a_setting_that_is_refused_leaves_room_for_another(runs: Runs) -> None:
+    run = runs(MemoryStorage(), every=2)
+    made = {"model": run.model, "optimizer": run.optimizer}
+    run.checkpoint.close()
+    former = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ConfigError, match="skynet"):
+        Checkpointer("memory://refused", run.stride, notices="skynet", **made)
+    second = Checkpointer("memory://second", run.stride, notices="off", **made)
+    assert signal.getsignal(signal.SIGTERM) is former, "nothing is watched"
+    second.close()
+
+
+def test_what_a_checkpoint_knows_of_workers_is_taken_up_before_the_first_step_only(
+    runs: Runs,
+) -> None:
+    run = runs(MemoryStorage(), every=100)
+    ties = run.checkpoint._ties
+    ties.recall({"losses": {"failures": 4, "expected": 1.0}})
+    assert ties.remember()["losses"]["failures"] == 5
+    run.train(1)
+    ties.recall({"losses": {"failures": 40, "expected": 1.0}})
+    assert ties.remember()["losses"]["failures"] == 5
+
+
+def test_time_in_which_ranks_agree_is_not_work(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runs(MemoryStorage(), every=100)
+    ties, told = run.checkpoint._ties, list[str]()
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        told.append("waits")
+        yield
+        told.append("works")
+
+    monkeypatch.setattr(ties, "waiting", waiting)
+    ties.agree("a call", dict, lambda _: {"judged": told.append("judges")})
+    assert told == ["waits", "judges", "works"]
 
 
 def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
