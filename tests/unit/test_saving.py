@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import exp, inf, isclose, sqrt
+from math import exp, inf, isclose, nan, sqrt
+from typing import Any
 
 import numpy as np
 import pytest
@@ -256,6 +257,38 @@ def test_ten_thousand_machines_are_bounded_by_what_saving_may_take() -> None:
 def test_impossible_rules_are_refused(change: dict[str, float], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Saving(**change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"lifetime": 5}, "lifetime=5 does not say how long a machine lives"),
+        ({"lifetime": None}, "lifetime=None does not say"),
+        ({"lifetime": Exponential}, "lifetime=<class .*Exponential'> does not say"),
+        ({"lifetime": "spot"}, "give Exponential, TwoRates or Bathtub, or an object with survival"),
+        ({"most_part": "0.1"}, "saving may take '0.1' of the training time"),
+        ({"most_part": True}, "saving may take True of the training time"),
+        ({"prior_failures": None}, "prior_failures=None: it must be above 0"),
+        ({"longest_s": "1h"}, "longest_s='1h': it must be above 0 and finite"),
+        ({"longest_s": nan}, "longest_s=nan: it must be above 0 and finite"),
+    ],
+    ids=str,
+)
+def test_what_is_no_rule_is_refused_when_it_is_made(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        Saving(**change)
+
+
+def test_numbers_of_any_kind_and_models_of_ones_own_are_rules() -> None:
+    class Mine:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(Exponential(HOUR_S), name)
+
+    mine = Saving(Mine(), np.float32(2.0), np.float64(0.5), 1800)  # type: ignore[arg-type]
+    plain = Saving(Exponential(HOUR_S), 2.0, 0.5, 1800.0)
+
+    planned, same = (next_save_in_s(5.0, np.zeros(3), saving=saving) for saving in (mine, plain))
+    assert planned == same
 
 
 def test_saving_may_take_as_long_as_training() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,7 +96,8 @@ def test_no_attempt_meets_in_the_store_of_the_one_before() -> None:
 def test_signals_of_batch_systems_reach_the_workers() -> None:
     (told,) = (a for a in command_of().arguments if a.startswith("--signals-to-handle="))
 
-    assert {"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"} < set(told.partition("=")[2].split(","))
+    heard = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"}
+    assert set(told.partition("=")[2].split(",")) == heard
 
 
 def test_a_torchrun_that_knows_less_is_asked_for_less_and_that_is_said() -> None:
@@ -103,6 +107,43 @@ def test_a_torchrun_that_knows_less_is_asked_for_less_and_that_is_said() -> None
     assert not any("--signals" in a or "--shutdown" in a for a in run.arguments)
     assert not any("keep_alive" in key for key in settings_of(run))
     assert "noticed after 15 s rather than 5" in run.notes[-1]
+
+
+def test_a_keep_alive_matters_only_where_machines_meet() -> None:
+    assert not command_of(offers=Offers(keep_alive=False)).notes
+
+
+def test_one_machine_meets_others_later_if_it_has_a_store() -> None:
+    run = command_of(store=HEAD, spot=True)
+
+    assert "--standalone" not in run.arguments
+    assert {"--nnodes=1:1", "--rdzv-endpoint=head:29400"} < set(run.arguments)
+    assert "The store must be served at head:29400" in run.notes[0]
+
+
+@pytest.mark.parametrize("spot", [False, True])
+def test_a_request_to_the_store_may_take_a_minute(spot: bool) -> None:
+    assert settings_of(command_of(nodes=(1, 4), store=HEAD, spot=spot))["read_timeout"] == "60"
+
+
+def test_a_store_at_a_number_of_the_newer_kind_is_written_in_brackets() -> None:
+    run = command_of(nodes=(1, 4), store=Endpoint("fd00::1", 29400))
+
+    assert "--rdzv-endpoint=[fd00::1]:29400" in run.arguments
+
+
+def test_a_torch_that_is_not_there_or_cannot_be_read_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def missing(name: str) -> Any:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    assert offers_of_torch() == Offers()
+
+    elsewhere = SimpleNamespace(locate_file=lambda path: tmp_path / path)
+    monkeypatch.setattr(metadata, "distribution", lambda _: elsewhere)
+    assert offers_of_torch() == Offers(False, False, False)
 
 
 def test_restarts_and_address_can_be_given() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from evenstride.core.events import FleetFormed
 from evenstride.core.fleet import Worker
+from evenstride.core.observation import Observation
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.profiles import Profile
 from evenstride.core.state import Control
@@ -21,6 +22,7 @@ from evenstride.runtime import continuity as module
 from evenstride.runtime.checkpoint import parting
 from evenstride.runtime.continuity import LEFT, Continuity
 from evenstride.runtime.leader import Leader
+from evenstride.runtime.messages import Reply
 from evenstride.runtime.notices import Notice
 from evenstride.runtime.peers import Peer
 
@@ -187,6 +189,18 @@ def test_what_can_be_read_of_workers_is_recalled_and_remembered_again() -> None:
     assert sorted(one["slot"] for one in remembered["profiles"]) == [0, 1, 2]
 
 
+def test_what_was_measured_is_remembered() -> None:
+    continuity = _formed()
+    leader = continuity._leader
+    assert leader is not None
+    shares = leader.control.shares
+    seen = [Observation(k, shares[k], 1, (0.1 * (k + 1),), (0.0,)) for k in range(2)]
+
+    leader.exchange(2, [Reply(3, 5, ((0, 0, 0),), (one,)) for one in seen], 5)
+
+    assert [one["slot"] for one in continuity.remember()["profiles"]] == [0, 1]
+
+
 def test_a_split_that_stays_is_not_put_in_force_again() -> None:
     continuity = _formed()
     plain = continuity.recalling(0, {})()
@@ -256,6 +270,7 @@ def test_who_leaves_ends_with_143_and_the_others_say_what_to_do(
     [
         (b"python\0-m\0torch.distributed.run\0train.py", True, True),
         (b"/venv/bin/torchrun\0train.py", True, True),
+        (b"python\0/lib/torch/distributed/run.py\0train.py", True, True),
         (b"python\0-m\0torch.distributed.run\0train.py", False, False),
         (b"bash", True, False),
         (None, True, False),

@@ -81,6 +81,14 @@ def test_of_two_notices_of_a_machine_the_earlier_counts(
     assert [(each.worker, each.left_s) for each in news] == [("h/0", earlier), ("h/1", earlier)]
 
 
+def test_times_are_compared_by_the_leaders_clock() -> None:
+    desk = Desk(PLACES, WORKERS)
+    _news(desk, None, None, _told(600.0, final=False), now_s=1000.0)
+    assert _news(desk, None, None, _told(500.0, final=False), now_s=1100.0) == []
+    same = _told(600.0, final=False)
+    assert _news(desk, None, None, same, now_s=1100.0) == [("k/2", Change.NOTICE)]
+
+
 def test_a_notice_that_is_put_off_is_news() -> None:
     desk = Desk(PLACES, WORKERS)
     _news(desk, None, None, _told(600.0, final=False))
@@ -138,15 +146,24 @@ def test_saves_and_departures_are_kept_apart_until_their_steps() -> None:
     saves.agreed(9, save=True)
     saves.agreed(8, save=False, going=(1,), why="spot")
     saves.agreed(11, save=False, going=(0, 1), why="a crash")
-    assert saves.parting
+    before = saves.parting
     assert saves.due(7)
     assert saves.pending(8)
     assert not saves.due(8)
     assert saves.pending(11)
     assert saves.due(10), "that of step 9"
     assert saves.going(11) == ((0, 1), "spot; a crash")
-    assert not saves.parting
+    assert (before, saves.parting) == (True, False)
     assert not saves.pending(99)
+
+
+def test_a_departure_without_a_save_is_pending_too() -> None:
+    saves = Saves(lambda: None)
+    saves.agreed(5, save=False, going=(1,), why="no time to save")
+    assert not saves.pending(4)
+    assert saves.pending(5)
+    assert not saves.due(5)
+    assert saves.going(5) == ((1,), "no time to save")
 
 
 def test_the_latest_wish_to_save_counts() -> None:

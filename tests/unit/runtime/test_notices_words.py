@@ -327,6 +327,9 @@ def test_a_setting_names_signals_and_how_long_they_leave(
         ("SIGUSR1@soon", "write SIGUSR1@120"),
         ("SIGUSR1@", "write SIGUSR1@120"),
         ("off,aws", "off stands alone"),
+        ("SIGUSR1@20,SIGUSR1@30", "asks for SIGUSR1 more than once; .* write SIGUSR1@120 once"),
+        ("SIGTERM, sigterm@15", "asks for SIGTERM more than once"),
+        ("auto,SIGUSR1@20,SIGUSR1@20", "asks for SIGUSR1 more than once"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_with_what_can(setting: str, said: str) -> None:

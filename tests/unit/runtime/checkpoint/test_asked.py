@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
+from evenstride.core.lifetimes import Exponential
+from evenstride.core.saving import Saving
 from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint import CheckpointError
+from evenstride.runtime.checkpoint.cadence import Cadence, parse_every
 from tests.unit.runtime.checkpoint.kept import Count, MemoryStorage, Runs
 
 
@@ -61,6 +67,49 @@ def test_a_state_that_becomes_so_later_is_a_save_that_failed(
 def test_what_cannot_be_is_refused(runs: Runs, settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         runs(MemoryStorage(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("every", "shown"),
+    [
+        (1, "every step"),
+        (3, "every 3 steps"),
+        ("30s", "every 30 s"),
+        ("5min", "every 300 s"),
+        (timedelta(milliseconds=1500), "every 1.5 s"),
+        ("auto", "auto"),
+        (
+            Saving(Exponential(3600.0)),
+            "auto, by Saving(lifetime=Exponential(mean_s=3600.0), prior_failures=1.0, "
+            "most_part=0.1, longest_s=3600.0)",
+        ),
+    ],
+    ids=str,
+)
+def test_how_often_is_shown_as_it_was_asked_for(every: Any, shown: str) -> None:
+    assert str(parse_every(every)) == shown
+
+
+@given(
+    st.integers(1, 1 << 70) | st.floats(1e-6, 1e9), st.integers(1, 1 << 70) | st.floats(1e-6, 1e9)
+)
+def test_what_is_shown_alike_is_alike(one: float, other: float) -> None:
+    cadences = [
+        Cadence(steps=value) if isinstance(value, int) else Cadence(interval_s=value)
+        for value in (one, other)
+    ]
+
+    assert (str(cadences[0]) == str(cadences[1])) == (cadences[0] == cadences[1])
+
+
+def test_a_model_of_ones_own_is_shown_alike_by_all_ranks() -> None:
+    class Own:
+        def __init__(self) -> None:
+            self.survival = self.hazard_per_s = self.mean_left_s = self.quantile_s = len
+
+    first, second = (str(parse_every(Saving(Own()))) for _ in range(2))  # type: ignore[arg-type]
+    assert "Own object" in first
+    assert first == second
 
 
 def test_an_optimizer_of_another_model_is_refused(runs: Runs) -> None:

@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -88,7 +89,12 @@ def test_time_in_which_ranks_agree_is_not_work(runs: Runs, monkeypatch: pytest.M
         told.append("works")
 
     monkeypatch.setattr(ties, "waiting", waiting)
-    ties.agree("a call", dict, lambda _: {"judged": told.append("judges")})
+
+    def judge(shown: list[dict[str, Any]]) -> dict[str, Any]:
+        told.append("judges")
+        return shown[0]
+
+    ties.agree("a call", dict, judge)
     assert told == ["waits", "judges", "works"]
 
 

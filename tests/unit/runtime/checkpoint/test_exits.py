@@ -51,6 +51,15 @@ def test_a_program_that_ends_with_an_unsaved_state_says_so_by_its_exit_code(tmp_
     assert "the others are still called" in done.stdout
 
 
+def test_what_python_shows_of_an_unsaved_state_says_what_it_is(tmp_path: Path) -> None:
+    done = _exit(tmp_path, before=BREAK.format(tmp_path / "moved"))
+
+    shown = done.stderr.partition("Exception ignored")[2]
+    assert "evenstride: the newest state is unsaved, hence exit code 120" in shown
+    assert "object at 0x" not in shown
+    assert shown.count('  File "') == 1, "one line of where it was raised: it is no crash"
+
+
 def test_a_program_that_ends_with_an_error_keeps_its_exit_code(tmp_path: Path) -> None:
     done = _exit(tmp_path, before=BREAK.format(tmp_path / "moved"), after="sys.exit(1 / 0)")
 

@@ -1,0 +1,39 @@
+"""The stream by which a program's end is told to be wrong is otherwise the one it was."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+
+from evenstride.runtime.checkpoint.ending import end_in_error
+
+
+class Stream(io.StringIO):
+    """A stream that counts how often it was flushed."""
+
+    flushed = 0
+
+    def flush(self) -> None:
+        """Flush, and count it."""
+        self.flushed += 1
+        super().flush()
+
+
+def test_what_was_printed_is_flushed_before_the_error_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream, error = Stream(), ValueError("not saved")
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    end_in_error(error)
+    print("the last words")
+    with pytest.raises(ValueError, match="not saved") as raised:
+        sys.stdout.flush()
+
+    told: Any = sys.stdout
+    assert raised.value is error
+    assert stream.flushed == 1
+    assert stream.getvalue() == told.getvalue() == "the last words\n"
