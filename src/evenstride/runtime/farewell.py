@@ -69,13 +69,15 @@ class LossReport:
                 return False
             self.text = text
         phase, step = self._at()
-        logger.error(
-            "evenstride: %s; rank %d cannot finish step %d (it was in: %s)",
-            text,
-            self._channel.rank,
-            max(step, 0),
-            phase,
-        )
+        # Of itself a rank that ends knows better, and its own error is about to be shown.
+        if ending_exception() is None or not text.startswith(f"rank {self._channel.rank} is"):
+            logger.error(
+                "evenstride: %s; rank %d cannot finish step %d (it was in: %s)",
+                text,
+                self._channel.rank,
+                max(step, 0),
+                phase,
+            )
         self._gate.fail(WorkerLost(f"{text}, so step {max(step, 0)} cannot be finished"))
         if self._restarts:
             timer = threading.Timer(_STUCK_S, self._end_if_stuck, ((phase, step),))

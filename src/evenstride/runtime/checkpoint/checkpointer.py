@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import math
 import os
@@ -15,20 +16,20 @@ from typing import Any, Self
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstride.errors import UsageError
+from evenstride.errors import ConfigError, EvenstrideError, UsageError
 from evenstride.runtime.agreement import Plain
-from evenstride.runtime.checkpoint.cadence import left_out
 from evenstride.runtime.checkpoint.copying import About, copy_part
 from evenstride.runtime.checkpoint.ending import end_in_error
 from evenstride.runtime.checkpoint.errors import CheckpointError
-from evenstride.runtime.checkpoint.manifest import Name
+from evenstride.runtime.checkpoint.manifest import Name, parse_name
 from evenstride.runtime.checkpoint.parting import part
 from evenstride.runtime.checkpoint.preparing import Asked, prepare
 from evenstride.runtime.checkpoint.probing import describe
 from evenstride.runtime.checkpoint.restoring import Here, Restored, Restorer
-from evenstride.runtime.checkpoint.saver import COUNTS, Outcome, Saver
+from evenstride.runtime.checkpoint.saver import Outcome, Saver
 from evenstride.runtime.checkpoint.staging import Staging
 from evenstride.runtime.checkpoint.states import collect
+from evenstride.runtime.checkpoint.tally import Tally
 from evenstride.runtime.checkpoint.ties import MemberTies
 from evenstride.runtime.liveness import ending_exception
 from evenstride.runtime.stride import Stride
@@ -102,6 +103,11 @@ class Checkpointer:
         extra: Mapping[str, Any] | None = None,
         notices: str | None = None,
     ) -> None:
+        if not hasattr(stride, "_member"):
+            raise ConfigError(
+                f"stride is a {type(stride).__name__}; give the evenstride.Stride that deals the "
+                "batches"
+            )
         self._stride, self._ties = stride, MemberTies(stride._member)
         asked = Asked(folder, every, keep, model, optimizer, scheduler, extra)
         self._is = prepare(asked, self._ties)
@@ -114,10 +120,9 @@ class Checkpointer:
         self._name: Name | None = None
         self._damaged: set[Name] = set()
         self._data: tuple[Any, dict[str, Any]] | None = None
-        self._in_row, self._left_out, self._error = 0, 0, ""
+        self._tally = Tally(str(self._is.storage), speaks=self._ties.rank == 0)
         self._copied_s = 0.0
         self._checked = self._closed = False
-        self._count: dict[str, float] = dict.fromkeys(COUNTS, 0)
         self._plan_by_clock()
         self._ties.begin(_FIRST_SAVE_S, notices, self._is.cadence.saving)
         atexit.register(self._close_at_exit)
@@ -163,8 +168,8 @@ class Checkpointer:
         self._take_over()
         self._start(self._stride.step)
         self._take_over()
-        if self._error:
-            raise CheckpointError(self._error)
+        if self._tally.error:
+            raise CheckpointError(self._tally.error)
 
     def wait(self) -> None:
         """Wait until the save that is going on, if any, has ended; however it did."""
@@ -202,6 +207,8 @@ class Checkpointer:
         )
         restored = restorer.run(self._damaged)
         self._seen, self._next = self._stride.step, self._due_after(self._stride.step)
+        if restored is not None:
+            self._tally.newest = parse_name(restored.folder)
         self._plan_by_clock()
         return restored
 
@@ -214,10 +221,13 @@ class Checkpointer:
             waited for copies and for earlier saves; ``save_s``, seconds of the thread;
             ``written_bytes``.
         """
-        return dict(self._count)
+        return dict(self._tally.count)
 
     def close(self) -> None:
         """Wait for the save that is going on, and end. May be called again.
+
+        If the last save failed, the state as it is now is saved once more: what was in the way may
+        have gone. So every rank must call it, as they do `step`.
 
         Raises:
             CheckpointError: the newest state could not be saved; on every rank.
@@ -225,9 +235,16 @@ class Checkpointer:
         if self._closed:
             return
         self._take_over()
+        if self._tally.failed is not None and self._tally.failed.everywhere:
+            with contextlib.suppress(EvenstrideError):  # in mid-step, say: the failure stands
+                self._start(self._stride.step)
+            self._take_over()
+        self._finish()
+
+    def _finish(self) -> None:
         self._end()
-        if self._error:
-            raise CheckpointError(self._error)
+        if self._tally.error:
+            raise CheckpointError(self._tally.error)
 
     def __enter__(self) -> Self:
         return self
@@ -254,17 +271,14 @@ class Checkpointer:
         self._next = self._due_after(step)
         self._tell_if_busy()
         self._take_over()
-        if self._left_out and not asked:
-            self._left_out -= 1
-            self._count["left_out"] += 1
-            return
-        self._start(step)
+        if asked or not self._tally.leaves_out():
+            self._start(step)
 
     def _tell_if_busy(self) -> None:
         if not self._saver.busy:
             return
-        self._count["put_off"] += 1
-        if self._count["put_off"] == 1 and self._ties.rank == 0:
+        self._tally.count["put_off"] += 1
+        if self._tally.count["put_off"] == 1 and self._ties.rank == 0:
             logger.warning(
                 "a checkpoint is due and the one before is still being written, so training "
                 "waits; save less often, or to a faster place (how long is in report())"
@@ -286,7 +300,7 @@ class Checkpointer:
         self._plan_by_clock()  # before the thread, which plans another try if it fails
         self._saver.start(job, frozenset(self._damaged))
         self._copied_s = time.monotonic() - begun_s
-        self._count["copied_s"] += self._copied_s
+        self._tally.count["copied_s"] += self._copied_s
 
     def _let_go(self, going: tuple[int, ...], why: str) -> None:
         """End, because some ranks leave; the save before is waited for."""
@@ -295,8 +309,8 @@ class Checkpointer:
         self._take_over()
         leads = self._ties.leads_host(going)
         self._end()
-        if self._error:
-            logger.error("evenstride: ranks leave, but %s", self._error)
+        if self._tally.error:
+            logger.error("evenstride: ranks leave, but %s", self._tally.error)
             why = f"{why}; but the newest state could not be saved, so later steps are lost"
         part(self._stride, self._ties.rank, going, why, leads_host=leads)
 
@@ -309,35 +323,23 @@ class Checkpointer:
         begun_s = time.monotonic()
         with self._ties.waiting():
             outcome = self._saver.take()
-        self._count["blocked_s"] += time.monotonic() - begun_s
+        self._tally.count["blocked_s"] += time.monotonic() - begun_s
         if outcome is not None:
             self._note(outcome)
 
     def _note(self, outcome: Outcome) -> None:
-        self._count["save_s"] += outcome.took_s
-        self._count["written_bytes"] += outcome.written_bytes
-        if outcome.error:
-            self._in_row += 1
-            self._count["failed"] += 1
-            self._error = (
-                f"the state of step {outcome.name.step} could not be saved to {self._is.storage}: "
-                f"{outcome.error}; free or repair it, and start again from the checkpoint before"
-            )
-        else:
-            if self._in_row and self._ties.rank == 0:
-                logger.info("checkpoints are saved again: %s", outcome.name)
-            self._in_row, self._error = 0, ""
-            self._count["saved"] += 1
+        self._tally.note(outcome)
+        if not outcome.error:
             self._saves.save_s = self._copied_s + outcome.took_s
-        self._left_out = left_out(self._in_row)
 
     def _failed(self, outcome: Outcome) -> None:
         """A save has failed (its thread): say so once, and ask for another one."""
         if self._ties.rank:
             return
-        pause_s = min(_FIRST_RETRY_S * 2**self._in_row, _LAST_RETRY_S)
+        failures = self._tally.failures_in_row
+        pause_s = min(_FIRST_RETRY_S * 2**failures, _LAST_RETRY_S)
         self._ask_at_s = min(self._ask_at_s, time.monotonic() + pause_s)
-        if not self._in_row:
+        if not failures:
             logger.warning(
                 "checkpoint %s was not saved: %s; training goes on, and saving is tried again",
                 outcome.name,
@@ -362,9 +364,7 @@ class Checkpointer:
     @property
     def cost_s(self) -> float:
         """Seconds of training that a save has cost this rank, on average; 1 before the first."""
-        saves = self._count["saved"] + self._count["failed"]
-        lost_s = self._count["copied_s"] + self._count["blocked_s"]
-        return lost_s / saves if saves else 1.0
+        return self._tally.cost_s
 
     def _described(self) -> dict[str, Any]:
         dataset = self._ties.dataset()
@@ -392,7 +392,8 @@ class Checkpointer:
             self._abandon()
             return
         try:
-            self.close()
+            self._take_over()
+            self._finish()
         except CheckpointError as error:
             logger.error("%s", error)  # noqa: TRY400
             end_in_error(error)

@@ -65,7 +65,9 @@ def targets_for(training: Training, reader: Reader) -> Targets:
         _require_item(key, metadata)
         items.append(key)
         here: dict[str, Tensor] = {}
-        pack(each.state_dict(), f"{key}/state", here)
+        own = pack(each.state_dict(), f"{key}/state", here)
+        if key.startswith(SCHEDULER):
+            _require_same_names(key, own, reader.item(key), type(each).__name__)
         for name, entry in _under(saved, key).items():
             tensors[name] = _target(entry, here.get(name))
     return Targets(tensors, optimizer, tuple(items))
@@ -98,7 +100,7 @@ def _refuse(differences: list[str]) -> None:
         return
     more = f", and {len(differences) - _FEW} more" if len(differences) > _FEW else ""
     raise ConfigError(
-        "the checkpoint is of another model or optimizer: "
+        "the checkpoint is of another model, optimizer or scheduler: "
         f"{'; '.join(differences[:_FEW])}{more}; make them as they were when it was saved, or "
         "choose another folder to start anew. Nothing was loaded"
     )
@@ -116,6 +118,16 @@ def _require_item(key: str, metadata: Metadata) -> None:
         f"{key} was not saved: the checkpoint has {', '.join(known) or 'no such object'}; leave it "
         "out of the Checkpointer for this restore, or choose another folder to start anew"
     )
+
+
+def _require_same_names(key: str, own: Any, saved: Any, kind: str) -> None:
+    """Refuse a scheduler of another kind: torch takes any state, and fails at a later step."""
+    if not (isinstance(own, dict) and isinstance(saved, dict)):
+        return
+    lacks = [f"{name} is not in the checkpoint" for name in own if name not in saved]
+    extra = [f"{name} is in the checkpoint only" for name in saved if name not in own]
+    if lacks or extra:
+        _refuse([f"{key} is another kind of scheduler ({kind} here): {(lacks + extra)[0]}"])
 
 
 def _optimizer_targets(

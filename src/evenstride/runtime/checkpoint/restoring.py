@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from evenstride.core.partition import EpochCursor
 from evenstride.errors import ConfigError, EvenstrideError
@@ -27,7 +28,13 @@ from evenstride.runtime.checkpoint.manifest import (
 from evenstride.runtime.checkpoint.reading import Reader, read
 from evenstride.runtime.checkpoint.retention import attempts
 from evenstride.runtime.checkpoint.saver import told
-from evenstride.runtime.checkpoint.states import RANDOM, Training, begun_for_good
+from evenstride.runtime.checkpoint.states import (
+    EXTRA,
+    RANDOM,
+    SCHEDULER,
+    Training,
+    begun_for_good,
+)
 from evenstride.runtime.checkpoint.storage import Storage
 from evenstride.runtime.checkpoint.ties import Ties
 
@@ -207,6 +214,7 @@ class Restorer:
                 f"checkpoint {name} was whole, but could not be loaded: {told(error)}; some of the "
                 "model may have been overwritten"
             ) from error
+        self._tell_of_the_rest(known)
         self._restore_chance(items.get(own), manifest.step)
         self.ties.recall(manifest.workers)
         if self.ties.rank == 0:
@@ -218,6 +226,23 @@ class Restorer:
                 self.ties.world_size,
             )
         return Restored(manifest.step, str(name))
+
+    def _tell_of_the_rest(self, known: dict[str, Any]) -> None:
+        """Warn of objects that were saved, and that this run has not been given."""
+        given = {key for key, _ in self.training.others()}
+        rest = sorted(
+            key
+            for key, entry in known.items()
+            if key.startswith((SCHEDULER, EXTRA))
+            and not isinstance(entry, TensorStorageMetadata)
+            and key not in given
+        )
+        if rest and self.ties.rank == 0:
+            logger.warning(
+                "the checkpoint also has %s, which this Checkpointer was not given: it is not "
+                "restored, and not in the checkpoints to come",
+                ", ".join(rest),
+            )
 
     def _restore_chance(self, saved: Any, step: int) -> None:
         if saved is None:

@@ -46,12 +46,14 @@ class Outcome:
         error: why it failed; empty if it did not.
         took_s: seconds from its beginning on.
         written_bytes: by this rank.
+        everywhere: whether all ranks know that it ended like this.
     """
 
     name: Name
     error: str
     took_s: float
     written_bytes: int
+    everywhere: bool = True
 
 
 class Saver:
@@ -107,15 +109,16 @@ class Saver:
 
     def _run(self, job: Job, damaged: Collection[Name]) -> None:
         _step_back()
-        begun_s, error = time.monotonic(), ""
+        begun_s, error, everywhere = time.monotonic(), "", True
         writer = Writer(self._storage, job, self._hurry)
         try:
             write(job, writer, self.group)
         except BaseException as failure:  # whatever it is, it must not end with the thread
             error = told(failure)
-            self._tidy(job, failure)
+            everywhere = self.group is None or isinstance(failure, CheckpointException)
+            self._tidy(job, failure, everywhere)
         took_s = time.monotonic() - begun_s
-        self._outcome = Outcome(job.name, error, took_s, writer.written_bytes)
+        self._outcome = Outcome(job.name, error, took_s, writer.written_bytes, everywhere)
         if error:
             self._failed(self._outcome)
         elif job.rank == 0:
@@ -133,12 +136,11 @@ class Saver:
                 told(error),
             )
 
-    def _tidy(self, job: Job, failure: BaseException) -> None:
+    def _tidy(self, job: Job, failure: BaseException, everywhere: bool) -> None:
         """Give back the space of an attempt that failed, unless it may be complete after all."""
         if any(isinstance(error, ManifestUncertain) for error in _causes(failure)):
             return
-        if self.group is not None and not isinstance(failure, CheckpointException):
-            # Ranks could not talk to each other, so another one may have written the manifest.
+        if not everywhere:  # then another rank may have written the manifest
             return
         with contextlib.suppress(Exception):
             for file in (tensors_file(job.rank), items_file(job.rank)):

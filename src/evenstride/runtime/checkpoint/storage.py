@@ -148,8 +148,8 @@ def open_storage(folder: str | os.PathLike[str]) -> Storage:
     """Return the storage of a path, or of a URL with a scheme such as ``s3://``.
 
     Raises:
-        ConfigError: it is neither; or a URL needs fsspec, which is not installed, or the store's
-            own package.
+        ConfigError: it is neither, or a file; or a URL needs fsspec, which is not installed, or
+            the store's own package.
     """
     text = os.fspath(folder) if isinstance(folder, str | os.PathLike) else ""
     if not isinstance(text, str) or not text:
@@ -159,7 +159,13 @@ def open_storage(folder: str | os.PathLike[str]) -> Storage:
         )
     text = text.removeprefix("file://")
     if "://" not in text:
-        return LocalStorage(Path(text).expanduser().absolute())
+        path = Path(text).expanduser().absolute()
+        if path.exists() and not path.is_dir():
+            raise ConfigError(
+                f"checkpoints cannot be kept in {path}, which is a file; give a folder, which is "
+                "made if it is not there"
+            )
+        return LocalStorage(path)
     from evenstride.runtime.checkpoint.remote import open_remote
 
     return open_remote(text)

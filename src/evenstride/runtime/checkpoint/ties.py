@@ -158,9 +158,8 @@ class MemberTies:
                 "this Stride has a Checkpointer already, and the ranks agree on one save at a "
                 "time; close() that one first, or give it all that is to be saved (extra=)"
             )
-        if saving is not None:
-            continuity.pace.saving = saving
         continuity.watch(notices)
+        continuity.pace.saving = saving or Saving()
         continuity.saves.save_s = save_s
 
     def end(self) -> None:

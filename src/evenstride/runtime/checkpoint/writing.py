@@ -202,6 +202,7 @@ class Writer(StorageWriter):
         files = {told.place.file: told.info for told in written.values()}
         places = {index: told.place for index, told in written.items()}
         files[METADATA] = self._write(METADATA, lambda: [encode_table(metadata, places)])
+        self._require_all(files)
         self._require_latest_run()
         whole = encode(replace(self._job.manifest, files=files))
         try:
@@ -214,6 +215,23 @@ class Writer(StorageWriter):
         """Return false: torch cannot make one by itself."""
         del checkpoint_id
         return False
+
+    def _require_all(self, files: Iterable[str]) -> None:
+        """Refuse to complete a checkpoint of which this rank does not see all files.
+
+        Where each machine has a disk of its own at the same path, every rank writes without an
+        error, and nobody could ever restore.
+        """
+        try:
+            there = self._storage.list(str(self._job.name))
+        except Exception as error:
+            raise CheckpointError(f"{self._storage} cannot be listed: {_told(error)}") from None
+        missing = sorted(set(files) - set(there))
+        if missing:
+            raise CheckpointError(
+                f"rank {self._job.rank} does not see {missing[0]}, which another rank has written "
+                f"to {self._storage}; give a folder that all ranks share"
+            )
 
     def _require_latest_run(self) -> None:
         """Refuse to complete a checkpoint behind the back of a run that took over.

@@ -1,0 +1,177 @@
+"""What a user who made a mistake, or whose disk was repaired, finds out in time."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evenstride.core.lifetimes import Exponential
+from evenstride.core.saving import Saving
+from evenstride.errors import ConfigError
+from evenstride.runtime.checkpoint import Checkpointer, CheckpointError
+from evenstride.runtime.checkpoint.ties import MemberTies
+from evenstride.runtime.farewell import LossReport
+from evenstride.runtime.gate import Gate
+from tests.unit.runtime.checkpoint.kept import FullStorage, MemoryStorage, Runs
+from tests.unit.runtime.quiet import channel
+
+
+def test_what_was_in_the_way_and_has_gone_costs_nothing_at_the_end(runs: Runs) -> None:
+    storage = FullStorage()
+    run = runs(storage, every=2)
+    run.train(2)
+    run.settle()
+    storage.error = PermissionError(1, "not now")
+    run.train(4)
+    run.settle()
+    storage.error = None
+    run.train(1)
+
+    run.checkpoint.close()
+
+    assert run.checkpoint.report()["failed"] >= 1
+    again = runs(storage)
+    restored = again.restore()
+    assert restored is not None
+    assert restored.step == 7, "the state as it was at the end, saved though none was due"
+    assert again.weights() == run.weights()
+
+
+def test_an_end_without_a_checkpoint_says_that_there_is_none(runs: Runs) -> None:
+    storage = FullStorage()
+    run = runs(storage, every=2)
+    storage.error = PermissionError(1, "not now")
+    run.train(3)
+
+    with pytest.raises(CheckpointError, match=r"the state of step 3 .* \(there is none yet\)"):
+        run.checkpoint.close()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_newest_checkpoint_that_there_is_is_named(runs: Runs, restarted: bool) -> None:
+    storage = FullStorage()
+    run = runs(storage, every=2)
+    run.train(2)
+    run.checkpoint.wait()
+    if restarted:
+        run = runs(storage, every=2)
+        run.restore()
+    storage.error = PermissionError(1, "not now")
+    run.train(2)
+
+    with pytest.raises(CheckpointError, match=r"newest checkpoint \(it is step-000000002-"):
+        run.checkpoint.close()
+
+
+class OwnDisk(MemoryStorage):
+    """The store of a leader who does not see one file of another rank."""
+
+    def list(self, folder: str = "") -> list[str]:
+        """Return the names in a folder, but for that file."""
+        return [name for name in super().list(folder) if not name.startswith("tensors")]
+
+
+def test_parts_on_several_disks_are_no_checkpoint(runs: Runs) -> None:
+    storage = OwnDisk()
+    run = runs(storage, every=2)
+    run.train(2)
+
+    with pytest.raises(CheckpointError, match=r"rank 0 does not see tensors-00000\.bin"):
+        run.checkpoint.close()
+
+    assert not storage.checkpoints()
+
+
+class Plan:
+    """A scheduler with this state."""
+
+    def __init__(self, **state: Any) -> None:
+        self.state, self.loaded = state, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take any state, as torch's do."""
+        self.state, self.loaded = state, True
+
+
+@pytest.mark.parametrize(
+    ("saved", "own", "says"),
+    [
+        (Plan(last=1), Plan(last=0, shapes=[]), "shapes is not in the checkpoint"),
+        (Plan(last=1, size=3), Plan(last=0), "size is in the checkpoint only"),
+    ],
+)
+def test_a_scheduler_of_another_kind_is_refused_before_anything_is_loaded(
+    runs: Runs, saved: Plan, own: Plan, says: str
+) -> None:
+    storage = MemoryStorage()
+    run = runs(storage, scheduler=saved)
+    run.train(2)
+    run.checkpoint.save()
+    again = runs(storage, scheduler=own)
+    before = again.weights()
+
+    with pytest.raises(ConfigError, match=rf"scheduler/0 is another kind .*Plan here\): {says}"):
+        again.restore()
+
+    assert not own.loaded
+    assert again.weights() == before
+
+
+def test_what_was_saved_and_is_not_given_any_more_is_told(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = MemoryStorage()
+    run = runs(storage, extra={"ema": torch.nn.Linear(1, 1)})
+    run.train(1)
+    run.checkpoint.save()
+
+    with caplog.at_level(logging.WARNING, "evenstride"):
+        runs(storage).restore()
+
+    assert "the checkpoint also has extra/ema, which this Checkpointer was not given" in caplog.text
+
+
+def test_a_file_is_no_folder(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file, which is a file; give a folder"):
+        runs(tmp_path / "file")
+
+
+def test_what_is_no_stride_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ConfigError, match=r"stride is a int; give the evenstride\.Stride"):
+        Checkpointer(tmp_path, 5, model=model, optimizer=optimizer)  # type: ignore[arg-type]
+
+
+def test_a_way_to_decide_when_to_save_ends_with_its_checkpointer(runs: Runs) -> None:
+    run = runs(MemoryStorage(), every=Saving(Exponential(3600.0)))
+    ties = MemberTies(run.stride._member)
+    short_s = ties.interval_s(0.5)
+    run.checkpoint.close()
+
+    ties.begin(5.0, "off", None)
+
+    assert ties.interval_s(0.5) > 2 * short_s
+
+
+def test_a_rank_that_ends_says_nothing_of_its_own_loss(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "last_value", ConfigError("no"), raising=False)
+    report = LossReport(channel(rank=1), Gate((3, 4)), lambda: ("idle", 0))
+
+    assert report.heard("rank 1 is gone: it ended with ConfigError: no")
+    assert not caplog.records
+    other = LossReport(channel(rank=1), Gate((3, 4)), lambda: ("idle", 0))
+    assert other.heard("rank 10 is gone: it ended")
+    assert "rank 10 is gone" in caplog.text
