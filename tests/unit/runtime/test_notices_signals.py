@@ -19,6 +19,9 @@ import ctypes, os, queue, select, signal, sys, threading
 from signal import SIGHUP, SIGTERM, SIGUSR1, SIGUSR2, raise_signal
 from evenstride.runtime.notices import Gcp, Signals, Watcher
 
+for number in (SIGHUP, SIGTERM, SIGUSR1, SIGUSR2):
+    signal.signal(number, signal.SIG_DFL)  # under nohup, one of them is inherited as ignored
+
 calls = queue.Queue()
 now_s = 0.0
 
@@ -126,6 +129,42 @@ def test_a_second_signal_ends_even_a_process_that_never_returns_from_a_call() ->
     assert lines == ["told SIGTERM 1030.0"], log
     assert code == -signal.SIGTERM
     assert "a second SIGTERM ends this process" in log
+
+
+def test_moments_count_from_the_first_of_several_signals() -> None:
+    lines, code, log = run(
+        """
+        watcher = watch({SIGTERM: 30.0, SIGUSR1: 5.0})
+        raise_signal(SIGTERM)
+        told()
+        now_s = 2.0
+        raise_signal(SIGTERM)
+        raise_signal(SIGUSR1)
+        told()
+        now_s = 4.0
+        raise_signal(SIGTERM)
+        threading.Event().wait(50)
+        """
+    )
+
+    assert (lines, code) == (["told SIGTERM 1030.0", "told SIGUSR1 1005.0"], -signal.SIGTERM), log
+
+
+def test_only_sigterm_ends_a_process_when_it_comes_again() -> None:
+    lines, code, log = run(
+        """
+        watcher = watch({SIGUSR1: 5.0, SIGUSR2: 3.0})
+        raise_signal(SIGUSR1)
+        told()
+        now_s = 10.0
+        raise_signal(SIGUSR1)
+        raise_signal(SIGUSR2)
+        told()
+        watcher.close()
+        """
+    )
+
+    assert (lines, code) == (["told SIGUSR1 1005.0", "told SIGUSR2 1003.0"], 0), log
 
 
 @pytest.mark.parametrize(("later_s", "ends"), [(0.5, False), (2.9, False), (3.5, True)])
