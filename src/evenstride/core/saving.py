@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, sqrt
+from numbers import Real
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from evenstride.errors import ConfigError
 _CELLS = 96  # that the time until the latest possible save is divided into
 _REFINEMENTS = 8  # of an equation's solution, each of which doubles the digits
 _BY_DEFAULT = Exponential(DAY_S)
+_OF_A_LIFETIME = ("survival", "hazard_per_s", "mean_left_s", "quantile_s")
 
 
 def young_s(save_s: float, mean_s: float) -> float:
@@ -104,7 +106,7 @@ class Saving:
         longest_s: between two saves, unless ``most_part`` demands more.
 
     Raises:
-        ConfigError: a value is outside its range.
+        ConfigError: a value is of another kind, or outside its range.
     """
 
     lifetime: Lifetime = _BY_DEFAULT
@@ -113,19 +115,37 @@ class Saving:
     longest_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.most_part <= 1.0:
+        _check_lifetime(self.lifetime)
+        if not (_is_number(self.most_part) and 0.0 < self.most_part <= 1.0):
             raise ConfigError(
-                f"saving may take {self.most_part} of the training time: it must be above 0 and "
+                f"saving may take {self.most_part!r} of the training time: it must be above 0 and "
                 "at most 1; 0.1 is one tenth"
             )
         for name, value in (("prior_failures", self.prior_failures), ("longest_s", self.longest_s)):
-            if not 0.0 < value < inf:
-                raise ConfigError(f"{name}={value}: it must be above 0 and finite; leave it out")
+            if not (_is_number(value) and 0.0 < value < inf):
+                raise ConfigError(
+                    f"{name}={value!r}: it must be above 0 and finite, a number; leave it out"
+                )
 
     def factor(self, observed: Observed) -> float:
         """Return how many times the model's hazards those of this run are."""
         prior = self.prior_failures
         return (observed.failures + prior) / (observed.expected + prior)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _check_lifetime(lifetime: object) -> None:
+    """Refuse what is no `Lifetime` at once: later only the leader asks it, and would fail alone."""
+    named = all(callable(getattr(lifetime, name, None)) for name in _OF_A_LIFETIME)
+    if isinstance(lifetime, type) or not named:
+        raise ConfigError(
+            f"lifetime={lifetime!r} does not say how long a machine lives: give Exponential, "
+            f"TwoRates or Bathtub, or an object with {', '.join(_OF_A_LIFETIME)}; for a mean "
+            "life of a day write Exponential(86400.0), or leave it out"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from evenstride.errors import ConfigError
 
 _UNITS_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # After failures in a row so many due steps are left out before the next try.
 _MOST_LEFT_OUT = 7
 
@@ -31,6 +32,18 @@ class Cadence:
     interval_s: float = 0.0
     auto: bool = False
     saving: Saving | None = None
+
+    def __str__(self) -> str:
+        """Return it as a user would say it; alike only where it is alike.
+
+        An object of the user's own that does not say what it is shows its address, which is another
+        one on each rank and is left out.
+        """
+        if self.auto:
+            return f"auto, by {_ADDRESS.sub('', repr(self.saving))}" if self.saving else "auto"
+        if self.steps:
+            return "every step" if self.steps == 1 else f"every {self.steps} steps"
+        return f"every {repr(self.interval_s).removesuffix('.0')} s"
 
     @property
     def by_clock(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Self
 from torch import nn
 from torch.optim import Optimizer
 
+from evenstride.core.saving import Saving
 from evenstride.errors import ConfigError, EvenstrideError, UsageError
 from evenstride.runtime.agreement import Plain
 from evenstride.runtime.checkpoint.copying import About, copy_part
@@ -72,7 +73,7 @@ class Checkpointer:
         scheduler: one or several; anything with ``state_dict`` and ``load_state_dict``.
         every: steps from save to save, or a duration by rank 0's clock ("30s", "5min", a
             `datetime.timedelta`), or "auto": as often as the losses that were seen, and what a
-            save takes, make best (Young and Daly; see `evenstride.core.saving`).
+            save takes, make best (Young and Daly), or a `evenstride.core.saving.Saving`.
         keep: complete checkpoints that stay, at least 1; older ones are deleted once a newer one
             is in place.
         extra: more objects with ``state_dict`` and ``load_state_dict``, by name: a gradient
@@ -98,7 +99,7 @@ class Checkpointer:
         model: nn.Module,
         optimizer: Optimizer | Sequence[Optimizer],
         scheduler: Any = None,
-        every: int | str | timedelta = 100,
+        every: int | str | timedelta | Saving = 100,
         keep: int = 2,
         extra: Mapping[str, Any] | None = None,
         notices: str | None = None,

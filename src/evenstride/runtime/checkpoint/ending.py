@@ -15,7 +15,12 @@ class _Unflushable:
     def flush(self) -> None:
         """Flush the stream, and say what is wrong."""
         self._stream.flush()
-        raise self._error
+        # Where it was raised first is of no use to people: nothing has crashed.
+        raise self._error.with_traceback(None)
+
+    def __repr__(self) -> str:
+        """Return what Python names as the place of the error, when it shows that one."""
+        return "evenstride: the newest state is unsaved, hence exit code 120"
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -69,7 +69,7 @@ def prepare(asked: Asked, ties: Ties) -> Prepared:
     def show() -> Plain:
         made.append(_checked(asked))
         names = [key for key, _ in made[0].training.others()]
-        settings = {"every": repr(made[0].cadence), "keep": asked.keep, "states": names}
+        settings = {"every": str(made[0].cadence), "keep": asked.keep, "states": names}
         return {"asked": settings, **_probe(made[0].storage, token)}
 
     def judge(shown: list[Plain]) -> Plain:

@@ -11,7 +11,7 @@
                 number 30 s for SIGTERM, and at any moment for the others
 =============== ================================================================================
 
-Several are joined by commas; ``off`` stands alone.
+Several are joined by commas; ``off`` stands alone, and each signal is named once.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ def _read(setting: str) -> tuple[set[str], dict[str, float | None]]:
         name, at, grace = part.partition("@")
         if name.lower() in NAMES and not at:
             names.add(name.lower())
+        elif name.upper() in graces:
+            raise _repeated(setting, name.upper())
         elif name.upper() in _SIGNALS:
             graces[name.upper()] = _grace_s(part, name.upper(), at, grace)
         else:
@@ -117,6 +119,13 @@ def _grace_s(part: str, name: str, at: str, grace: str) -> float | None:
             f"signal to the end; write {name}@120, or {name} alone"
         )
     return float(grace)
+
+
+def _repeated(setting: str, name: str) -> ConfigError:
+    return ConfigError(
+        f"notices={setting!r} asks for {name} more than once; a signal leaves one time, in "
+        f"seconds from it to the end; write {name}@120 once"
+    )
 
 
 def _unknown(part: str) -> ConfigError:
