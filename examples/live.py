@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from evenstride.integrations.torchft import LiveStride
-
 
 def main(name: str | None, lighthouse: str, host: str, samples: int, epochs: int) -> None:
+    from evenstride.integrations.torchft import LiveStride  # here: --help needs no torchft
+
     torch.manual_seed(0)  # all that start together must start from equal weights
     rows = torch.randn(samples, 64)
     dataset = TensorDataset(rows, rows[:, :10].argmax(1))  # which of ten numbers is the largest?

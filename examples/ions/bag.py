@@ -9,8 +9,8 @@ renews while it works. A claim that is not renewed for the lease is void, and wh
 of the next generation first goes on from the newest saved state. Claims are never deleted, so that
 nobody can take away one that has been renewed or replaced meanwhile. A result counts if it is the
 first to be there, and it is whole when it is there. Several machines need a shared folder, and
-clocks that agree to a small part of the lease. SIGTERM hands a claim back with its state; SIGKILL
-costs what was done since the last state.
+clocks that agree to a small part of the lease. SIGTERM and Ctrl-C hand a claim back with its
+state; SIGKILL costs what was done since the last state.
 """
 
 from __future__ import annotations
@@ -249,11 +249,25 @@ def make_bag(folder: Path, design: Design) -> Bag:
         (folder / name).mkdir(parents=True, exist_ok=True)
     text, path = json.dumps(asdict(design)), folder / "design.json"
     if path.exists() and path.read_text() != text:
-        raise SystemExit(f"{folder} holds another bag; go on with it, or take another folder")
+        differs = _differences(json.loads(path.read_text()), json.loads(text))
+        raise SystemExit(
+            f"{folder} holds another bag: {differs}; go on with that one, or take another folder"
+        )
     fresh = path.with_suffix(".tmp")
     fresh.write_text(text)
     fresh.replace(path)
     return Bag(folder)
+
+
+def _differences(there: dict[str, Any], asked: dict[str, Any]) -> str:
+    """Say in which settings two designs differ; in the points, if in nothing else."""
+    old, new = ({**d, **d["settings"], "jobs": len(d["points"])} for d in (there, asked))
+    told = [
+        f"{name} is {old.get(name)} there and {new.get(name)} asked for"
+        for name in sorted((old.keys() | new.keys()) - {"settings", "points"})
+        if old.get(name) != new.get(name)
+    ]
+    return ", ".join(told) or "its points are others"
 
 
 def work(
@@ -317,18 +331,26 @@ def main() -> None:
         settings = Settings(args.ions, args.replicas, sweeps=args.sweeps)
         points = spread(args.jobs, args.seed)
         make_bag(args.folder, Design(points, settings, args.seed, args.lease))
-    elif args.what == "work":
-        _work(Bag(args.folder))
+    elif args.what == "work" and _work(Bag(args.folder)) == signal.SIGINT:
+        raise SystemExit(128 + signal.SIGINT)
     status = Bag(args.folder).status()
     lines = (f"{name:12} {value:g}" for name, value in status.items())
     print(json.dumps(status) if args.json else "\n".join(lines))
 
 
-def _work(bag: Bag) -> None:
+def _work(bag: Bag) -> int | None:
+    """Work until everything is finished or a signal comes; return that signal."""
     torch.set_num_threads(1)  # a worker is a core; start more workers for more cores
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop, heard = threading.Event(), []
+
+    def leave(number: int, _: object) -> None:
+        heard.append(number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
     work(bag, f"{socket.gethostname()}:{os.getpid()}", stop.is_set, stop.wait)
+    return heard[0] if heard else None
 
 
 if __name__ == "__main__":

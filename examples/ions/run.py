@@ -6,14 +6,16 @@ python -m examples.ions.run FOLDER --trace aws-08-03-2023/us-west-2c_v100_1 --ti
 Workers of a bag simulate in some slots. What a trace says of spot machines happens to them, in
 compressed time: a worker is killed (SIGKILL) when its machine went away, and a new one starts when
 a machine came. Ranks under torchrun train the surrogate from the first simulations on. At the end
-stand the counts, and the error on held-out simulations against the number of those trained. Start
-it again on the same folder, and it goes on.
+stand the counts, and the error on held-out simulations against the number of those trained.
+
+Ctrl-C ends it, with all that it has started. The same command goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -32,10 +34,13 @@ from examples.ions.simulate import Settings
 from examples.ions.surrogate import Results, is_held_out
 from numpy.typing import NDArray
 
+from evenstride.errors import EvenstrideError
 from evenstride.sim.spot import SpotTrace, machines, spot_traces
 
 ROOT = Path(__file__).resolve().parents[2]
 _NOBODY = -1
+_INTERRUPTED = 130  # exit code, as a shell has it
+_GRACE_S = 40.0  # torchrun gives its ranks 30 s
 
 
 def made_up(slots: int, ticks: int, seed: int) -> NDArray[np.int64]:
@@ -104,8 +109,10 @@ def replay(
     return ticks
 
 
-def learning_curve(bag: Bag, steps: int, seed: int) -> list[dict[str, float]]:
+def learning_curve(bag: Bag, steps: int, seed: int) -> list[dict[str, float | None]]:
     """Return the error on held-out simulations after training on the first ones of the design.
+
+    It is ``None`` where none of those held out is finished.
 
     Args:
         bag: with everything finished.
@@ -115,40 +122,61 @@ def learning_curve(bag: Bag, steps: int, seed: int) -> list[dict[str, float]]:
     results = Results(bag)
     jobs = [job for job in bag.finished() if not is_held_out(job)]
     counts = sorted({*(n for n in (8, 16, 32, 64, 128, 256) if n < len(jobs)), len(jobs)})
-    curve: list[dict[str, float]] = []
+    curve: list[dict[str, float | None]] = []
     for count in counts:
         torch.manual_seed(seed)
         net = surrogate(len(RANGES), bag.design.settings.bins)
         fit(*results.tensors(jobs[:count]), net, steps, 16, seed)
-        curve.append({"simulations": count, "held_out": results.error(net) or float("nan")})
+        curve.append({"simulations": count, "held_out": results.error(net)})
     return curve
 
 
-def noise(bag: Bag) -> float:
-    """Return the error that a perfect prediction would have: the held-out simulations' own."""
+def noise(bag: Bag) -> float | None:
+    """Return the error that a perfect prediction would have: the held-out simulations' own.
+
+    ``None`` if none of them is finished.
+    """
     parts = []
     for job in filter(is_held_out, bag.finished()):
         result = bag.result(job)
         # Profiles are averaged with their mirror images.
         squares = result["error_molar"].square().mean(-1) / 2
         parts.append((squares.sqrt() / result["density_molar"].mean(-1)).mean())
-    return float(torch.stack(parts).mean()) if parts else float("nan")
+    return float(torch.stack(parts).mean()) if parts else None
 
 
-def _start(*command: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-m", *command], cwd=ROOT, env=environment)
+def _start(*command: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=stdout,
+        # So Ctrl-C is heard here alone, and `_end` tells the others, once and in order: torchrun
+        # leaves its ranks behind if a second signal comes while it ends them.
+        start_new_session=True,
+    )
 
 
 def _worker(folder: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "examples.ions.bag", "work", str(folder)]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    return _start("examples.ions.bag", "work", str(folder), stdout=subprocess.DEVNULL)
 
 
 def _kill(worker: subprocess.Popen[bytes]) -> None:
     worker.kill()
     worker.wait()
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End what still runs: ranks save their state, workers hand back what they hold."""
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave some behind
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+    signal.signal(signal.SIGINT, heard)
 
 
 def run(bag: Bag, who: NDArray[np.int64], args: argparse.Namespace) -> dict[str, Any]:
@@ -172,9 +200,7 @@ def run(bag: Bag, who: NDArray[np.int64], args: argparse.Namespace) -> dict[str,
             worker.wait()
         code = training.wait()
     finally:
-        training.terminate()
-        for _, worker in slots.here.values():
-            _kill(worker)
+        _end([training, *(worker for _, worker in slots.here.values())])
     return {
         **bag.status(),
         "ticks": ticks,
@@ -196,42 +222,91 @@ def _over(bag: Bag, slots: Slots, training: subprocess.Popen[bytes]) -> bool:
     return finished == jobs
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--jobs", type=int, default=64)
-    parser.add_argument("--ions", type=int, default=60, help="about, in a box")
-    parser.add_argument("--replicas", type=int, default=16)
-    parser.add_argument("--sweeps", type=int, default=60)
-    parser.add_argument("--trace", default="made", help="'made', or a recording's name")
-    parser.add_argument("--from-tick", type=int, default=0, help="where the trace begins")
-    parser.add_argument("--tick", type=float, default=4.0, help="seconds from tick to tick")
-    parser.add_argument("--slots", type=int, default=2, help="for simulation workers")
-    parser.add_argument("--ranks", type=int, default=2, help="that train")
-    parser.add_argument("--lease", type=float, default=8.0, help="seconds")
-    parser.add_argument("--epochs-after", type=int, default=500, help="over all simulations")
-    parser.add_argument("--curve-steps", type=int, default=4000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the counts here, too")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and the description as it is written."""
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is asked for, and at least 1 is needed")
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is asked for, and more than 0 is needed")
+    return seconds
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.ions.run", description=__doc__, formatter_class=_Help
+    )
+    add = parser.add_argument
+    add("folder", type=Path, help="simulations, states and weights; made anew, or gone on with")
+    add("--jobs", type=_count, default=64, help="simulations; every eighth is held out")
+    add("--ions", type=_count, default=60, help="about, in a box")
+    add("--replicas", type=_count, default=16, help="of the box, simulated at once")
+    add("--sweeps", type=_count, default=60, help="that are averaged, of each simulation")
+    add("--trace", default="made", help="'made', or a recording's name")
+    add("--from-tick", type=int, default=0, help="where the trace begins")
+    add("--tick", type=_seconds, default=4.0, help="seconds from tick to tick")
+    add("--slots", type=_count, default=2, help="for simulation workers")
+    add("--ranks", type=_count, default=2, help="that train")
+    add("--lease", type=_seconds, default=8.0, help="seconds without a sign until one is replaced")
+    add("--epochs-after", type=int, default=500, help="over all simulations")
+    add("--curve-steps", type=_count, default=4000, help="of each training at the end")
+    add("--seed", type=int, default=0, help="of simulations, weights and made-up machines")
+    add("--json", type=Path, default=argparse.SUPPRESS, help="write the counts here, too")
+    return parser
+
+
+def _tell(told: dict[str, Any]) -> None:
+    """Print the counts and the curve; what cannot be judged is a dash."""
+    for name, value in told.items():
+        if name != "curve":
+            print(f"{name:16} {'-' if value is None else format(value, 'g')}")
+    for point in told["curve"]:
+        error = "-" if point["held_out"] is None else f"{point['held_out']:.2%}"
+        print(f"{point['simulations']:4.0f} simulations: {error} on those held out")
+
+
+def _leave(number: int, _: object) -> None:
+    sys.exit(f"ended by {signal.Signals(number).name}")  # with all it started
+
+
+def _work(args: argparse.Namespace, who: NDArray[np.int64]) -> None:
     settings = Settings(args.ions, args.replicas, sweeps=args.sweeps)
     design = Design(spread(args.jobs, args.seed), settings, args.seed, args.lease)
     bag = make_bag(args.folder.resolve(), design)
-    made = args.trace == "made"
-    who = made_up(args.slots, 1000, args.seed) if made else recorded(args.trace, args.slots)
-
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # with all it started
     told = run(bag, np.roll(who, -args.from_tick, axis=0), args)
     told["noise"] = noise(bag)
     told["curve"] = learning_curve(bag, args.curve_steps, args.seed)
-    for name, value in told.items():
-        if name != "curve":
-            print(f"{name:16} {value:g}")
-    for point in told["curve"]:
-        print(f"{point['simulations']:4.0f} simulations: {point['held_out']:.2%} on those held out")
-    if args.json:
+    _tell(told)
+    if "json" in args:
         args.json.write_text(json.dumps(told, indent=1))
+
+
+def main() -> None:
+    parser = _parser()
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, _leave)
+    made = args.trace == "made"
+    try:
+        who = made_up(args.slots, 1000, args.seed) if made else recorded(args.trace, args.slots)
+    except EvenstrideError as error:
+        parser.error(str(error))
+    try:
+        _work(args, who)
+    except KeyboardInterrupt:
+        ended = "interrupted; the same command goes on from here"
+        print(f"{ended} (a traceback above is how torchrun ends)", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

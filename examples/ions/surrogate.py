@@ -86,20 +86,21 @@ class Feed:
     Args:
         bag: where they come from.
         stride: of the run.
-        least: simulations to wait for before the first epoch.
+        least: simulations to wait for before the first epoch, if there will be so many.
     """
 
     def __init__(self, bag: Bag, stride: evenstride.Stride, least: int) -> None:
         self.bag, self.results = bag, Results(bag)
         self.jobs: list[int] = []
         self.full_epochs = 0
-        self._stride, self._least = stride, least
+        self._all = sum(not is_held_out(n) for n in range(len(bag.design.points)))
+        self._stride, self._least = stride, min(least, self._all)
         self._loader: Any = None
 
     @property
     def full(self) -> bool:
         """Whether nothing more will come."""
-        return len(self.jobs) == sum(not is_held_out(n) for n in range(len(self.bag.design.points)))
+        return len(self.jobs) == self._all
 
     def loader(self) -> Any:
         """Return the loader of the current epoch; every rank calls it before each epoch."""
@@ -163,6 +164,8 @@ def train(bag: Bag, args: argparse.Namespace) -> None:
         every=args.save_every,
         extra={"feed": feed},
     )
+    # Warns that the data are not compared, as there is no loader yet. It must be so: which
+    # simulations a loader needs is part of what is restored, and with others it is refused.
     checkpoint.restore()
 
     loss, told = torch.zeros(()), -1
@@ -225,6 +228,8 @@ def main() -> None:
         dist.init_process_group("gloo")
     try:
         train(Bag(args.folder), args)
+    except KeyboardInterrupt:  # the state is that of the last save
+        raise SystemExit(130) from None
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

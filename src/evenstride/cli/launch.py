@@ -7,6 +7,8 @@ import os
 import shlex
 import signal
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,14 +20,22 @@ if TYPE_CHECKING:
 
 _Command = Annotated[
     list[str] | None,
-    typer.Argument(help="Script and its arguments.", metavar="SCRIPT [ARGS]..."),
+    typer.Argument(
+        help="Script and its arguments, or -- -m pkg.module and those.",
+        metavar="SCRIPT [ARGS]...",
+    ),
 ]
-
-
 _Nodes = Annotated[
     str, typer.Option(help="Machines, or the fewest and the most.", metavar="N|MIN:MAX")
 ]
-_PerNode = Annotated[str, typer.Option(help="Workers per machine, or auto, gpu, cpu.", metavar="N")]
+_PerNode = Annotated[
+    str,
+    typer.Option(
+        help="Workers per machine; gpu or cpu: one for each; auto: gpu where there are some, "
+        "else cpu.",
+        metavar="N",
+    ),
+]
 _Store = Annotated[
     str | None,
     typer.Option(help="Where the machines meet; port 29400 if left out.", metavar="HOST[:PORT]"),
@@ -40,16 +50,27 @@ _Restarts = Annotated[
     int | None, typer.Option(min=0, help="Most restarts; 3, and 1000 with --spot, if left out.")
 ]
 _Address = Annotated[
-    str | None, typer.Option(help="This machine's address, if its name leads nowhere.")
+    str | None,
+    typer.Option(
+        help="This machine's address, if its name leads nowhere; its name if left out.",
+        metavar="HOST",
+    ),
 ]
 _StoreOnly = Annotated[
     bool, typer.Option("--store-only", help="Serve the store at --store, and nothing else.")
 ]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the command.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object, and start nothing; a store of --store-only is served.",
+    ),
+]
 
 
 def launch(
+    context: typer.Context,
     command: _Command = None,
     nodes: _Nodes = "1",
     per_node: _PerNode = "auto",
@@ -62,22 +83,27 @@ def launch(
     dry_run: _DryRun = False,
     as_json: _Json = False,
 ) -> None:
-    """Start a script with torchrun, so that it survives machines that leave and come back.
+    """Start a script with torchrun, so that it survives machines that come and go.
 
-    Prints the torchrun command and becomes it. Run it on every machine. A machine that is lost
-    costs the steps since the last checkpoint and some ten seconds, instead of most of a minute.
+    Prints the torchrun command and becomes it. Run it on every machine. A machine
+    that is lost costs the steps since the last checkpoint and some ten seconds,
+    instead of most of a minute.
 
-    Each loss counts as a restart, also when a machine is taken away. The store must outlive
-    all machines: torchrun cannot go on without it. With --spot it is served apart, with
-    --store-only on a small machine that stays. Whoever reaches its port can run code on all
-    machines of the job, so let nobody else reach it.
+    Each loss counts as a restart, also when a machine is taken away. The store
+    must outlive all machines: torchrun cannot go on without it. With --spot it is
+    served apart, with --store-only on a small machine that stays. Whoever reaches
+    its port can run code on all machines of the job, so let nobody else reach it.
+
+    Options of launch stand before the script; what follows it is the script's.
 
     Examples:
         evenstride launch --per-node 2 train.py --lr 0.1
 
+        evenstride launch --per-node 2 -- -m pkg.module --lr 0.1
+
         evenstride launch --store-only --store 10.0.0.5:29400
 
-        evenstride launch --nodes 1:4 --per-node 8 --store 10.0.0.5:29400 --spot train.py
+        evenstride launch --nodes 1:4 --store 10.0.0.5:29400 --spot train.py
     """
     from evenstride.lab import torchrun
 
@@ -100,7 +126,35 @@ def launch(
         restarts=restarts,
         address=address,
     )
-    _become(torchrun.torchrun(request, torchrun.offers_of_torch()), as_json, dry_run)
+    run = torchrun.torchrun(request, torchrun.offers_of_torch())
+    run = replace(run, notes=(*run.notes, *_strayed(context, command)))
+    if not (dry_run or as_json):
+        _refuse_if_missing(command[0])
+    _become(run, as_json, dry_run or as_json)
+
+
+def _strayed(context: typer.Context, command: list[str]) -> list[str]:
+    """Return a note for each option of launch that went to the script."""
+    own = {name for parameter in context.command.params for name in parameter.opts}
+    ended = command.index("--") if "--" in command else len(command)
+    given = dict.fromkeys(word.partition("=")[0] for word in command[1:ended])
+    return [
+        f"{name} after the script goes to the script; put it before if launch is meant."
+        for name in given
+        if name.startswith("--") and name in own
+    ]
+
+
+def _refuse_if_missing(script: str) -> None:
+    """Refuse a script that no restart would find; what begins with a dash is for torchrun."""
+    path = Path(script)
+    if script.startswith("-") or path.is_file() or (path / "__main__.py").is_file():
+        return
+    there = "it is a folder" if path.is_dir() else f"there is no such file seen from {Path.cwd()}"
+    raise ConfigError(
+        f"{script} is to be launched, and {there}; launch starts a script, or a module given as "
+        "-- -m pkg.module; correct the name, or go to the folder that it starts from"
+    )
 
 
 def _become(run: Torchrun, as_json: bool, dry_run: bool) -> None:

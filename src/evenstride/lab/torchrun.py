@@ -7,7 +7,9 @@ measured: ``docs/elastic.md``.
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -35,8 +37,9 @@ _JOIN_S, _SPOT_JOIN_S = 600, 3600
 # be taken away are gone.
 _SPOT_SHUTDOWN_S = 20
 
-_HOST = re.compile(r"\[(?P<bracketed>[0-9A-Fa-f:.%]+)\]|(?P<plain>[^\s:\[\]/]+)")
+_HOST = re.compile(r"\[(?P<bracketed>[0-9A-Fa-f:.%]+)\]|(?P<plain>[\w.-]+)")
 _NODES = re.compile(r"([0-9]+)(?::([0-9]+))?")
+_EVERYWHERE = ipaddress.IPv4Address(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ def parse_store(text: str) -> Endpoint:
     """Return the endpoint of ``HOST``, ``HOST:PORT`` or ``[IPV6]:PORT``.
 
     Raises:
-        ConfigError: it is none of them.
+        ConfigError: it is none of them, or stands for all addresses of a machine.
     """
     host, port = _HOST.match(text), ""
     if host is not None:
@@ -148,11 +151,30 @@ def parse_store(text: str) -> Endpoint:
     if host is not None and re.fullmatch(r"|:[0-9]{1,5}", port):
         number = int(port[1:] or DEFAULT_PORT)
         if 0 < number < 65536:
-            return Endpoint(host["bracketed"] or host["plain"], number)
+            endpoint = Endpoint(host["bracketed"] or host["plain"], number)
+            _refuse_if_everywhere(endpoint.host)
+            return endpoint
     raise ConfigError(
         f"--store {text!r} is not understood; give a host name or address, and a port if it is "
         f"not {DEFAULT_PORT}: head, head:29500, [fd00::1]:29500"
     )
+
+
+def _refuse_if_everywhere(host: str) -> None:
+    """Refuse 0.0.0.0 and its kin; no name is looked up."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        try:
+            address = ipaddress.ip_address(socket.inet_aton(host))  # "0" is 0.0.0.0, too
+        except OSError:
+            return
+    if address.is_unspecified or getattr(address, "ipv4_mapped", None) == _EVERYWHERE:
+        raise ConfigError(
+            f"--store {host} means every address of a machine: workers cannot meet there, and a "
+            "store would be open to whoever reaches this machine; name the one address that all "
+            "machines reach"
+        )
 
 
 def offers_of_torch() -> Offers:
@@ -196,10 +218,10 @@ def torchrun(request: Request, offers: Offers | None = None) -> Torchrun:
             "--store HOST:PORT --spot on every machine; or, where none is taken away, add --store "
             "with the name of the first machine"
         )
-    restarts = request.restarts
-    if restarts is None:
-        restarts = SPOT_RESTARTS if request.spot else RESTARTS
-    arguments = [f"--nproc-per-node={request.per_node}", f"--max-restarts={restarts}"]
+    arguments = [
+        f"--nproc-per-node={request.per_node}",
+        f"--max-restarts={_restarts(request)}",
+    ]
     if request.store is None:
         arguments = ["--standalone", "--nnodes=1", *arguments]
     else:
@@ -214,6 +236,12 @@ def torchrun(request: Request, offers: Offers | None = None) -> Torchrun:
     # back waits for ever, and so do those that lost the machine which hosted it.
     environment = {NO_SHARED_STORE: "1"}
     return Torchrun((*arguments, *request.command), environment, _notes(request, offers))
+
+
+def _restarts(request: Request) -> int:
+    if request.restarts is not None:
+        return request.restarts
+    return SPOT_RESTARTS if request.spot else RESTARTS
 
 
 def _meeting(request: Request, store: Endpoint, offers: Offers) -> list[str]:
@@ -256,6 +284,12 @@ def _notes(request: Request, offers: Offers) -> tuple[str, ...]:
             "again from the last checkpoint. Where machines may be taken away, serve the store on "
             f"a small one that stays (evenstride launch --store-only --store {store}) and add "
             "--spot on the others."
+        )
+    if request.spot and _restarts(request) > RESTARTS:
+        notes.append(
+            "What no restart mends, such as a typo in the script or a checkpoint of another run, "
+            f"is met again at each of {_restarts(request)} restarts; try a script's first start "
+            f"with --restarts {RESTARTS}, or without --spot."
         )
     if store is not None and not offers.keep_alive:
         notes.append(

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +35,15 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``train.py`` in the folder that the command is run in."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.touch()
+    return path
+
+
 def call(*arguments: str) -> tuple[str, str]:
     """Return what the command prints, and its notes."""
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
@@ -41,13 +51,14 @@ def call(*arguments: str) -> tuple[str, str]:
     return result.stdout, result.stderr
 
 
+@pytest.mark.usefixtures("script")
 def test_the_command_is_printed_and_then_run(executed: list[tuple[Any, ...]]) -> None:
-    out, err = call("--per-node", "2", "train.py", "--lr", "0.1", "--json")
+    out, err = call("--per-node", "2", "train.py", "--lr", "0.1", "--debug")
 
     ((path, words, environment),) = executed
     assert path == words[0] == sys.executable
     assert words[1:4] == ["-m", "torch.distributed.run", "--standalone"]
-    assert words[-4:] == ["train.py", "--lr", "0.1", "--json"]
+    assert words[-4:] == ["train.py", "--lr", "0.1", "--debug"]
     assert environment == {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     assert out == f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 {' '.join(words)}\n"
     assert err == ""
@@ -64,7 +75,7 @@ def test_a_dry_run_only_prints(executed: list[tuple[Any, ...]]) -> None:
 
 def test_json_is_one_object(executed: list[tuple[Any, ...]]) -> None:
     store = ("--store", "[fd00::1]:1", "--spot", "--id", "mine", "--restarts", "7")
-    out, err = call("--json", "--dry-run", "--nodes", "2", *store, "train.py")
+    out, err = call("--json", "--nodes", "2", *store, "train.py")
 
     plain = json.loads(out)
     assert {"--rdzv-endpoint=[fd00::1]:1", "--rdzv-id=mine", "--max-restarts=7"} < set(
@@ -73,6 +84,51 @@ def test_json_is_one_object(executed: list[tuple[Any, ...]]) -> None:
     assert plain["environment"] == {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     assert "--store-only --store [fd00::1]:1" in plain["notes"][0]
     assert err == ""
+    assert not executed, "the object would be mixed with what the training prints"
+
+
+def test_options_of_launch_behind_the_script_go_to_it_and_that_is_said(
+    executed: list[tuple[Any, ...]],
+) -> None:
+    stray = ("--nodes=2", "--spot", "--lr", "--id", "a", "--id", "b", "--help", "--", "--store")
+    out, err = call("--dry-run", "--", "train.py", *stray)
+
+    assert out.endswith(f" train.py {' '.join(stray)}\n")
+    assert err.splitlines() == [
+        f"note: {name} after the script goes to the script; put it before if launch is meant."
+        for name in ("--nodes", "--spot", "--id")
+    ]
+
+
+@pytest.mark.parametrize("name", ["nosuch.py", "folder"])
+def test_a_script_that_is_not_there_is_refused_once_and_not_at_each_restart(
+    executed: list[tuple[Any, ...]], script: Path, name: str
+) -> None:
+    script.with_name("folder").mkdir()
+    result = CliRunner().invoke(app, ["--spot", name])
+
+    told = str(result.exception)
+    assert isinstance(result.exception, ConfigError)
+    assert told.startswith(f"{name} is to be launched, and ")
+    assert "-- -m pkg.module; correct the name" in told
+    assert ("it is a folder" if name == "folder" else str(script.parent)) in told
+    assert result.stdout == ""
+    assert not executed
+
+    call("--dry-run", name)
+
+
+@pytest.mark.parametrize("started", ["train.py", "package", "-m nosuch", "--no-python nosuch"])
+def test_what_python_or_torchrun_can_start_is_not_refused(
+    executed: list[tuple[Any, ...]], script: Path, started: str
+) -> None:
+    package = script.with_name("package")
+    package.mkdir()
+    (package / "__main__.py").touch()
+
+    call("--", *started.split())
+
+    assert len(executed) == 1
 
 
 def test_a_module_is_launched_behind_two_dashes() -> None:
@@ -93,6 +149,7 @@ def test_a_module_is_launched_behind_two_dashes() -> None:
         (["--store-only", "--store", "127.0.0.1", "train.py"], "but train.py is given"),
         (["--store-only", "--store", "0.0.0.0"], "open to whoever reaches this machine"),
         (["--store-only", "--store", "0:1"], "open to whoever reaches this machine"),
+        (["--store", "0.0.0.0", "train.py"], "--store 0.0.0.0 means every address of a machine"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
@@ -145,6 +202,12 @@ def test_a_store_alone_serves_whoever_comes_until_it_is_told_to_end() -> None:
             server.stdout.close()
 
 
+def test_no_line_of_the_help_is_broken_at_80_columns() -> None:
+    lines = (launch.__doc__ or "").expandtabs().splitlines()
+
+    assert all(len(line.removeprefix("    ")) <= 78 for line in lines)
+
+
 def test_the_help_has_examples_and_needs_no_torch() -> None:
     code = (
         "import sys\nfrom tests.unit.cli.test_launch import app\n"
@@ -156,4 +219,6 @@ def test_the_help_has_examples_and_needs_no_torch() -> None:
 
     _, _, examples = done.stdout.partition("Examples:")
     assert "evenstride launch --store-only --store 10.0.0.5:29400" in examples
+    assert "-- -m pkg.module" in examples
+    assert "auto:" in examples
     assert done.stdout.splitlines()[-1] == "False"

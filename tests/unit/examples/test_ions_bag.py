@@ -7,6 +7,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -269,6 +270,26 @@ def test_another_bag_in_the_same_folder_is_refused(bag: Bag) -> None:
         make_bag(bag.folder, replace(DESIGN, seed=6))
 
     assert Bag(bag.folder).design == DESIGN
+
+
+@pytest.mark.parametrize(
+    ("asked", "differs"),
+    [
+        ({"seed": 6}, "seed is 5 there and 6 asked for"),
+        (
+            {"points": DESIGN.points[:2], "settings": replace(SETTINGS, sweeps=4)},
+            "jobs is 3 there and 2 asked for, sweeps is 3 there and 4 asked for",
+        ),
+        ({"points": spread(3, seed=2)}, "its points are others"),
+    ],
+)
+def test_what_differs_from_the_bag_that_is_there_is_named(
+    bag: Bag, asked: dict[str, Any], differs: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        make_bag(bag.folder, replace(DESIGN, **asked))
+
+    assert f" another bag: {differs}; go on with that one, or take another" in str(end.value)
 
 
 def test_a_folder_that_is_no_bag_says_what_to_do(tmp_path: Path) -> None:

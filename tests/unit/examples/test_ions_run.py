@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import torch
+from examples.ions import bag as bags
+from examples.ions import run as runs
+from examples.ions import surrogate
 from examples.ions.bag import Bag, Design, make_bag, spread, work
 from examples.ions.run import Slots, learning_curve, made_up, noise, replay
 from examples.ions.simulate import Settings
-from examples.ions.surrogate import Results, is_held_out
+from examples.ions.surrogate import Feed, Results, is_held_out
 
 
 class Fleet:
@@ -119,3 +127,174 @@ def test_growth_is_judged_by_nothing_before_something_held_out_is_finished(
     work(bag, "one", lambda: False, lambda _: None)
 
     assert Results(bag).error(torch.nn.Linear(3, 16)) is None
+    assert noise(bag) is None
+    curve = learning_curve(bag, steps=1, seed=0)
+    assert curve == [{"simulations": 3, "held_out": None}]
+
+
+def test_what_cannot_be_judged_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    curve = [{"simulations": 3, "held_out": None}, {"simulations": 8, "held_out": 0.125}]
+    runs._tell({"jobs": 9, "noise": None, "curve": curve})
+
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["jobs", "9"],
+        ["noise", "-"],
+        ["3", "simulations:", "-", "on", "those", "held", "out"],
+        ["8", "simulations:", "12.50%", "on", "those", "held", "out"],
+    ]
+
+
+def test_training_waits_for_no_more_than_there_will_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("examples.ions.surrogate.time.sleep", lambda _: pytest.fail("it waits"))
+    settings = Settings(ions=4, replicas=2, equilibrate=1, sweeps=1, bins=8)
+    few = make_bag(tmp_path, Design(spread(2, 0), settings, 0, 10.0))
+    work(few, "one", lambda: False, lambda _: None)
+    stride: Any = None
+
+    assert Feed(few, stride, least=4)._found() == [0, 1]
+
+
+@pytest.fixture
+def argv(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the command line is; nothing of this process is changed by it."""
+    words = ["run.py"]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    return words
+
+
+def interrupted(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_tells_how_to_go_on(
+    argv: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv.append(str(tmp_path))
+    monkeypatch.setattr(runs, "run", interrupted)
+
+    with pytest.raises(SystemExit) as end:
+        runs.main()
+
+    assert end.value.code == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("interrupted; the same command goes on from here")
+
+
+def test_a_rank_that_is_interrupted_leaves_without_a_traceback(
+    argv: list[str], bag: Bag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv.append(str(bag.folder))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(surrogate, "train", interrupted)
+
+    with pytest.raises(SystemExit) as end:
+        surrogate.main()
+
+    assert end.value.code == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_that_is_told_to_end_hands_back(
+    bag: Bag, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def hear(_: object, __: str, stopped: Any, ___: object) -> None:
+        assert not stopped()
+        signal.raise_signal(number)
+        assert stopped()
+
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(bags, "work", hear)
+    try:
+        assert bags._work(bag) == number
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+
+
+class Process:
+    """One that ends when it is told to, or only when it is killed."""
+
+    def __init__(self, told: list[str], stubborn: bool = False) -> None:
+        self.told, self.stubborn = told, stubborn
+
+    def terminate(self) -> None:
+        self.told.append("terminate")
+        signal.raise_signal(signal.SIGINT)  # an impatient user
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self.told.append("wait")
+        if self.stubborn and timeout_s is not None:
+            raise subprocess.TimeoutExpired("it", timeout_s)
+
+    def kill(self) -> None:
+        self.told.append("kill")
+
+
+def test_all_are_told_before_any_is_waited_for_and_who_stays_is_killed() -> None:
+    told: list[str] = []
+    processes: list[Any] = [Process(told), Process(told, stubborn=True)]
+    before = signal.signal(signal.SIGINT, lambda *_: told.append("interrupted"))
+    try:
+        runs._end(processes)
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    ended = ["terminate", "terminate", "wait", "wait", "kill", "wait"]
+    assert told == [*ended, "interrupted"], "an interrupt counts again only afterwards"
+
+
+def test_ctrl_c_does_not_reach_what_was_started() -> None:
+    process = runs._start("timeit", "-n1", "-r1", "pass", stdout=subprocess.DEVNULL)
+    session = os.getsid(process.pid)
+
+    assert process.wait() == 0
+    assert session == process.pid != os.getsid(0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--jobs", "0"), "argument --jobs: 0 is asked for, and at least 1 is needed"),
+        (("--jobs", "many"), "argument --jobs: invalid"),
+        (("--tick", "0"), "argument --tick: 0 is asked for, and more than 0 is needed"),
+        (("--lease", "nan"), "argument --lease: nan is asked for, and more than 0 is needed"),
+        (("--trace", "nope"), "spot trace"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_folder_is_made(
+    argv: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    argv += [str(tmp_path / "new"), *words]
+    monkeypatch.setattr(runs, "run", lambda *_: pytest.fail("it has started"))
+
+    with pytest.raises(SystemExit) as end:
+        runs.main()
+
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_help_shows_defaults_an_example_and_that_it_goes_on() -> None:
+    told = runs._parser().format_help()
+
+    assert "\npython -m examples.ions.run FOLDER --trace made\n" in told
+    assert "The same command goes on from there." in told
+    assert "(default: 64)" in told
+    assert "default: None" not in told
+    folder = told.partition("positional arguments:")[2].partition("options:")[0]
+    assert "made anew, or gone on" in folder

@@ -57,9 +57,9 @@ def test_machines_that_may_be_taken_away_meet_as_clients_of_a_store_apart() -> N
     assert settings["is_host"] == "0"
     assert (settings["last_call_timeout"], settings["join_timeout"]) == ("3", "3600")
     assert (settings["keep_alive_interval"], settings["keep_alive_max_attempt"]) == ("1", "5")
-    assert run.notes == (
+    assert run.notes[0] == (
         "The store must be served at head:29400, on a machine that is not taken away: evenstride "
-        "launch --store-only --store head:29400",
+        "launch --store-only --store head:29400"
     )
 
 
@@ -78,9 +78,19 @@ def test_machines_that_stay_host_the_store_among_them_and_hear_what_that_means()
 
 
 def test_one_machine_that_may_be_taken_away_takes_the_job_along() -> None:
-    (note,) = command_of(spot=True).notes
+    note, _ = command_of(spot=True).notes
 
     assert "the job ends with it" in note
+
+
+def test_a_failure_that_stays_is_met_at_each_of_many_restarts_and_that_is_said() -> None:
+    *_, note = command_of(spot=True, nodes=(1, 4), store=HEAD).notes
+
+    assert "at each of 1000 restarts" in note
+    assert "first start with --restarts 3, or without --spot" in note
+    assert "at each of 40 restarts" in command_of(spot=True, restarts=40).notes[-1]
+    for few in (command_of(spot=True, restarts=3), command_of()):
+        assert not any("restarts" in note for note in few.notes)
 
 
 def test_several_machines_without_a_store_are_refused_with_both_ways_out() -> None:
@@ -216,11 +226,37 @@ def test_a_store_is_understood(text: str, host: str, port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":1", "head:", "head:0", "head:65536", "head:x", "fd00::1", "a/b", "a b", "a:1:2"]
+    "text",
+    [
+        "",
+        ":1",
+        "head:",
+        "head:0",
+        "head:65536",
+        "head:x",
+        "fd00::1",
+        "a/b",
+        "a b",
+        "a:1:2",
+        "u@h:1",
+    ],
 )
 def test_a_store_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not understood; give a host name or address"):
         torchrun.parse_store(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["0.0.0.0", "0.0.0.0:1", "0", "0x0:1", "[::]", "[::]:1", "[::%1]", "[::ffff:0.0.0.0]"]
+)
+def test_nobody_meets_at_every_address_of_a_machine(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"means every address.*name the one address that all"):
+        torchrun.parse_store(text)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1", "[::1]", "10", "localhost", "node_1.local", "köln"])
+def test_one_address_or_a_name_is_no_such_thing(text: str) -> None:
+    assert str(torchrun.parse_store(text)) == f"{text}:29400"
 
 
 @pytest.mark.parametrize("text", ["1", "8", "auto", "gpu", "cpu"])
