@@ -120,7 +120,7 @@ def test_a_rank_that_cannot_write_costs_the_checkpoint_on_all_ranks_alike(
 
     seen = ranks.run(go, 2, run)
 
-    assert {one.report["failed"] for one in seen} == {1}
+    assert {one.report["failed"] for one in seen} == {2}, "the save that was due, the last try"
     assert all("No space left on device" in one.error for one in seen)
     told = [_told(one, "was not saved") for one in seen]
     assert [len(each) for each in told] == [1, 0], "one warning, not one per rank"
