@@ -173,7 +173,7 @@ def main(folder: Path, epochs: int, every: int) -> None:
                 settle(checkpoint)
             injector.saves(stride.step, kept)
             checkpoint.step()
-            if injector.eventful(stride.step):
+            if injector.eventful(stride.step) or injector.counts(stride.step):
                 settle(checkpoint)
             injector.committed(stride.step)
     checkpoint.close()

@@ -86,12 +86,14 @@ def test_a_fault_of_another_worker_is_eventful_and_nothing_more(
     assert bench.journal.fired() == ()
 
 
-def test_without_faults_every_save_is_waited_for_and_so_is_who_comes(tmp_path: Path) -> None:
+def test_without_faults_every_save_is_counted_and_who_comes_is_waited_for(tmp_path: Path) -> None:
     calm = Bench(tmp_path / "calm")
-    assert [step for step in range(1, 17) if calm.injector.eventful(step)] == [5, 10, 15]
+    assert [step for step in range(1, 17) if calm.injector.counts(step)] == [5, 10, 15]
+    assert not any(calm.injector.eventful(step) for step in range(1, 17))
     other = Fault(at=30, workers=["b"], kind="kill")
     visited = Bench(tmp_path / "visited", other, joins=[Arrival(at=7, workers=["c"])])
     assert [step for step in range(1, 17) if visited.injector.eventful(step)] == [7]
+    assert not any(visited.injector.counts(step) for step in range(1, 17))
 
 
 @pytest.mark.parametrize("generation", [0, 1])

@@ -84,11 +84,16 @@ class Injector:
         """Return whether something befalls anybody when ``step`` steps are committed.
 
         Then the workers should first wait for each other, with their saves finished: so that
-        what the others still get done does not depend on who is faster. A run without faults is
-        there to count the writes of its saves, so each of them is waited for.
+        what the others still get done does not depend on who is faster.
         """
-        counts = not self._orders.plan.faults and step % self._orders.plan.save_every == 0
-        return counts or bool(self._due(step)) or step in self._holds
+        return bool(self._due(step)) or step in self._holds
+
+    def counts(self, step: int) -> bool:
+        """Return whether a save at ``step`` should be waited for, so that `writes` counts it.
+
+        That is what a run without faults is for.
+        """
+        return not self._orders.plan.faults and step % self._orders.plan.save_every == 0
 
     def saves(self, step: int, folder: Path) -> None:
         """``step`` steps are committed, and the worker may be about to save in ``folder``.
