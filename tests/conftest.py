@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -35,13 +36,15 @@ def data_root() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def scrubbed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No setting of the developer's shell reaches a test."""
-    for name in list(os.environ):
-        if name.startswith("EVENSTRIDE_") and name != "EVENSTRIDE_DATA":
-            monkeypatch.delenv(name)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
+def scrubbed_environment() -> Iterator[None]:
+    """No setting of the developer's shell reaches a test, and none of a test the next one."""
+    with patch.dict(os.environ):
+        for name in list(os.environ):
+            if name.startswith("EVENSTRIDE_") and name != "EVENSTRIDE_DATA":
+                del os.environ[name]
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            os.environ.pop(name, None)
+        yield
 
 
 @pytest.fixture(autouse=True)
