@@ -160,7 +160,8 @@ def open_storage(folder: str | os.PathLike[str]) -> Storage:
     text = text.removeprefix("file://")
     if "://" not in text:
         path = Path(text).expanduser().absolute()
-        if path.exists() and not path.is_dir():
+        # Unlike a Path's methods, this says no where it may not look: every save will tell.
+        if os.path.isfile(path):  # noqa: PTH113
             raise ConfigError(
                 f"checkpoints cannot be kept in {path}, which is a file; give a folder, which is "
                 "made if it is not there"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from evenstride.core.lifetimes import Exponential
 from evenstride.core.saving import Saving
 from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint import Checkpointer, CheckpointError
+from evenstride.runtime.checkpoint.storage import open_storage
 from evenstride.runtime.checkpoint.ties import MemberTies
 from evenstride.runtime.farewell import LossReport
 from evenstride.runtime.gate import Gate
@@ -144,6 +147,20 @@ def test_a_file_is_no_folder(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"file, which is a file; give a folder"):
         runs(tmp_path / "file")
+
+
+def test_a_place_that_cannot_be_looked_at_yet_is_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stat = os.stat
+
+    def denied(path: Any, *rest: Any, **more: Any) -> Any:
+        if str(path).startswith(str(tmp_path)):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *rest, **more)
+
+    monkeypatch.setattr(os, "stat", denied)
+    assert str(open_storage(tmp_path / "later")) == str(tmp_path / "later")
 
 
 def test_what_is_no_stride_is_refused(tmp_path: Path) -> None:
