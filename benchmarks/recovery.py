@@ -28,7 +28,7 @@ from evenstride.lab.torchrun import Endpoint, Request, Torchrun, offers_of_torch
 
 SCRIPT = Path(__file__).with_name("recovery_script.py")
 WAYS = ("defaults", "tuned", "evenstride")
-STAGES = ("noticed", "started", "imported", "joined")
+STAGES = ("noticed", "ended", "started", "imported", "joined")
 PORT, HOSTS = 29400, 3
 # Steps before the loss, off the multiples at which both scripts save.
 BEFORE, SAMPLES = 36, 5760
@@ -49,8 +49,8 @@ class Loss:
         before_s: median time of a step before the loss.
         after_s: the same after it.
         batch_after: samples of a step after it.
-        stages_s: when the slower of the survivors had noticed the loss, was started again, had
-            imported what it needs, and had joined the new group, since the end of the host.
+        stages_s: when the slower of the survivors had noticed the loss, had ended, was started
+            again, had imported what it needs and joined the new group, since the end of the host.
     """
 
     way: str

@@ -8,6 +8,7 @@ all ranks what they trained.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -127,6 +128,7 @@ def main(folder: Path, way: str) -> None:
     """Train until the end of the machine."""
     tell(folder, "started", psutil.Process().create_time())
     tell(folder, "imported")
+    atexit.register(tell, folder, "ended")  # the first to be registered is the last to be called
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     tell(folder, "joined")

@@ -16,7 +16,6 @@ from evenstride.runtime.liveness import (
     STUCK_PHASES,
     Liveness,
     diagnose,
-    ending_error,
     ending_exception,
 )
 
@@ -24,7 +23,8 @@ logger = logging.getLogger("evenstride")
 
 # Signs in an error's text that a collective, and not the user's own code, has failed.
 _OF_COLLECTIVES = ("gloo", "nccl", "connection", "socket", "timed out", "timeout", "peer")
-# How long a process that knows of a loss stays, so that the others hear of it.
+# How long a process that knows of a loss stays, so that the others hear of it. All end together
+# then, so that no launcher waits for another one's processes.
 _LINGER_S = 0.3
 # How long a collective that waits for a lost rank gets to fail by itself.
 _STUCK_S = 3.0
@@ -55,6 +55,10 @@ class LossReport:
         self._lock = threading.Lock()
         self.text: str | None = None
         self.exchange: Callable[[], int] = lambda: 0
+
+    def known(self) -> bool:
+        """Return whether a loss is known."""
+        return self.text is not None
 
     def found(self, rank: int, how: str) -> None:
         """This rank has found out that ``rank`` is gone."""
@@ -102,17 +106,18 @@ def look_for_the_lost(report: LossReport, liveness: Liveness, rank: int, step: i
 
     Takes at most as long as it takes to tell a silent heart from a slow one.
     """
-    if report.text is not None:
+    if report.known():
         return
     try:
-        found = diagnose(liveness, rank, step, lambda: report.text is not None)
+        found = diagnose(liveness, rank, step, report.known)
     except RuntimeError:
         report.heard("the process group's store is gone, and the rank or launcher that hosts it")
         return
     if found is not None:
         report.found(*found)
+    if report.known():  # whoever found out: one that heard of it may host the store
         time.sleep(_LINGER_S)
-    elif report.text is None:
+    else:
         logger.error(
             "evenstride: a collective of step %d failed on rank %d, though all ranks answer; the "
             "error above says why",
@@ -127,5 +132,10 @@ def collective_failed(phase: str) -> bool:
         return False
     if phase == "sync":
         return True
-    error = (ending_error() or "").lower()
-    return phase in ("compute", "data") and any(sign in error for sign in _OF_COLLECTIVES)
+    return phase in ("compute", "data") and is_of_collectives(ending_exception())
+
+
+def is_of_collectives(error: BaseException | None) -> bool:
+    """Return whether an exception is of the kind that the loss of another rank raises."""
+    text = f"{type(error).__name__}: {error}".lower()
+    return isinstance(error, WorkerLost) or any(sign in text for sign in _OF_COLLECTIVES)

@@ -35,6 +35,9 @@ _MOST_TEXT = 700
 BEAT_S = 1.0
 # A heart that has not beaten for so long has stopped.
 SILENT_S = 3.5
+# So has one that has not for so long while this rank's own has beaten twice: then it is not this
+# machine that is held up. Launchers wait for the end of the processes that look for it.
+MISSED_S = 2.25
 # How long a step may wait for another rank before a warning names that rank.
 WARN_AFTER_S = 30.0
 # How long a step waits before the hearts of the others are watched.
@@ -197,7 +200,7 @@ def diagnose(
     """Return which rank broke the collective of ``step`` and how that is known, or ``None``.
 
     Called by a rank whose own collective failed; watches the others for as long as it takes to
-    tell a silent heart from a slow one.
+    tell a silent heart from a slow one: `MISSED_S`, or `SILENT_S` where its own heart is slow.
 
     Args:
         liveness: of this rank.
@@ -206,19 +209,30 @@ def diagnose(
         known: whether the answer has come from elsewhere, so that watching is pointless.
     """
     first, started_s = liveness.beats(), time.monotonic()
-    while time.monotonic() < started_s + SILENT_S and not known():
+    while (watched_s := time.monotonic() - started_s) < SILENT_S and not known():
         for other, goodbye in liveness.goodbyes().items():
             if other != rank and goodbye.get("step", step) <= step:
                 error = goodbye.get("error")
                 return other, f"it ended with {error}" if error else "its program ended early"
+        if watched_s >= MISSED_S:
+            now = liveness.beats()
+            if now[rank].count >= first[rank].count + 2 and (missed := _missed(first, now, rank)):
+                return missed
         time.sleep(0.1)
     now = liveness.beats()
-    for other, beat in now.items():
-        if other != rank and first.get(other) == beat:
-            return other, f"no heartbeat since {beat.where}"
+    if missed := _missed(first, now, rank):
+        return missed
     for other, beat in now.items():
         if other != rank and beat.phase not in ("sync", "failed") and beat.step <= step:
             return other, f"still in {beat.where}"
+    return None
+
+
+def _missed(first: dict[int, Beat], now: dict[int, Beat], rank: int) -> tuple[int, str] | None:
+    """Return another rank whose heart has not beaten in between."""
+    for other, beat in now.items():
+        if other != rank and first.get(other) == beat:
+            return other, f"no heartbeat since {beat.where}"
     return None
 
 

@@ -108,6 +108,21 @@ def test_a_rank_that_is_found_is_reported_and_the_others_get_time_to_hear(
     assert clock.now_s > 0
 
 
+def test_who_hears_of_the_loss_while_looking_stays_for_as_long(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    report = _report(channel(), Gate((3, 4)))
+
+    def hear(*_: object) -> None:
+        report.heard(TEXT)
+
+    monkeypatch.setattr(farewell, "diagnose", hear)
+
+    look_for_the_lost(report, NOBODY, 0, 25)
+
+    assert clock.now_s > 0
+
+
 def test_a_store_that_is_gone_is_an_answer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     _found(monkeypatch, RuntimeError("connection reset"))
     report = _report(channel(), Gate((3, 4)))

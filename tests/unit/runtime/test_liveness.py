@@ -53,7 +53,30 @@ def test_a_heart_that_has_stopped_is_found(clock: Clock) -> None:
     _beating(clock, told, 2)
 
     assert _diagnose(told) == (2, "no heartbeat since compute of step 25")
+    assert liveness.MISSED_S <= clock.now_s < liveness.SILENT_S
+
+
+def test_a_heart_gets_more_time_where_this_rank_s_own_is_slow(clock: Clock) -> None:
+    told = _told(_1="sync 25", _2="compute 25")
+    _beating(clock, told, ME, 2)
+
+    assert _diagnose(told) == (2, "no heartbeat since compute of step 25")
     assert clock.now_s >= liveness.SILENT_S, "a slow heart gets its time"
+
+
+def test_a_heart_that_beats_late_is_not_blamed(clock: Clock) -> None:
+    told = _told(_1="sync 25", _2="sync 25")
+    _beating(clock, told, 2)
+    beat = clock.slept
+
+    def late() -> None:
+        beat()
+        if clock.now_s > liveness.MISSED_S - 0.2:
+            told.told[2] = Beat(4, "sync", STEP)
+
+    clock.slept = late
+
+    assert _diagnose(told) is None
 
 
 def test_a_rank_that_is_still_computing_is_found_when_all_hearts_beat(clock: Clock) -> None:

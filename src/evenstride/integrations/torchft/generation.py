@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from evenstride.core.events import FleetFormed
 from evenstride.core.fleet import Shares
@@ -30,6 +29,7 @@ from evenstride.integrations.torchft.standing import (
     happenings,
     leader_of,
 )
+from evenstride.runtime.agreement import Plain
 from evenstride.runtime.control_plane import Local, Position, apply
 from evenstride.runtime.gate import Gate, Held
 from evenstride.runtime.leader import Leader
@@ -44,7 +44,6 @@ from evenstride.runtime.wire import (
     verdict_to_plain,
 )
 
-Plain = dict[str, Any]
 Gather = Callable[[str], list[str]]
 """Returns the texts of all workers, in the order of their ranks; collective."""
 

@@ -15,7 +15,8 @@ from evenstride.errors import UsageError, WorkerLost
 from evenstride.integrations.torchft.generation import Generation, Lead
 from evenstride.integrations.torchft.gradients import LiveScaling
 from evenstride.integrations.torchft.quorum import Endpoint, Quorums
-from evenstride.integrations.torchft.standing import Broken, Plain, Quorum, Shown
+from evenstride.integrations.torchft.standing import Broken, Quorum, Shown
+from evenstride.runtime.agreement import Plain
 from evenstride.runtime.peers import myself
 from evenstride.runtime.progress import Progress
 from evenstride.runtime.sampler import Draw

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from evenstride.core.fleet import Worker
 from evenstride.core.membership import Change, Happening, Membership, Standing
 from evenstride.errors import RanksDisagree, SplitDiverged
-
-Plain = dict[str, Any]
+from evenstride.runtime.agreement import Plain
 
 
 class Broken(Exception):

@@ -20,7 +20,7 @@ from evenstride.core.saving import Saving
 from evenstride.errors import ConfigError, EvenstrideError, UsageError
 from evenstride.runtime.agreement import Plain
 from evenstride.runtime.checkpoint.copying import About, copy_part
-from evenstride.runtime.checkpoint.ending import end_in_error
+from evenstride.runtime.checkpoint.ending import end_in_error, last_wait_s
 from evenstride.runtime.checkpoint.errors import CheckpointError
 from evenstride.runtime.checkpoint.manifest import Name, parse_name
 from evenstride.runtime.checkpoint.parting import part
@@ -39,8 +39,6 @@ logger = logging.getLogger("evenstride")
 
 # After a failure the leader asks for another save; the pause doubles from failure to failure.
 _FIRST_RETRY_S, _LAST_RETRY_S = 15.0, 600.0
-# How long an end by an exception waits for a save: the other ranks may be gone.
-_LAST_WAIT_S = 10.0
 # What a save is taken to need before the first has been.
 _FIRST_SAVE_S = 5.0
 
@@ -104,7 +102,7 @@ class Checkpointer:
         extra: Mapping[str, Any] | None = None,
         notices: str | None = None,
     ) -> None:
-        if not hasattr(stride, "_member"):
+        if not isinstance(stride, Stride):
             raise ConfigError(
                 f"stride is a {type(stride).__name__}; give the evenstride.Stride that deals the "
                 "batches"
@@ -259,7 +257,7 @@ class Checkpointer:
         if kind is None:
             self.close()
         else:
-            self._abandon()
+            self._abandon(value)
 
     def _refuse_if_closed(self, call: str) -> None:
         if self._closed:
@@ -380,21 +378,21 @@ class Checkpointer:
         self._saver.close()
         self._staging.drop()
 
-    def _abandon(self) -> None:
+    def _abandon(self, error: BaseException | None) -> None:
         """End because of an exception: the save that is going on gets a little time."""
         if not self._closed:
-            outcome = self._saver.take(_LAST_WAIT_S)
+            outcome = self._saver.take(last_wait_s(error))
             if outcome is not None:
                 self._note(outcome)
             self._end()
 
     def _close_at_exit(self) -> None:
-        if ending_exception() is not None:
-            self._abandon()
+        if (error := ending_exception()) is not None:
+            self._abandon(error)
             return
         try:
             self._take_over()
             self._finish()
-        except CheckpointError as error:
-            logger.error("%s", error)  # noqa: TRY400
-            end_in_error(error)
+        except CheckpointError as unsaved:
+            logger.error("%s", unsaved)  # noqa: TRY400
+            end_in_error(unsaved)

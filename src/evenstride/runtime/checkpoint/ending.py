@@ -1,9 +1,20 @@
-"""Ending a program with an exit code that says that something is wrong, though it ran through."""
+"""How a program that saves ends: by an exception, or with an exit code that says what is wrong."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
+
+from evenstride.runtime.farewell import is_of_collectives
+
+# How long an end by an exception waits for the save that is going on: others may be gone. Where
+# the exception says so, it could end well only if all that was missing was rank 0's manifest.
+_LAST_WAIT_S, _LOST_WAIT_S = 10.0, 2.0
+
+
+def last_wait_s(error: BaseException | None) -> float:
+    """Return how long a program that ends by an exception waits for a save, in seconds."""
+    return _LOST_WAIT_S if is_of_collectives(error) else _LAST_WAIT_S
 
 
 class _Unflushable:

@@ -106,14 +106,19 @@ def _refuse(differences: list[str]) -> None:
     )
 
 
+def objects_in(metadata: Metadata) -> list[str]:
+    """Return the keys of the schedulers and of the user's own objects in a checkpoint, sorted."""
+    return sorted(
+        key
+        for key, entry in metadata.state_dict_metadata.items()
+        if key.startswith((SCHEDULER, EXTRA)) and not isinstance(entry, TensorStorageMetadata)
+    )
+
+
 def _require_item(key: str, metadata: Metadata) -> None:
     if key in metadata.state_dict_metadata:
         return
-    known = sorted(
-        name
-        for name, entry in metadata.state_dict_metadata.items()
-        if name.startswith((SCHEDULER, EXTRA)) and not isinstance(entry, TensorStorageMetadata)
-    )
+    known = objects_in(metadata)
     raise ConfigError(
         f"{key} was not saved: the checkpoint has {', '.join(known) or 'no such object'}; leave it "
         "out of the Checkpointer for this restore, or choose another folder to start anew"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata
 
 from evenstride.core.partition import EpochCursor
 from evenstride.errors import ConfigError, EvenstrideError
@@ -17,7 +17,7 @@ from evenstride.runtime.checkpoint.chance import derive
 from evenstride.runtime.checkpoint.chance import restore as restore_chance
 from evenstride.runtime.checkpoint.codec import unpack
 from evenstride.runtime.checkpoint.errors import CheckpointDamaged, CheckpointError
-from evenstride.runtime.checkpoint.fitting import Targets, put, targets_for
+from evenstride.runtime.checkpoint.fitting import Targets, objects_in, put, targets_for
 from evenstride.runtime.checkpoint.manifest import (
     Manifest,
     Name,
@@ -29,9 +29,7 @@ from evenstride.runtime.checkpoint.reading import Reader, read
 from evenstride.runtime.checkpoint.retention import attempts
 from evenstride.runtime.checkpoint.saver import told
 from evenstride.runtime.checkpoint.states import (
-    EXTRA,
     RANDOM,
-    SCHEDULER,
     Training,
     begun_for_good,
 )
@@ -199,8 +197,8 @@ class Restorer:
 
         self.ties.agree(f"restore() from {name}", show, lambda shown: shown[0])
         own = f"{RANDOM}/{self.ties.rank}"
-        known = reader.read_metadata().state_dict_metadata
-        keys = [*targets[0].items, *([own] if own in known else [])]
+        metadata = reader.read_metadata()
+        keys = [*targets[0].items, *([own] if own in metadata.state_dict_metadata else [])]
         try:
             with self.ties.waiting():
                 asked = {**targets[0].tensors, **dict.fromkeys(keys)}
@@ -214,7 +212,7 @@ class Restorer:
                 f"checkpoint {name} was whole, but could not be loaded: {told(error)}; some of the "
                 "model may have been overwritten"
             ) from error
-        self._tell_of_the_rest(known)
+        self._tell_of_the_rest(metadata)
         self._restore_chance(items.get(own), manifest.step)
         self.ties.recall(manifest.workers)
         if self.ties.rank == 0:
@@ -227,16 +225,10 @@ class Restorer:
             )
         return Restored(manifest.step, str(name))
 
-    def _tell_of_the_rest(self, known: dict[str, Any]) -> None:
+    def _tell_of_the_rest(self, metadata: Metadata) -> None:
         """Warn of objects that were saved, and that this run has not been given."""
         given = {key for key, _ in self.training.others()}
-        rest = sorted(
-            key
-            for key, entry in known.items()
-            if key.startswith((SCHEDULER, EXTRA))
-            and not isinstance(entry, TensorStorageMetadata)
-            and key not in given
-        )
+        rest = [key for key in objects_in(metadata) if key not in given]
         if rest and self.ties.rank == 0:
             logger.warning(
                 "the checkpoint also has %s, which this Checkpointer was not given: it is not "

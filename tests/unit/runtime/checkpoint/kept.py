@@ -184,7 +184,7 @@ class Solo:
         """End the run, whatever the checkpointer says."""
         if self.open:
             self.open = False
-            self.checkpoint._abandon()
+            self.checkpoint._abandon(None)
             self.stride.close()
 
 

@@ -96,7 +96,7 @@ def _with(runs: Runs, storage: MemoryStorage, more: Any) -> Any:
     """Return a run with more objects to save, which it has as ``made``."""
     run: Any = runs(storage)
     run.made = more(run)
-    run.checkpoint._abandon()
+    run.checkpoint._abandon(None)
     run.checkpoint = Checkpointer(
         "somewhere", run.stride, model=run.model, optimizer=run.optimizer, **run.made
     )
@@ -110,7 +110,7 @@ def test_two_optimizers_and_one_that_remembers_nothing(runs: Runs) -> None:
     for each in nets:
         run = runs(storage, net=each, optimizer=lambda p: torch.optim.SGD(list(p)[:2], lr=0.01))
         other = torch.optim.SGD(list(run.model.parameters())[2:], lr=0.5)
-        run.checkpoint._abandon()
+        run.checkpoint._abandon(None)
         run.checkpoint = Checkpointer(
             "s", run.stride, model=run.model, optimizer=[run.optimizer, other]
         )

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from evenstride.runtime.checkpoint.ending import end_in_error
+from evenstride.errors import WorkerLost
+from evenstride.runtime.checkpoint.ending import end_in_error, last_wait_s
 
 
 class Stream(io.StringIO):
@@ -37,3 +38,10 @@ def test_what_was_printed_is_flushed_before_the_error_is_told(
     assert raised.value is error
     assert stream.flushed == 1
     assert stream.getvalue() == told.getvalue() == "the last words\n"
+
+
+def test_a_save_that_a_lost_rank_took_part_in_gets_little_time() -> None:
+    lost = (WorkerLost("rank 1 is gone"), RuntimeError("[gloo] Connection closed by peer"))
+
+    assert all(last_wait_s(error) < last_wait_s(ValueError("bad")) for error in lost)
+    assert last_wait_s(None) == last_wait_s(ValueError("bad"))

@@ -100,6 +100,25 @@ def test_only_a_run_that_began_later_is_a_later_one() -> None:
     assert later_run(storage, A) == Name(1, LATER, 0)
 
 
+def test_a_generation_is_the_time_and_what_was_drawn() -> None:
+    assert next_generation(_holding([]), 0x12345678 + 0.9, 0xABC) == "123456780abc"
+
+
+def test_a_run_whose_clock_is_behind_begins_later_than_those_before_all_the_same() -> None:
+    storage = _holding([], [Name(1, "6000000000ff", 0), Name(1, "70000000ffff", 0)])
+
+    assert next_generation(storage, float(0x60000000), 0) == "700000010000"
+
+
+def test_a_generation_never_begins_anew_at_the_largest_number() -> None:
+    storage = _holding([], [Name(1, "fffffffe0000", 0), Name(1, "ffffffff0001", 0)])
+
+    generation = next_generation(storage, 1.8e9, 0x0002)
+
+    assert generation == "ffffffff0002"
+    assert later_run(storage, Name(5, generation, 0)) is None
+
+
 def test_a_run_that_begins_in_the_same_second_has_the_next_number() -> None:
     assert next_generation(_holding([Name(1, "600000000000", 0)]), float(0x60000000), 7) == (
         "600000010007"
