@@ -22,7 +22,8 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from evenstride.core.weighting import loss_factor
-from evenstride.errors import ScaleError, UsageError
+from evenstride.errors import UsageError
+from evenstride.runtime import misuse
 from evenstride.runtime.drift import DriftGuard
 from evenstride.runtime.fit import Fit
 from evenstride.runtime.ghost import silence, zero_loss
@@ -212,10 +213,7 @@ class Scaling:
             return
         ours = {id(p) for p in self.parameters}
         if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
-            raise UsageError(
-                f"optimizer.step() was called in the middle of step {self.draw and self.draw.step},"
-                " between two of its micro-batches; put it under `if stride.synced:`"
-            )
+            raise misuse.stepped_in_midst(self.draw and self.draw.step)
 
     def optimizer_stepped(self, *_: Any) -> None:
         """Note that an optimizer has stepped: a committed step is whole."""
@@ -234,20 +232,13 @@ class Scaling:
         if self._backward or self.retry or self.draw is None:
             return
         if not self._scaled:
-            raise ScaleError(
-                f"the batch of step {self.draw.step} was never scaled, so its gradient would be "
-                "wrong for unequal shares; call stride.scale(loss).backward() for every batch"
-            )
-        raise ScaleError(
-            f"the loss of step {self.draw.step} was scaled, but its backward pass never ran on "
-            "this rank, and the other ranks would wait for it; run backward() for every batch "
-            "(also for those you would rather skip: scale the loss by 0)"
-        )
+            raise misuse.unscaled(self.draw.step)
+        raise misuse.no_backward(self.draw.step)
 
     def scale(self, loss: Tensor, weight: float | None) -> Tensor:
         """Return ``loss * W * n_k / N``; see `Stride.scale`."""
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise _not_one_number(loss)
+            raise misuse.not_one_number(loss)
         if loss.is_cuda and not self.timer.on_device:
             self.timer = StreamTimer.instead_of(self.timer, CudaMarks(loss.device))
         started_s, waited_s = self.timer.now(), 0.0
@@ -300,33 +291,15 @@ class Scaling:
         self._refuse_after_failure()
         draw = self.draw
         if draw is None:
-            raise ScaleError(
-                "scale() was called outside the training loop; call it once per loss inside "
-                "`for batch in loader:`"
-            )
+            raise misuse.outside_loop()
         if hasattr(loss, "_evenstride_scaled"):
-            raise ScaleError(
-                f"a loss of step {draw.step} was scaled twice; call stride.scale once per loss, "
-                "and scale the sum rather than its scaled parts"
-            )
+            raise misuse.scaled_twice(draw.step)
         if self.micro and not self._accumulating:
-            raise ScaleError(
-                "this loader cuts shares into micro-batches, so ranks run different numbers of "
-                "backward passes; put forward, scale and backward inside "
-                "`with stride.accumulate(model):`"
-            )
+            raise misuse.not_accumulated()
         if weight is not None and (self.micro or self._weight is not None):
-            raise ScaleError(
-                "scale(weight=...) needs one batch per rank and step; with micro-batches (also "
-                "those of a batch that did not fit into memory) or a weight_fn give the loader a "
-                "weight_fn instead, and call scale(loss) alone"
-            )
+            raise misuse.weight_of_a_piece()
         if self._gave and not draw.first and all(p.grad is None for p in self.parameters):
-            raise UsageError(
-                f"the gradients of step {draw.step} are gone between two of its micro-batches, "
-                "which the loader also makes where a batch would not fit into memory; call "
-                "optimizer.zero_grad() under `if stride.synced:`, after optimizer.step()"
-            )
+            raise misuse.gradients_gone(draw.step)
         return draw
 
     def _weighed(self, draw: Draw, weight: float | None) -> tuple[float, float]:
@@ -383,13 +356,3 @@ class Scaling:
     def _loud_again(self) -> None:
         while self._silenced:
             self._silenced.pop().remove()
-
-
-def _not_one_number(loss: object) -> ScaleError:
-    what, fix = type(loss).__name__, "give it what the model made of the batch, without .item()"
-    if isinstance(loss, Tensor):
-        what, fix = f"tensor of shape {tuple(loss.shape)}", "call it with loss.mean()"
-    return ScaleError(
-        f"scale() got a {what}; it takes a tensor of one element, the mean loss over the samples "
-        f"of this rank's batch; {fix}"
-    )

@@ -1,0 +1,95 @@
+"""What a training loop may do wrong with a batch's loss and gradients, as errors to raise."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from evenstride.errors import ScaleError, UsageError
+
+
+def not_one_number(loss: object) -> ScaleError:
+    """Return the error of a loss that is not one number."""
+    what, fix = type(loss).__name__, "give it what the model made of the batch, without .item()"
+    if isinstance(loss, Tensor):
+        what, fix = f"tensor of shape {tuple(loss.shape)}", "call it with loss.mean()"
+    return ScaleError(
+        f"scale() got a {what}; it takes a tensor of one element, the mean loss over the samples "
+        f"of this rank's batch; {fix}"
+    )
+
+
+def unscaled(step: int) -> ScaleError:
+    """Return the error of a batch whose loss was never scaled."""
+    return ScaleError(
+        f"the batch of step {step} was never scaled, so its gradient would be "
+        "wrong for unequal shares; call stride.scale(loss).backward() for every batch"
+    )
+
+
+def no_backward(step: int) -> ScaleError:
+    """Return the error of a batch whose backward pass never ran."""
+    return ScaleError(
+        f"the loss of step {step} was scaled, but its backward pass never ran on "
+        "this rank, and the other ranks would wait for it; run backward() for every batch "
+        "(also for those you would rather skip: scale the loss by 0)"
+    )
+
+
+def outside_loop() -> ScaleError:
+    """Return the error of a loss that is scaled outside the loop."""
+    return ScaleError(
+        "scale() was called outside the training loop; call it once per loss inside "
+        "`for batch in loader:`"
+    )
+
+
+def scaled_twice(step: int) -> ScaleError:
+    """Return the error of a loss that is scaled again."""
+    return ScaleError(
+        f"a loss of step {step} was scaled twice; call stride.scale once per loss, "
+        "and scale the sum rather than its scaled parts"
+    )
+
+
+def not_accumulated() -> ScaleError:
+    """Return the error of a micro-batch outside of `accumulate`."""
+    return ScaleError(
+        "this loader cuts shares into micro-batches, so ranks run different numbers of "
+        "backward passes; put forward, scale and backward inside "
+        "`with stride.accumulate(model):`"
+    )
+
+
+def weight_of_a_piece() -> ScaleError:
+    """Return the error of a weight that is given with a micro-batch."""
+    return ScaleError(
+        "scale(weight=...) needs one batch per rank and step; with micro-batches (also "
+        "those of a batch that did not fit into memory) or a weight_fn give the loader a "
+        "weight_fn instead, and call scale(loss) alone"
+    )
+
+
+def gradients_gone(step: int) -> UsageError:
+    """Return the error of gradients that were dropped between two micro-batches."""
+    return UsageError(
+        f"the gradients of step {step} are gone between two of its micro-batches, "
+        "which the loader also makes where a batch would not fit into memory; call "
+        "optimizer.zero_grad() under `if stride.synced:`, after optimizer.step()"
+    )
+
+
+def stepped_in_midst(step: int | None) -> UsageError:
+    """Return the error of an optimizer that steps between two micro-batches."""
+    return UsageError(
+        f"optimizer.step() was called in the middle of step {step},"
+        " between two of its micro-batches; put it under `if stride.synced:`"
+    )
+
+
+def not_stepped(step: int) -> UsageError:
+    """Return the error of a step whose optimizer step never came, where it is what synchronises."""
+    return UsageError(
+        f"the next batch was asked for, and no optimizer has stepped in step {step}, which is "
+        "when this mode of synchronisation exchanges; call optimizer.step() after each step's "
+        "last backward pass"
+    )
