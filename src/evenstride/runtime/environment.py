@@ -27,6 +27,7 @@ class Environment:
         notices: ``EVENSTRIDE_NOTICES``, where to look for notices that this machine will go.
         silent_s: ``EVENSTRIDE_SILENT_S``, or 30 s: a rank whose heart stops for so long while a
             step waits for it is lost. ``None`` where no elastic launcher starts ranks again.
+        sync: ``EVENSTRIDE_SYNC``, a mode of synchronisation.
     """
 
     policy: str | None = None
@@ -37,6 +38,7 @@ class Environment:
     world_size: int = 1
     notices: str | None = None
     silent_s: float | None = None
+    sync: str | None = None
 
 
 def read_environment(variables: Mapping[str, str]) -> Environment:
@@ -50,6 +52,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     trace, progress = variables.get("EVENSTRIDE_TRACE"), variables.get("EVENSTRIDE_PROGRESS")
     return Environment(
         policy=variables.get("EVENSTRIDE_POLICY") or None,
+        sync=variables.get("EVENSTRIDE_SYNC") or None,
         max_steps=max_steps,
         trace=Path(trace) if trace else None,
         progress=Path(progress) if progress else None,

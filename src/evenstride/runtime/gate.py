@@ -74,6 +74,11 @@ class Gate:
         return self._opening
 
     @property
+    def error(self) -> EvenstrideError | None:
+        """What every draw raises, because the run cannot go on; ``None`` while it can."""
+        return self._error
+
+    @property
     def failed(self) -> bool:
         """Whether every draw raises, because the run cannot go on."""
         return self._error is not None

@@ -285,6 +285,7 @@ class TrainLoader(DataLoader[Any]):
         given: list[Item] = []  # of the step in hand
         while True:
             if rank.scaling.failed:
+                rank.scaling.check_synchronised()
                 rank.explain_failure()
             asked_s = rank.scaling.timer.fetch_started()
             if rank.scaling.retry:

@@ -19,18 +19,15 @@ from evenstride.runtime.agreement import Plain, agree, named
 from evenstride.runtime.bond import tie
 from evenstride.runtime.calibrating import calibration
 from evenstride.runtime.checks import check_whole
-from evenstride.runtime.compression import send_compressed
 from evenstride.runtime.continuity import Continuity
 from evenstride.runtime.control_plane import Local
 from evenstride.runtime.costs import CostFn, Costs
-from evenstride.runtime.drift import USUAL_STEPS, DriftGuard
 from evenstride.runtime.environment import Environment
 from evenstride.runtime.evaluation import EvalLoader, EvalSampler, exact_mean
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.groups import own_group
 from evenstride.runtime.guard import guarded
 from evenstride.runtime.holding import Holding
-from evenstride.runtime.islands import check_island
 from evenstride.runtime.layout import (
     check_loader,
     check_micro_batch,
@@ -40,6 +37,7 @@ from evenstride.runtime.layout import (
     layout,
     order_of,
 )
+from evenstride.runtime.liveness import ending_exception
 from evenstride.runtime.load import loads_for
 from evenstride.runtime.loader import (
     DataLoaderOptions,
@@ -50,7 +48,7 @@ from evenstride.runtime.loader import (
     dataset_length,
     own_generator,
 )
-from evenstride.runtime.meeting import meet
+from evenstride.runtime.modes import synchroniser
 from evenstride.runtime.norm import batch_norms, check_convertible, convert
 from evenstride.runtime.normalising import RankContext
 from evenstride.runtime.progress import Progress
@@ -59,11 +57,11 @@ from evenstride.runtime.sampler import Draw
 from evenstride.runtime.scaling import Scaling
 from evenstride.runtime.seeding import SeededDataset, seeded_dataset
 from evenstride.runtime.setup import Settings, Team
-from evenstride.runtime.sharded import check_engine, is_sharded, subtract_collectives
+from evenstride.runtime.sharded import is_sharded
 from evenstride.runtime.shards import indexed
 from evenstride.runtime.summary import Summary, summarise
 from evenstride.runtime.timing import StepTimer
-from evenstride.runtime.watch import static_graph, watch_forward
+from evenstride.runtime.watching import Watching
 from evenstride.runtime.weights import WeightExchange
 
 logger = logging.getLogger("evenstride")
@@ -99,6 +97,10 @@ class Member:
             self._ask, team.rank, team.peers, team.leader, lambda: self._gate.failed
         )
         self.continuity.notices = environment.notices or "auto"
+        self.scaling.sync = synchroniser(
+            settings.mode, team, lambda: self._gate.error, lambda: self.timer.waiting()
+        )
+        self._watching = Watching(self, team, self._holding, settings.mode)
         local = Local(
             self._gate,
             self._recorder,
@@ -218,44 +220,17 @@ class Member:
 
     def watch(self, model: nn.Module, drift_check: int | None, compress: str | None) -> None:
         """Time the model's forward pass, and know its parameters; agree that it can be trained."""
-        asked = {"drift_check": drift_check, "compress": compress}
-        kinds = meet(model, asked, self._team.group, partial(self._agree_on_islands, model))
-        check_engine(model, kinds)
-        if any(known is model for known in self.scaling.models):
-            return
-        if compress is not None:
-            send_compressed(model)
-        if drift_check is None:
-            drift_check = USUAL_STEPS if len(set(kinds)) > 1 else 0
-        if drift_check and self._team.group is not None:
-            self._guard_against_drift(model, drift_check)
-        subtract_collectives(model, lambda: self.timer)
-        self.scaling.watch(model)
-        self._holding.watch(model)
-        self.scaling.unrecorded = self.scaling.unrecorded or static_graph(model)
-        watch_forward(model, lambda: self.timer, self._team.world_size)
+        self._watching.watch(model, {"drift_check": drift_check, "compress": compress})
 
-    def _agree_on_islands(
-        self, model: nn.Module, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
-    ) -> Plain:
-        def checked() -> Plain:
-            shown = show()  # first, because it refuses engines that have no islands
-            check_island(model, self._team.group, self._team.islands)
-            self._refuse_in_loop("watch()")
-            return shown
+    def refuse_in_loop(self, call: str) -> None:
+        """Raise if the training loop is running.
 
-        return self.agree("watch()", checked, judge)
-
-    def _refuse_in_loop(self, call: str) -> None:
+        Raises:
+            LoaderBusy: it is.
+        """
         loader = self._loader()
         if loader is not None and loader.busy:
             raise LoaderBusy(f"{call} was called inside the training loop; leave the loop first")
-
-    def _guard_against_drift(self, model: nn.Module, every: int) -> None:
-        if self.scaling.drift is None:
-            group = self.own_group("gloo")
-            self.scaling.drift = DriftGuard(group, every, lambda: self.timer.waiting())
-        self.scaling.drift.watch(model)
 
     def sync_batch_norm(self, net: nn.Module) -> None:
         """Give batch norm statistics over all ranks."""
@@ -300,7 +275,7 @@ class Member:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go to a saved position."""
-        self._refuse_in_loop("load_state_dict()")
+        self.refuse_in_loop("load_state_dict()")
         parts = state.get("parts") if isinstance(state, dict) else None
         if parts and len(parts) != self._team.world_size:
             raise ConfigError(
@@ -341,6 +316,8 @@ class Member:
         self.continuity.notified.close()
         if not at_exit:  # a device that waits for a lost rank would never come to the mark
             self.timer.settle()
+        if self.scaling.sync is not None:
+            self.scaling.sync.close(in_order=not (at_exit and ending_exception()))
         self._bond.close(at_exit=at_exit)
         # See Channel.close: nothing of torch.distributed may be left in our reference cycles.
         self._team, self._weights = replace(self._team, group=None, channel=None), None

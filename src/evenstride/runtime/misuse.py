@@ -86,6 +86,14 @@ def stepped_in_midst(step: int | None) -> UsageError:
     )
 
 
+def stepped_by_closure() -> UsageError:
+    """Return the error of an optimizer that runs its own forward and backward passes."""
+    return UsageError(
+        "optimizer.step() was given a closure, and this mode of synchronisation exchanges once per "
+        "step, after its one backward pass; use an optimizer that needs no closure"
+    )
+
+
 def not_stepped(step: int) -> UsageError:
     """Return the error of a step whose optimizer step never came, where it is what synchronises."""
     return UsageError(

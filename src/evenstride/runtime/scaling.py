@@ -33,6 +33,7 @@ from evenstride.runtime.normalising import PlainNorms
 from evenstride.runtime.overflow import register_scaler_update_hook
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.stream_timer import CudaMarks, StreamTimer
+from evenstride.runtime.synchronising import Synchroniser
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.weights import WeightExchange, checked
 
@@ -86,6 +87,8 @@ class Scaling:
         self.fit = Fit()
         self.norms = PlainNorms(world_size, self.fit)
         self.drift: DriftGuard | None = None
+        self.sync: Synchroniser | None = None  # what takes the place of the engine's averaging
+        self.syncing = False  # whether that has begun, and not come through
         self.guarding = False  # whether the loop is inside `Stride.guard`
         self.accumulated: list[nn.Module] = []  # models held back for the batch in hand, inside it
         self._late = LateSync()
@@ -203,25 +206,55 @@ class Scaling:
         self._loud_again()
         self.draw, self.retry = None, Retry.NO
 
-    def optimizer_steps(self, optimizer: Optimizer, *_: Any) -> None:
-        """Refuse to update a watched model with a part of its step's gradient.
+    def optimizer_steps(self, optimizer: Optimizer, args: Any = (), named: Any = None) -> None:
+        """Synchronise, where that is due at the optimizer's step, and refuse a part of a gradient.
 
         Raises:
             UsageError: the batch in hand is not the last of its step.
         """
-        if self.synced:
+        sync = self.sync
+        if self.synced and sync is None:
             return
         ours = {id(p) for p in self.parameters}
-        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+        if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+            return
+        if not self.synced:
             raise misuse.stepped_in_midst(self.draw and self.draw.step)
+        if sync is not None:
+            if any(given is not None for given in (*args[1:], *(named or {}).values())):
+                raise misuse.stepped_by_closure()
+            self._synchronise(sync, optimizer)
 
-    def optimizer_stepped(self, *_: Any) -> None:
+    def _synchronise(self, sync: Synchroniser, optimizer: Optimizer) -> None:
+        if self._committed:  # another optimizer in the same step
+            with self.timer.waiting():
+                sync.before_step(optimizer)
+            return
+        self.timer.gradients_ready()  # what came since then, such as clipping, is work
+        self.syncing = True
+        sync.before_step(optimizer)
+
+    def optimizer_stepped(self, optimizer: Any = None, *_: Any) -> None:
         """Note that an optimizer has stepped: a committed step is whole."""
+        sync = self.sync
+        if sync is not None and self.syncing:
+            sync.after_step(optimizer)
+            self.syncing = False
+            self._synchronised()
         self._stepped = self._committed
 
     def loop_ended(self) -> None:
         """Note that the loop came to its end: whatever was to be done in its last step is done."""
         self._stepped = self._committed
+
+    def check_synchronised(self) -> None:
+        """Raise if the step in hand was to be synchronised at an optimizer's step that never came.
+
+        Raises:
+            UsageError: so it was.
+        """
+        if self.sync is not None and self.failed and not self.syncing:
+            raise misuse.not_stepped(-1 if self.draw is None else self.draw.step)
 
     def check_finished(self) -> None:
         """Raise unless the batch in hand was scaled and its backward pass ran.
@@ -247,7 +280,12 @@ class Scaling:
         if draw is None or unusual or hasattr(loss, "_evenstride_scaled"):
             draw = self._checked(loss, weight)
         if weight is None and self._weight is None:
-            factor = loss_factor(self.world_size, draw.samples, draw.window)
+            sync = self.sync
+            factor = (
+                loss_factor(self.world_size, draw.samples, draw.window)
+                if sync is None
+                else sync.factor(draw)
+            )
         else:
             factor, waited_s = self._weighed(draw, weight)
         self._queued = False  # a backward pass that raised never came to the callback
@@ -274,8 +312,10 @@ class Scaling:
         if self.guarding:
             self.accumulated.append(model)
         try:
-            late = self._late if self.guarding else None
-            with hold_back(model, last=self.draw.last, world_size=self.world_size, late=late):
+            engine = self.sync is None
+            late = self._late if self.guarding and engine else None
+            size = self.world_size if engine else 1
+            with hold_back(model, last=self.draw.last, world_size=size, late=late):
                 yield
         finally:
             self._accumulating = False
@@ -341,7 +381,8 @@ class Scaling:
         self._gave = any(p.grad is not None for p in self.parameters)
         if self.draw.last:
             self.timer.gradients_ready()
-            _queue_callback(self._synchronised)
+            if self.sync is None:
+                _queue_callback(self._synchronised)
         self.own_s += self.timer.now() - started_s
 
     def _synchronised(self) -> None:

@@ -21,6 +21,7 @@ from evenstride.core.policies.static import Given, Static
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.quanta import spans
 from evenstride.core.state import Control
+from evenstride.core.sync import AllReduce, Served, SyncMode, sync_from_spec
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, agree, require_equal
 from evenstride.runtime.channel import Channel, open_channel
@@ -53,6 +54,7 @@ class Settings:
         memory_fraction: part of its memory that a share may fill; ``None`` for no limit.
         max_steps: steps after which the training loader yields nothing.
         step_file: where the leader keeps its step count; ``None`` for nowhere.
+        sync: mode of synchronisation.
     """
 
     global_batch: int
@@ -65,6 +67,20 @@ class Settings:
     trace: Path | None
     max_steps: int | None
     step_file: Path | None = None
+    sync: str = "bsp"
+
+    @property
+    def mode(self) -> SyncMode:
+        """The mode of synchronisation.
+
+        Raises:
+            ConfigError: its specification is not understood.
+        """
+        if not isinstance(self.sync, str):
+            raise ConfigError(
+                f"sync is {self.sync!r}; it must name a mode, such as 'bsp' or 'bsp-ps(servers=2)'"
+            )
+        return sync_from_spec(self.sync)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +214,7 @@ def _show(settings: Settings, rank: int) -> Plain:
         "global_batch": settings.global_batch,
         "seed": settings.seed,
         "policy": settings.policy,
+        "sync": str(settings.mode),
         "memory_fraction": settings.memory_fraction,
         "max_steps": settings.max_steps,
         "min_share": settings.min_share,
@@ -234,10 +251,23 @@ def _check(settings: Settings) -> None:
     check_whole("global_batch", settings.global_batch, least=1)
     check_whole("seed", settings.seed)
     _check_fraction(settings.memory_fraction)
+    _require_known(settings.mode)
     if not isinstance(settings.policy, str):
         raise ConfigError(
             f"policy is {settings.policy!r}; it must be a name, such as 'adaptive' or "
             "'static:20,100'"
+        )
+
+
+def _require_known(mode: SyncMode) -> None:
+    """Refuse a mode that this version cannot train with.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if not isinstance(mode, AllReduce | Served):
+        raise ConfigError(
+            f"sync={str(mode)!r} cannot be had in real training yet; use bsp or bsp-ps"
         )
 
 

@@ -38,6 +38,10 @@ class Stride:
         policy: how the shares are set: ``adaptive`` (the default), ``uniform``, ``static``,
             ``static:20,100``, ``dynamic-batching``. ``EVENSTRIDE_POLICY`` sets it where the
             script does not.
+        sync: how the workers' steps become those of one model: ``bsp`` (the default) leaves it to
+            the engine's all-reduce; ``bsp-ps`` and ``bsp-ps(servers=2)`` send gradients to
+            parameter servers, which step the optimizer and send weights back; see the page on
+            synchronisation. ``EVENSTRIDE_SYNC`` sets it where the script does not.
         process_group: the ranks the engine averages over; ``None`` means all.
         shard_group: with HSDP, the ranks that hold this rank's replica together:
             ``mesh["shard"].get_group()``. They wait for each other in every layer, so they get
@@ -79,6 +83,7 @@ class Stride:
         *,
         seed: int = 0,
         policy: str | None = None,
+        sync: str | None = None,
         process_group: dist.ProcessGroup | None = None,
         shard_group: dist.ProcessGroup | None = None,
         min_share: int = 1,
@@ -104,6 +109,7 @@ class Stride:
             trace=environment.trace if trace is None else Path(trace),
             max_steps=environment.max_steps,
             step_file=environment.progress,
+            sync=sync or environment.sync or "bsp",
         )
         self._member = Member(form_team(settings, group, shard_group), settings, environment)
         self._hooks = self._member.scaling.listen()

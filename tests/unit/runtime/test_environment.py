@@ -28,11 +28,12 @@ def test_every_variable_is_read() -> None:
             "EVENSTRIDE_NOTICES": "off",
             "EVENSTRIDE_SILENT_S": "4.5",
             "TORCHELASTIC_RUN_ID": "job",
+            "EVENSTRIDE_SYNC": "bsp-ps",
         }
     )
 
     paths = Path("runs/one"), Path("runs/steps")
-    assert found == Environment("static:1,2", 40, *paths, "0.5:1", 8, "off", 4.5)
+    assert found == Environment("static:1,2", 40, *paths, "0.5:1", 8, "off", 4.5, "bsp-ps")
 
 
 def test_silence_is_waited_for_where_nobody_starts_the_ranks_again() -> None:

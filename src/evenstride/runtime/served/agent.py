@@ -1,0 +1,86 @@
+"""This process' RPC agent: how workers and parameter servers reach each other.
+
+`torch.distributed.rpc.init_rpc` finds the others by a store of its own, whose port would have to be
+free by chance, or is the launcher's under torchrun; and it counts how often it was called, and how
+often all have gathered, in which a fresh server and a worker that had servers before differ: they
+would wait for ever. So the agent is made from its parts, over the process group's store. Its
+messages are pickles, as RPC's are: whoever reaches the port that it listens on must be trusted.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore, rpc  # type: ignore[attr-defined]
+
+# Calls that wait for other workers do so for as long as it takes; who waits watches out itself.
+_FOREVER_S = 0.0
+# Sockets, also within one machine: the shared memory's threads never sleep, and take the processor
+# from the workers (0.05 to 0.3 s a step on two cores, where sockets took 0.01 s).
+_TRANSPORTS, _CHANNELS = ["uv"], ["basic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where a run's workers and servers find each other.
+
+    Args:
+        host: of the process group's store.
+        port: of it.
+        prefix: of the keys, this run's own.
+        workers: how many there are; the first ids are theirs.
+        servers: how many there are.
+    """
+
+    host: str
+    port: int
+    prefix: str
+    workers: int
+    servers: int
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        return asdict(self)
+
+
+def worker_name(rank: int) -> str:
+    """Return the name of a worker's agent."""
+    return f"worker{rank}"
+
+
+def server_name(index: int) -> str:
+    """Return the name of a server's agent."""
+    return f"server{index}"
+
+
+def join(meeting: Meeting, name: str, number: int) -> None:
+    """Make this process' agent; collective over all workers and servers.
+
+    Args:
+        meeting: where all meet.
+        name: of this one.
+        number: of this one among all, workers first.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:  # one that reaches the others
+        os.environ.setdefault("TP_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
+    client = TCPStore(meeting.host, meeting.port, None, False)
+    store = PrefixStore(meeting.prefix, client)
+    options = rpc.TensorPipeRpcBackendOptions(
+        rpc_timeout=_FOREVER_S, _transports=_TRANSPORTS, _channels=_CHANNELS
+    )
+    dist.autograd._init(number)  # type: ignore[attr-defined]
+    size = meeting.workers + meeting.servers
+    parts: Any = rpc
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own making
+        agent = parts.TensorPipeAgent(store, name, number, size, options, {}, [])
+    parts.api._init_rpc_states(agent)  # starts it, once all have told their addresses
+
+
+def part() -> None:
+    """End this process' agent; the others need not be there."""
+    rpc.shutdown(graceful=False)

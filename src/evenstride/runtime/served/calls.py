@@ -1,0 +1,122 @@
+"""A worker's connection to all parameter servers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import rpc
+
+from evenstride.errors import WorkerLost
+from evenstride.runtime.served import server
+from evenstride.runtime.served.agent import Meeting, join, part, server_name, worker_name
+from evenstride.runtime.served.process import ServerProcess, start
+
+# How often a worker that waits for a server looks whether another worker was lost.
+_LOOK_S = 0.25
+# Texts of torch's own errors by which a server that is gone is told from one that refuses.
+_OF_CONNECTIONS = ("tensorpipe", "pipe closed", "connection", "eof", "rpc agent")
+
+
+class Servers:
+    """The servers, as one worker reaches them; collective to make.
+
+    Args:
+        meeting: where all meet.
+        rank: of this worker.
+        mine: the servers that this worker starts.
+        failed: returns why no step can be finished, once another worker is known to be lost.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        rank: int,
+        mine: Sequence[int],
+        failed: Callable[[], Exception | None],
+    ) -> None:
+        self._rank, self._failed = rank, failed
+        self._names = [server_name(index) for index in range(meeting.servers)]
+        self._processes: list[ServerProcess] = [start(meeting, index) for index in mine]
+        self._closed = False
+        try:
+            join(meeting, worker_name(rank), rank)
+        except BaseException:
+            self._kill()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def call(
+        self, function: Callable[..., Any], arguments: Mapping[int, tuple[Any, ...]]
+    ) -> dict[int, Any]:
+        """Call a function of `server` on some servers, with each one's arguments, and wait.
+
+        Args:
+            function: importable by name.
+            arguments: by server.
+
+        Returns:
+            What each server answered.
+
+        Raises:
+            WorkerLost: a server is gone, or another worker that the call waits for.
+        """
+        futures: dict[int, torch.futures.Future[Any]] = {}
+        for index, own in arguments.items():
+            try:
+                futures[index] = rpc.rpc_async(self._names[index], function, args=own)
+            except RuntimeError as error:
+                raise self._explained(self._names[index], error) from error
+        arrived = threading.Event()
+        together = torch.futures.collect_all(list(futures.values()))
+        together.add_done_callback(lambda _: arrived.set())
+        while not arrived.wait(_LOOK_S):
+            lost = self._failed()
+            if lost is not None:
+                raise lost
+        return {index: self._value(self._names[index], each) for index, each in futures.items()}
+
+    def close(self, *, in_order: bool) -> None:
+        """Part from the servers. May be called again.
+
+        Args:
+            in_order: whether all is well: then the servers end when all workers have parted.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if in_order:
+            for name in self._names:  # the last to leave may find it gone before it answers
+                with contextlib.suppress(RuntimeError):
+                    rpc.rpc_sync(name, server.leave, args=(self._rank,), timeout=10.0)
+        part()
+        if in_order:
+            for process in self._processes:
+                process.close()
+        else:
+            self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.process.kill()
+            process.process.wait()
+
+    def _value(self, name: str, future: torch.futures.Future[Any]) -> Any:
+        try:
+            return future.value()
+        except RuntimeError as error:
+            raise self._explained(name, error) from error
+
+    def _explained(self, name: str, error: RuntimeError) -> Exception:
+        text = str(error).lower()
+        if not any(sign in text for sign in _OF_CONNECTIONS):
+            return error
+        return self._failed() or WorkerLost(
+            f"parameter {name} is gone, and with it its part of the model; start the run again, "
+            "and it goes on from the last checkpoint"
+        )

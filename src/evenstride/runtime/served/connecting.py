@@ -1,0 +1,58 @@
+"""Bringing workers and servers together."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from evenstride.errors import ConfigError, WorkerLost
+from evenstride.runtime.agreement import agree
+from evenstride.runtime.channel import Channel
+from evenstride.runtime.served.agent import Meeting
+from evenstride.runtime.served.calls import Servers
+from evenstride.runtime.setup import Team
+
+
+def connect(team: Team, servers: int, failed: Callable[[], Exception | None]) -> Servers:
+    """Start the servers and reach them; collective.
+
+    Server ``i`` of ``s`` is started by rank ``i * W // s``: where several machines take part, the
+    servers are spread over them.
+
+    Raises:
+        ConfigError: the process group has no store that servers can reach.
+        WorkerLost: a server did not come.
+    """
+    assert team.channel is not None, "servers are for several processes"
+    host, port = reach(team.channel)
+    shown = {"prefix": f"evenstride/servers/{uuid.uuid4().hex}"}
+    told = agree(team.channel, "parameter servers", lambda: shown, lambda all_: all_[0], "watch()")
+    meeting = Meeting(host, port, told["prefix"], team.world_size, servers)
+    mine = [i for i in range(servers) if i * team.world_size // servers == team.rank]
+    try:
+        return Servers(meeting, team.rank, mine, failed)
+    except RuntimeError as error:
+        raise WorkerLost(
+            f"the {servers} parameter servers and {team.world_size} workers did not come together: "
+            f"{error}; see what the servers printed above"
+        ) from error
+
+
+def reach(channel: Channel) -> tuple[str, int]:
+    """Return host and port of the process group's store.
+
+    Raises:
+        ConfigError: it is none that another process can connect to.
+    """
+    store = channel.meeting
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, TCPStore):
+        raise ConfigError(
+            f"the process group's store is a {type(store).__name__}, and parameter servers are "
+            "processes that find the workers by a TCP store; launch with torchrun, or pass "
+            "init_method='tcp://HOST:PORT' or 'env://'"
+        )
+    return store.host, store.port

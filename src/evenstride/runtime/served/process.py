@@ -1,0 +1,89 @@
+"""A parameter server's process: started by a worker, and gone when nobody needs it any more.
+
+python -m evenstride.runtime.served.process   (settings as a line of JSON on standard input)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+
+from evenstride.runtime.served.agent import Meeting, join, server_name
+from evenstride.runtime.served.server import Server, serve
+
+# How long a server stays after the process that started it has gone, for the others to part.
+_GRACE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A server that this process has started.
+
+    Args:
+        process: it.
+    """
+
+    process: subprocess.Popen[str]
+
+    def close(self) -> None:
+        """Let it end as soon as all workers have left it, and wait for that."""
+        assert self.process.stdin is not None, "it is a pipe"
+        self.process.stdin.close()
+        try:
+            self.process.wait(2 * _GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def start(meeting: Meeting, index: int) -> ServerProcess:
+    """Start a server; it joins the meeting by itself.
+
+    Standard input stays open for as long as this process lives, however it ends: a server whose
+    worker was killed notices.
+    """
+    environment = {
+        **os.environ,
+        # Optimizers of the user's own making are found where the script finds them.
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        env=environment,
+        text=True,
+        start_new_session=True,  # an interrupt from the keyboard is for the workers
+    )
+    assert process.stdin is not None, "it is a pipe"
+    process.stdin.write(json.dumps({**meeting.to_plain(), "index": index}) + "\n")
+    process.stdin.flush()
+    return ServerProcess(process)
+
+
+def main() -> None:
+    """Serve until all workers have left, or the one that started this process has gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = json.loads(sys.stdin.readline())
+    index = settings.pop("index")
+    meeting = Meeting(**settings)
+    server = Server(meeting.workers)
+    serve(server)
+    threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()
+    join(meeting, server_name(index), meeting.workers + index)
+    server.deserted.wait()
+    os._exit(0)  # agents of others may be gone, which RPC's own end would wait for
+
+
+def _end_with_parent(server: Server) -> None:
+    sys.stdin.read()
+    server.deserted.wait(_GRACE_S)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

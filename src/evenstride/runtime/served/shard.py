@@ -1,0 +1,122 @@
+"""What one parameter server holds: its part of the parameters, and their optimizers.
+
+No communication here; `server` calls it for the workers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Settings = list[dict[str, Any]]
+"""Of an optimizer's groups, such as the learning rate; without their parameters."""
+
+
+def part_of(optimizer: Optimizer, mine: Sequence[nn.Parameter]) -> Optimizer:
+    """Return an optimizer of copies, on the CPU, of a few parameters, with their state.
+
+    It is meant to be sent: its class must be one that the server can import, too. Groups that have
+    none of the parameters stay, without any, so that settings go by position.
+    """
+    copies = {id(p): nn.Parameter(p.detach().cpu().clone(), p.requires_grad) for p in mine}
+    part = copy.copy(optimizer)
+    part.param_groups = [
+        {**group, "params": [copies[id(p)] for p in group["params"] if id(p) in copies]}
+        for group in optimizer.param_groups
+    ]
+    part.state = defaultdict(dict)
+    for parameter in mine:
+        if parameter in optimizer.state:
+            part.state[copies[id(parameter)]] = _at_home(optimizer.state[parameter])
+    return part
+
+
+def _at_home(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.detach().cpu().clone() if isinstance(value, Tensor) else value
+        for name, value in state.items()
+    }
+
+
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return an optimizer's parameters in the order in which gradients and weights are sent."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def settings_of(optimizer: Optimizer) -> Settings:
+    """Return the settings of an optimizer's groups, as a scheduler may have changed them."""
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+class Shard:
+    """Some of the parameters, stepped by optimizers that were sent by whoever came first."""
+
+    def __init__(self) -> None:
+        self._optimizers: dict[int, Optimizer] = {}
+        self.version = 0  # updates so far
+
+    def begin(self, number: int, optimizer: Optimizer) -> None:
+        """Take over an optimizer with its parameters, unless there is one of that number."""
+        self._optimizers.setdefault(number, optimizer)
+
+    def step(
+        self, number: int, settings: Settings, gradients: Sequence[Tensor | None], scale: float = 1
+    ) -> list[Tensor]:
+        """Step one optimizer and return its parameters' weights, which later steps overwrite.
+
+        Args:
+            number: of the optimizer.
+            settings: of its groups from now on.
+            gradients: of its parameters; ``None`` for one that had no part in the loss.
+            scale: by which the gradients are multiplied.
+        """
+        optimizer = self._optimizers[number]
+        for group, values in zip(optimizer.param_groups, settings, strict=True):
+            group.update(values)
+        for parameter, gradient in zip(parameters_of(optimizer), gradients, strict=True):
+            parameter.grad = gradient if gradient is None or scale == 1 else gradient * scale
+        optimizer.step()
+        optimizer.zero_grad()
+        self.version += 1
+        return self.weights(number)
+
+    def weights(self, number: int) -> list[Tensor]:
+        """Return the weights of an optimizer's parameters; they share memory with them."""
+        return [p.detach() for p in parameters_of(self._optimizers[number])]
+
+    def state(self, number: int) -> list[dict[str, Any]]:
+        """Return what the optimizer remembers of each of its parameters, in their order."""
+        optimizer = self._optimizers[number]
+        return [dict(optimizer.state.get(p, {})) for p in parameters_of(optimizer)]
+
+
+def mean_of(parts: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
+    """Return the mean of the workers' gradients, added up in the order in which they are given.
+
+    Each is scaled by ``W * n_k / N`` already, so this is the mean over all samples. ``None``
+    counts as zero where another worker has a gradient.
+
+    Args:
+        parts: one list per worker, of as many gradients each.
+    """
+    return [
+        _mean([g for g in each if g is not None], len(parts)) for each in zip(*parts, strict=True)
+    ]
+
+
+def _mean(gradients: list[Tensor], workers: int) -> Tensor | None:
+    if not gradients:
+        return None
+    total = gradients[0].clone()
+    for gradient in gradients[1:]:
+        total += gradient
+    return torch.div(total, workers, out=total)
