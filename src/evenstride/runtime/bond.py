@@ -79,10 +79,17 @@ class Together:
     """One of several processes: a control thread, a heartbeat, and an ear for losses."""
 
     def __init__(
-        self, local: Local, team: Team, channel: Channel, at: At, silent_s: float | None
+        self,
+        local: Local,
+        team: Team,
+        channel: Channel,
+        at: At,
+        silent_s: float | None,
+        forgive: Callable[[int], object] | None = None,
     ) -> None:
         self._channel, self._at, self._failed = channel, at, False
-        self._loss = LossReport(channel, local.gate, at, restarts=silent_s is not None)
+        restarts = silent_s is not None and forgive is None
+        self._loss = LossReport(channel, local.gate, at, restarts=restarts, forgive=forgive)
         self._plane = ControlPlane(channel, local, team.shares, team.leader, self._loss.heard)
         self._loss.exchange = lambda: self._plane.exchange
         self._liveness = Liveness(channel, team.peers, self._phase, self._loss.found, silent_s)
@@ -143,8 +150,14 @@ class Together:
         return ("failed" if self._failed else phase), step
 
 
-def tie(local: Local, team: Team, at: At, silent_s: float | None = None) -> Bond:
-    """Return the bond of this rank; for ``silent_s`` see `Liveness`."""
+def tie(
+    local: Local,
+    team: Team,
+    at: At,
+    silent_s: float | None = None,
+    forgive: Callable[[int], object] | None = None,
+) -> Bond:
+    """Return the bond of this rank; for ``silent_s`` see `Liveness`, else `LossReport`."""
     if team.channel is None:
         return Alone(local, team, at)
-    return Together(local, team, team.channel, at, silent_s)
+    return Together(local, team, team.channel, at, silent_s, forgive)

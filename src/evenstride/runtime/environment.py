@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evenstride.errors import ConfigError
 
-_SILENT_S = 30.0
+USUAL_SILENT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
 def _silent_s(variables: Mapping[str, str]) -> float | None:
     if not variables.get("TORCHELASTIC_RUN_ID"):
         return None
-    text = variables.get("EVENSTRIDE_SILENT_S") or str(_SILENT_S)
+    text = variables.get("EVENSTRIDE_SILENT_S") or str(USUAL_SILENT_S)
     try:
         seconds = float(text)
     except ValueError:
@@ -74,7 +74,7 @@ def _silent_s(variables: Mapping[str, str]) -> float | None:
     if not 1.0 <= seconds < float("inf"):
         raise ConfigError(
             f"EVENSTRIDE_SILENT_S is {text!r}; it must be a number of seconds of at least 1; "
-            f"leave it out for {_SILENT_S:.0f}"
+            f"leave it out for {USUAL_SILENT_S:.0f}"
         )
     return seconds
 

@@ -16,7 +16,7 @@ from evenstride.core.dealing import Dealing
 from evenstride.core.fleet import IntArray, Shares
 from evenstride.core.partition import cut, even_windows, micro_batches, step_shares
 from evenstride.runtime.channel import finish, told
-from evenstride.runtime.loader import BatchStream, DataLoaderOptions
+from evenstride.runtime.loading import BatchStream, DataLoaderOptions
 from evenstride.runtime.seeding import Keys, item_seeds
 from evenstride.runtime.sharded import gathered
 

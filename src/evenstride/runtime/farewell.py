@@ -41,6 +41,8 @@ class LossReport:
         restarts: whether a launcher starts the ranks again. Then a process whose collective waits
             for the lost rank ends: nothing in it can interrupt the wait, which would last for
             the process group's whole timeout.
+        forgive: where the others go on without a rank: told of each one that is gone. Rank 0, which
+            leads, is missed nevertheless.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class LossReport:
         at: Callable[[], tuple[str, int]],
         *,
         restarts: bool = False,
+        forgive: Callable[[int], object] | None = None,
     ) -> None:
+        self._forgive = forgive
         self._channel, self._gate, self._at, self._restarts = channel, gate, at, restarts
         self._lock = threading.Lock()
         self.text: str | None = None
@@ -63,6 +67,8 @@ class LossReport:
     def found(self, rank: int, how: str) -> None:
         """This rank has found out that ``rank`` is gone."""
         text = f"rank {rank} is gone: {how}"
+        if self._forgive is not None and rank != 0:
+            self._forgive(rank)
         if self.heard(text):
             announce_loss(self._channel, self.exchange(), rank, text)
 
@@ -72,6 +78,9 @@ class LossReport:
             if self.text is not None:
                 return False
             self.text = text
+        if self._forgive is not None and not text.startswith("rank 0 is"):
+            logger.warning("evenstride: %s; the others go on, and train its samples", text)
+            return True
         phase, step = self._at()
         # Of itself a rank that ends knows better, and its own error is about to be shown.
         if ending_exception() is None or not text.startswith(f"rank {self._channel.rank} is"):

@@ -9,7 +9,7 @@ from evenstride.core.partition import EpochCursor
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, require_equal
 from evenstride.runtime.checks import check_whole
-from evenstride.runtime.loader import LoaderOptions, dataset_length
+from evenstride.runtime.loading import LoaderOptions, dataset_length
 from evenstride.runtime.sampler import Order
 from evenstride.runtime.setup import Settings
 from evenstride.runtime.shards import digest, lengths_of

@@ -5,144 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
-from evenstride.errors import ConfigError, LoaderBusy
-from evenstride.runtime.costs import Costs
+from evenstride.errors import LoaderBusy
 from evenstride.runtime.gate import Gate
+from evenstride.runtime.loading import BatchStream, DataLoaderOptions, LoaderOptions, own_generator
 from evenstride.runtime.pieces import Item, check_weights, merge, smaller
 from evenstride.runtime.progress import Progress
 from evenstride.runtime.sampler import Draw, StepSampler
 from evenstride.runtime.scaling import Retry, Scaling
-from evenstride.runtime.seeding import SeededDataset, item_seeds, seeded_dataset
-from evenstride.runtime.shards import ShardReader, Shards, indexed
+from evenstride.runtime.seeding import SeededDataset, seeded_dataset
+from evenstride.runtime.shards import ShardReader, indexed
 from evenstride.runtime.weights import checked
-
-_DECIDED_BY_US = ("batch_size", "sampler", "batch_sampler")
-
-
-class DataLoaderOptions(TypedDict, total=False):
-    """What `torch.utils.data.DataLoader` takes and we pass on unchanged."""
-
-    num_workers: int
-    collate_fn: Callable[[list[Any]], Any] | None
-    pin_memory: bool
-    timeout: float
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: Any
-    generator: torch.Generator | None
-    prefetch_factor: int | None
-    persistent_workers: bool
-    pin_memory_device: str
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderOptions:
-    """What a training loader takes beyond torch's own.
-
-    Args:
-        shuffle: whether each epoch has a new random order.
-        drop_last: whether the last, incomplete global batch is left out.
-        by_epoch: whether each rank keeps to a part of the data set for a whole epoch.
-        weight_fn: weight of a (micro-)batch, such as its tokens; ``None`` counts samples.
-        max_micro_batch: most samples in one batch; with costs, the most one may cost.
-        costs: of the samples, by which shares are dealt out; ``None`` counts samples.
-        seeded: whether each sample is loaded under a seed of its own.
-        cold_prefetch: whether worker processes start before the first split is found.
-        sizes: global batches to use, step by step, until they end (calibration).
-    """
-
-    shuffle: bool = True
-    drop_last: bool = False
-    by_epoch: bool = False
-    weight_fn: Callable[[Any], float] | None = None
-    max_micro_batch: int | None = None
-    costs: Costs | None = None
-    seeded: bool = True
-    cold_prefetch: bool = False
-    sizes: Iterator[int] | None = None
-
-
-def dataset_length(dataset: Any) -> int:
-    """Return the number of samples.
-
-    Raises:
-        ConfigError: the data set has no length, or no samples.
-    """
-    if isinstance(dataset, Shards):
-        return len(dataset)
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise ConfigError(
-            f"{type(dataset).__name__} gives its samples in an order of its own, so they cannot "
-            "be dealt out exactly once; use a map-style data set with __getitem__ and __len__, or "
-            "evenstride.Shards(lengths, read) for data that is read in a row"
-        )
-    try:
-        length = len(dataset)
-    except (TypeError, NotImplementedError, AttributeError):
-        raise ConfigError(
-            f"{type(dataset).__name__} has no length, so its samples cannot be dealt out exactly "
-            "once; give it a __len__"
-        ) from None
-    if length < 1:
-        raise ConfigError(f"the {type(dataset).__name__} has no samples; give one with at least 1")
-    return length
-
-
-def refuse_batching(options: dict[str, Any]) -> None:
-    """Raise if the caller tries to set what the loader decides itself.
-
-    Raises:
-        ConfigError: names the option, and what to use instead.
-    """
-    for name in _DECIDED_BY_US:
-        if name in options:
-            raise ConfigError(
-                f"{name} cannot be set: the loader deals out the global batch of the Stride. Set "
-                "Stride(global_batch=...), shuffle=, or max_micro_batch= instead"
-            )
-    if not options.get("in_order", True):
-        raise ConfigError("in_order=False cannot be: batches must come in the order of the steps")
-
-
-def check_options(options: DataLoaderOptions) -> None:
-    """Raise unless torch's loader takes these options; nothing is started.
-
-    Raises:
-        ConfigError: says what torch has against them.
-    """
-    refuse_batching(dict(options))
-    try:
-        DataLoader(TensorDataset(), batch_sampler=BatchStream([[0]]), **options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"torch's DataLoader refuses these options: {error}") from None
-
-
-def own_generator(seed: int, rank: int) -> torch.Generator:
-    """Return the generator that seeds a loader's worker processes.
-
-    torch would take the global one, and leave it changed. Each rank's own, because samples that
-    are not seeded one by one are augmented with what the worker processes got.
-    """
-    own_seed = int(item_seeds(seed, 0, np.array([rank]))[0])
-    return torch.Generator().manual_seed(own_seed >> 1)
-
-
-class BatchStream(Sampler[list[Any]]):
-    """A batch sampler whose iterators share one position; see `StepSampler`."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return iter(self.source)
-
-    def __len__(self) -> int:
-        return len(self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +32,7 @@ class Rank:
     max_steps: int | None
     tick: Callable[[], None] | None
     explain_failure: Callable[[], None]
+    sampler: Callable[..., StepSampler] = StepSampler
 
 
 class TrainLoader(DataLoader[Any]):
@@ -184,7 +61,7 @@ class TrainLoader(DataLoader[Any]):
         data = indexed(dataset)
         self._reader = data if isinstance(data, ShardReader) else None
         samples = seeded_dataset(data, seeded=options.seeded)
-        self._steps = StepSampler(
+        self._steps = rank.sampler(
             order,
             rank.gate,
             rank.rank,
@@ -267,9 +144,10 @@ class TrainLoader(DataLoader[Any]):
             yield from self._deliver()
             rank.scaling.timer.epoch_ended()
             rank.scaling.loop_ended()
-            progress.empty_passes += progress.step == steps_before
+            progress.empty_passes += progress.step == steps_before and not progress.cursor.done
         finally:
             self._busy = False
+            self._steps.left()
             self._ready.clear()
             rank.scaling.timer.pass_ended()
             rank.scaling.forget()
@@ -281,7 +159,7 @@ class TrainLoader(DataLoader[Any]):
         """Yield the batches, fetched in this process at first and by the workers then."""
         rank, fresh, between_steps = self._rank, True, True
         opening = rank.gate.opening and self.num_workers > 0
-        source = self._here(self.batch_sampler) if opening else super().__iter__()
+        source = self._here(self.batch_sampler) if opening else self._whole(super().__iter__())
         given: list[Item] = []  # of the step in hand
         while True:
             if rank.scaling.failed:
@@ -317,6 +195,18 @@ class TrainLoader(DataLoader[Any]):
             self._own_s += fetching_s - asked_s + handed_s - fetched_s
             yield item.batch
             between_steps, fresh = draw.last, fresh and not draw.last
+
+    def _whole(self, source: Iterator[Any]) -> Iterator[Any]:
+        """Return an iterator over what is loaded, and over what comes back from other workers."""
+        if self._steps.finished:  # nothing does
+            return source
+
+        def whole() -> Iterator[Any]:
+            yield from source
+            while not self._steps.finished:
+                yield from self._here(self.batch_sampler)
+
+        return whole()
 
     def _from_processes(self) -> Iterator[Any]:
         """Return an iterator over what the loader's processes load from here on."""

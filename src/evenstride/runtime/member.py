@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from evenstride.core.fleet import Shares
 from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime.agreement import Plain, agree, named
-from evenstride.runtime.bond import tie
+from evenstride.runtime.bond import Bond, tie
 from evenstride.runtime.calibrating import calibration
 from evenstride.runtime.checks import check_whole
 from evenstride.runtime.continuity import Continuity
-from evenstride.runtime.control_plane import Local
+from evenstride.runtime.control_plane import Local, Position
 from evenstride.runtime.costs import CostFn, Costs
-from evenstride.runtime.environment import Environment
+from evenstride.runtime.environment import USUAL_SILENT_S, Environment
 from evenstride.runtime.evaluation import EvalLoader, EvalSampler, exact_mean
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.groups import own_group
@@ -39,16 +39,16 @@ from evenstride.runtime.layout import (
 )
 from evenstride.runtime.liveness import ending_exception
 from evenstride.runtime.load import loads_for
-from evenstride.runtime.loader import (
+from evenstride.runtime.loader import Rank, TrainLoader
+from evenstride.runtime.loading import (
     DataLoaderOptions,
     LoaderOptions,
-    Rank,
-    TrainLoader,
     check_options,
     dataset_length,
     own_generator,
 )
-from evenstride.runtime.modes import synchroniser
+from evenstride.runtime.local_sgd import refuse_weights
+from evenstride.runtime.modes import free_of, sampler_of, synchroniser
 from evenstride.runtime.norm import batch_norms, check_convertible, convert
 from evenstride.runtime.normalising import RankContext
 from evenstride.runtime.progress import Progress
@@ -86,7 +86,7 @@ class Member:
         self._closed = False
         self._gate = Gate(
             team.shares,
-            blocking=team.opening,
+            blocking=team.opening and settings.mode.lockstep,
             timeout_s=team.channel.timeout.total_seconds() if team.channel else 0.0,
             ask=self._ask if team.leader else lambda: None,
         )
@@ -98,18 +98,36 @@ class Member:
         )
         self.continuity.notices = environment.notices or "auto"
         self.scaling.sync = synchroniser(
-            settings.mode, team, lambda: self._gate.error, lambda: self.timer.waiting()
+            settings.mode,
+            team,
+            lambda: self._gate.error,
+            lambda: self.timer,
+            self.progress,
+            settings.max_steps,
         )
+        self._free = free_of(self.scaling.sync)
         self._watching = Watching(self, team, self._holding, settings.mode)
+        self._bond = self._tied(team, environment)
+        if team.opening and not settings.mode.lockstep:
+            self._skip_opening()
+
+    def _tied(self, team: Team, environment: Environment) -> Bond:
+        free, silent_s = self._free, environment.silent_s
         local = Local(
             self._gate,
             self._recorder,
-            lambda: self.progress.now,
+            lambda: self.progress.now if free is None else Position(self.progress.step, ()),
             self.continuity.saves,
             self._holding.take,
             self.continuity.notified.told,
         )
-        self._bond = tie(local, team, lambda: self.timer.at, environment.silent_s)
+        if free is None:
+            return tie(local, team, self._at, silent_s)
+        return tie(local, team, self._at, silent_s or USUAL_SILENT_S, free.lost)
+
+    def _at(self) -> tuple[str, int]:
+        phase, step = self.timer.at
+        return ("sync" if self._free is not None and self._free.waits else phase), step
 
     @property
     def timer(self) -> StepTimer:
@@ -131,6 +149,8 @@ class Member:
             check_options(options)
             self._refuse_second_loader()
             check_loader(dataset, asked, self._settings, by_cost=cost_fn is not None)
+            if asked.weight_fn is not None:
+                refuse_weights(self._settings.mode)
             if cost_fn is not None:
                 costs.append(Costs(cost_fn, dataset_length(dataset)))
             shown = layout(dataset, asked, processes)
@@ -165,6 +185,7 @@ class Member:
             max_steps=self._settings.max_steps,
             tick=self._tick if self._team.leader is not None else None,
             explain_failure=self._bond.explain_failure,
+            sampler=sampler_of(self._free),
         )
 
     def _refuse_second_loader(self) -> None:
@@ -349,6 +370,8 @@ class Member:
                 self._team.rank,
             )
         self.progress.commit(draw.window, draw.dealing)
+        if self._free is not None:
+            self.progress.position = self._free.position
 
     def agree(
         self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
@@ -367,6 +390,7 @@ class Member:
             self._team.leader.skip_opening(self.progress.step)
 
     def _weight_exchange(self) -> WeightExchange:
+        refuse_weights(self._settings.mode)
         if self._weights is None:
             group = self.own_group("gloo")
             self._weights = WeightExchange(group, lambda: self.timer.waiting())

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from functools import partial
 
-from evenstride.core.sync import AllReduce, Served, SyncMode
+from evenstride.core.rounds import Place
+from evenstride.core.sync import (
+    AllReduce,
+    Asynchronous,
+    LocalSgd,
+    Served,
+    StaleSynchronous,
+    SyncMode,
+)
+from evenstride.runtime.groups import own_group
+from evenstride.runtime.local_sgd import LocalTraining
+from evenstride.runtime.progress import Progress
+from evenstride.runtime.sampler import Draw, StepSampler
 from evenstride.runtime.served.connecting import connect
+from evenstride.runtime.served.free import Free
+from evenstride.runtime.served.pieces import PieceSampler
 from evenstride.runtime.served.synchronous import Synchronous
 from evenstride.runtime.setup import Team
 from evenstride.runtime.synchronising import Synchroniser
+from evenstride.runtime.timing import StepTimer
 
 
 def synchroniser(
     mode: SyncMode,
     team: Team,
     failed: Callable[[], Exception | None],
-    waiting: Callable[[], AbstractContextManager[None]],
+    timer: Callable[[], StepTimer],
+    progress: Progress,
+    max_steps: int | None = None,
 ) -> Synchroniser | None:
     """Return what acts around the optimizer's steps; ``None`` where the engine sees to it.
 
@@ -26,13 +43,41 @@ def synchroniser(
         mode: of synchronisation.
         team: of all ranks.
         failed: returns why no step can be finished, once another rank is known to be lost.
-        waiting: a context in which this rank's time is not its own work.
+        timer: the clock of this rank's steps.
+        progress: its position.
+        max_steps: steps after which the run ends; ``None`` for no limit.
     """
-    del waiting
     if isinstance(mode, AllReduce) or team.group is None:
         return None
-    if isinstance(mode, Served):
-        return Synchronous(
-            team.rank, team.world_size, mode.servers, lambda: connect(team, mode.servers, failed)
+    if isinstance(mode, Served | Asynchronous | StaleSynchronous):
+        servers, reach = mode.servers, partial(connect, team, mode, failed)
+        if isinstance(mode, Served):
+            return Synchronous(team.rank, team.world_size, servers, reach)
+        return Free(
+            team.rank, team.world_size, progress.global_batch, servers, reach, timer, progress
         )
+    if isinstance(mode, LocalSgd):
+        place = partial(_place, progress, max_steps)
+        return LocalTraining(mode, team.group, lambda: own_group(team, "gloo"), timer, place)
     raise NotImplementedError(mode)
+
+
+def _place(progress: Progress, max_steps: int | None, draw: Draw) -> Place:
+    return Place(
+        step=progress.earlier + draw.step,
+        position=progress.position,
+        window=draw.window,
+        end=progress.end,
+        global_batch=progress.global_batch,
+        last=draw.step + 1 == max_steps,
+    )
+
+
+def free_of(sync: Synchroniser | None) -> Free | None:
+    """Return what synchronises, if its workers do not keep step."""
+    return sync if isinstance(sync, Free) else None
+
+
+def sampler_of(free: Free | None) -> Callable[..., StepSampler]:
+    """Return what makes the sampler of a training loader."""
+    return StepSampler if free is None else partial(PieceSampler, free=free)

@@ -36,6 +36,8 @@ class Draw(NamedTuple):
         first: first micro-batch of this rank in the step.
         last: last one; its backward pass synchronises.
         dealing: what is left of the shards after its step, for data in shards.
+        claimed: the share that it was to be, where workers do not keep step; at the end of an
+            epoch there may be fewer samples.
     """
 
     step: int
@@ -45,6 +47,7 @@ class Draw(NamedTuple):
     first: bool
     last: bool
     dealing: Dealing | None = None
+    claimed: int = 0
 
 
 class _Planned(NamedTuple):
@@ -172,6 +175,11 @@ class StepSampler:
     def parts(self) -> Shares:
         """The shares that cut the data set for this epoch; none where it is not cut."""
         return () if self._parts is None else self._parts.shares
+
+    finished = True  # whether the epoch is over where an iterator ends
+
+    def left(self) -> None:
+        """Note that the loop was left: what is drawn and not trained will be drawn again."""
 
     def delivered(self) -> tuple[Draw, Keys]:
         """Return the draw and the keys of the batch that the loader hands out now."""

@@ -41,7 +41,6 @@ logger = logging.getLogger("evenstride")
 
 _queue_callback: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
 
-
 # Steps after which what ran proves something: optimizers make their states in the first.
 _STEPS_TO_WARM = 2
 
@@ -226,21 +225,23 @@ class Scaling:
             self._synchronise(sync, optimizer)
 
     def _synchronise(self, sync: Synchroniser, optimizer: Optimizer) -> None:
+        self.syncing = True
         if self._committed:  # another optimizer in the same step
             with self.timer.waiting():
                 sync.before_step(optimizer)
             return
         self.timer.gradients_ready()  # what came since then, such as clipping, is work
-        self.syncing = True
         sync.before_step(optimizer)
 
     def optimizer_stepped(self, optimizer: Any = None, *_: Any) -> None:
-        """Note that an optimizer has stepped: a committed step is whole."""
+        """Note that an optimizer has stepped, or a scaler left it out: a step is whole."""
         sync = self.sync
-        if sync is not None and self.syncing:
+        left_out = optimizer is None and self.failed and hasattr(sync, "takes_left_out")
+        if sync is not None and (self.syncing or left_out):
             sync.after_step(optimizer)
             self.syncing = False
-            self._synchronised()
+            if not self._committed:
+                self._synchronised()
         self._stepped = self._committed
 
     def loop_ended(self) -> None:

@@ -21,7 +21,15 @@ from evenstride.core.policies.static import Given, Static
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.quanta import spans
 from evenstride.core.state import Control
-from evenstride.core.sync import AllReduce, Served, SyncMode, sync_from_spec
+from evenstride.core.sync import (
+    AllReduce,
+    Asynchronous,
+    LocalSgd,
+    Served,
+    StaleSynchronous,
+    SyncMode,
+    sync_from_spec,
+)
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, agree, require_equal
 from evenstride.runtime.channel import Channel, open_channel
@@ -265,9 +273,10 @@ def _require_known(mode: SyncMode) -> None:
     Raises:
         ConfigError: it is one.
     """
-    if not isinstance(mode, AllReduce | Served):
+    if not isinstance(mode, AllReduce | Served | Asynchronous | StaleSynchronous | LocalSgd):
         raise ConfigError(
-            f"sync={str(mode)!r} cannot be had in real training yet; use bsp or bsp-ps"
+            f"sync={str(mode)!r} cannot be had in real training yet; use bsp, bsp-ps, asp, "
+            "ssp or local-sgd"
         )
 
 

@@ -17,7 +17,7 @@ from evenstride.errors import ConfigError, StepInFlight
 from evenstride.runtime.checks import by_epoch, refuse_for_evaluation, whole
 from evenstride.runtime.costs import CostFn
 from evenstride.runtime.environment import read_environment
-from evenstride.runtime.loader import DataLoaderOptions, LoaderOptions
+from evenstride.runtime.loading import DataLoaderOptions, LoaderOptions
 from evenstride.runtime.member import Member
 from evenstride.runtime.setup import Settings, form_team, group_of, refuse_everywhere
 from evenstride.runtime.summary import Summary

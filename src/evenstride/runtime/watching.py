@@ -9,7 +9,7 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import nn
 
-from evenstride.core.sync import SyncMode
+from evenstride.core.sync import LocalSgd, SyncMode
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain
 from evenstride.runtime.compression import send_compressed
@@ -77,7 +77,7 @@ class Watching:
             send_compressed(model)
         every = asked["drift_check"]
         if every is None:
-            every = USUAL_STEPS if len(set(kinds)) > 1 else 0
+            every = USUAL_STEPS if len(set(kinds)) > 1 and _keeps_alike(self._mode) else 0
         if every and team.group is not None:
             self._guard_against_drift(model, every)
         subtract_collectives(model, lambda: self._member.timer)
@@ -106,6 +106,7 @@ class Watching:
             if self._member.scaling.sync is not None:
                 require_plain(model, self._mode)
                 _refuse_hook(asked["compress"], self._mode)
+                _refuse_check(asked["drift_check"], self._mode)
             return shown
 
         return self._member.agree("watch()", checked, judge)
@@ -123,4 +124,17 @@ def _refuse_hook(compress: str | None, mode: SyncMode) -> None:
         raise ConfigError(
             f"watch(compress={compress!r}) is a hook of DistributedDataParallel's all-reduce, and "
             f'there is none with sync="{mode}"; leave it out, or use sync="bsp"'
+        )
+
+
+def _keeps_alike(mode: SyncMode) -> bool:
+    """Return whether all ranks have the same weights after every step."""
+    return mode.lockstep and not isinstance(mode, LocalSgd)
+
+
+def _refuse_check(drift_check: int | None, mode: SyncMode) -> None:
+    if drift_check and not _keeps_alike(mode):
+        raise ConfigError(
+            f"watch(drift_check={drift_check}) compares the ranks' weights, which differ between "
+            f'two steps with sync="{mode}"; leave it out, or use sync="bsp"'
         )

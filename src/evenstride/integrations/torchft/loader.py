@@ -8,7 +8,8 @@ from typing import Any, cast
 from evenstride.errors import LoaderBusy
 from evenstride.integrations.torchft.generation import Generation
 from evenstride.integrations.torchft.run import Run
-from evenstride.runtime.loader import DataLoaderOptions, LoaderOptions, Rank, TrainLoader
+from evenstride.runtime.loader import Rank, TrainLoader
+from evenstride.runtime.loading import DataLoaderOptions, LoaderOptions
 
 _END = object()
 

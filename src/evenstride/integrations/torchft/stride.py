@@ -23,7 +23,7 @@ from evenstride.integrations.torchft.voting import VotingOptimizer
 from evenstride.runtime.agreement import Plain
 from evenstride.runtime.checks import check_whole
 from evenstride.runtime.layout import check_micro_batch, layout, order_of
-from evenstride.runtime.loader import DataLoaderOptions, LoaderOptions, check_options
+from evenstride.runtime.loading import DataLoaderOptions, LoaderOptions, check_options
 from evenstride.runtime.sharded import is_sharded
 from evenstride.runtime.shards import Shards
 

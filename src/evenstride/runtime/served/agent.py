@@ -34,6 +34,7 @@ class Meeting:
         prefix: of the keys, this run's own.
         workers: how many there are; the first ids are theirs.
         servers: how many there are.
+        mode: of synchronisation.
     """
 
     host: str
@@ -41,6 +42,7 @@ class Meeting:
     prefix: str
     workers: int
     servers: int
+    mode: str
 
     def to_plain(self) -> dict[str, Any]:
         """Return it as JSON types."""

@@ -48,6 +48,11 @@ class Servers:
             self._kill()
             raise
 
+    @property
+    def closed(self) -> bool:
+        """Whether this worker has parted from them."""
+        return self._closed
+
     def __len__(self) -> int:
         return len(self._names)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from evenstride.core.sync import SyncMode
 from evenstride.errors import ConfigError, WorkerLost
 from evenstride.runtime.agreement import agree
 from evenstride.runtime.channel import Channel
@@ -15,7 +16,7 @@ from evenstride.runtime.served.calls import Servers
 from evenstride.runtime.setup import Team
 
 
-def connect(team: Team, servers: int, failed: Callable[[], Exception | None]) -> Servers:
+def connect(team: Team, mode: SyncMode, failed: Callable[[], Exception | None]) -> Servers:
     """Start the servers and reach them; collective.
 
     Server ``i`` of ``s`` is started by rank ``i * W // s``: where several machines take part, the
@@ -27,9 +28,10 @@ def connect(team: Team, servers: int, failed: Callable[[], Exception | None]) ->
     """
     assert team.channel is not None, "servers are for several processes"
     host, port = reach(team.channel)
+    servers = mode.servers
     shown = {"prefix": f"evenstride/servers/{uuid.uuid4().hex}"}
     told = agree(team.channel, "parameter servers", lambda: shown, lambda all_: all_[0], "watch()")
-    meeting = Meeting(host, port, told["prefix"], team.world_size, servers)
+    meeting = Meeting(host, port, told["prefix"], team.world_size, servers, str(mode))
     mine = [i for i in range(servers) if i * team.world_size // servers == team.rank]
     try:
         return Servers(meeting, team.rank, mine, failed)

@@ -13,10 +13,12 @@ import sys
 import threading
 from dataclasses import dataclass
 
+from evenstride.core.sync import Asynchronous, StaleSynchronous, sync_from_spec
 from evenstride.runtime.served.agent import Meeting, join, server_name
+from evenstride.runtime.served.office import Office
 from evenstride.runtime.served.server import Server, serve
 
-# How long a server stays after the process that started it has gone, for the others to part.
+# How long a server stays unasked after the process that started it has gone.
 _GRACE_S = 10.0
 
 
@@ -66,12 +68,17 @@ def start(meeting: Meeting, index: int) -> ServerProcess:
 
 
 def main() -> None:
-    """Serve until all workers have left, or the one that started this process has gone."""
+    """Serve until all workers have left, or none asks and the one that started this has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = json.loads(sys.stdin.readline())
     index = settings.pop("index")
     meeting = Meeting(**settings)
-    server = Server(meeting.workers)
+    mode = sync_from_spec(meeting.mode)
+    free = isinstance(mode, Asynchronous | StaleSynchronous)
+    bound = mode.staleness if isinstance(mode, StaleSynchronous) else None
+    office = Office(meeting.workers, bound) if free and not index else None
+    rate = mode.rate if isinstance(mode, Asynchronous | StaleSynchronous) else "constant"
+    server = Server(meeting.workers, office, rate)
     serve(server)
     threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()
     join(meeting, server_name(index), meeting.workers + index)
@@ -81,7 +88,9 @@ def main() -> None:
 
 def _end_with_parent(server: Server) -> None:
     sys.stdin.read()
-    server.deserted.wait(_GRACE_S)
+    calls = -1
+    while not server.deserted.wait(_GRACE_S) and calls != server.calls:
+        calls = server.calls
     os._exit(0)
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.distributed import rpc
 from torch.optim import Optimizer
 
+from evenstride.core.sync import rate_factor
+from evenstride.runtime.served.office import Answer, Office, Turn
 from evenstride.runtime.served.shard import Settings, Shard, mean_of
 
 Gradients = Sequence[Tensor | None]
@@ -22,11 +24,15 @@ class Server:
 
     Args:
         workers: how many there are.
+        office: on the first server, where workers do not keep step.
+        rate: how an update's step size goes by its staleness, see `core.sync.rate_factor`.
     """
 
-    def __init__(self, workers: int) -> None:
-        self.shard = Shard()
+    def __init__(self, workers: int, office: Office | None = None, rate: str = "constant") -> None:
+        self.shard, self.office, self._rate = Shard(), office, rate
         self._workers, self._lock = workers, threading.Lock()
+        self._updates, self._pulled = 0, [0] * workers
+        self.calls = 0  # so far; tells whether anybody needs this server
         self._rounds: dict[int, dict[int, tuple[Gradients, Weights]]] = {}
         self._left: set[int] = set()
         self.deserted = threading.Event()  # set when all workers have left
@@ -38,6 +44,7 @@ class Server:
 
     def push(self, number: int, worker: int, settings: Settings, gradients: Gradients) -> Weights:
         """Return the weights after a step with all workers' mean gradient, once all have pushed."""
+        self.calls += 1
         weights: Weights = torch.futures.Future()
         with self._lock:
             pushed = self._rounds.setdefault(number, {})
@@ -64,13 +71,51 @@ class Server:
         for weights in waiting:
             weights.set_result(stepped)
 
+    def push_now(
+        self, number: int, worker: int, settings: Settings, gradients: Gradients, *, counts: bool
+    ) -> tuple[list[Tensor], bool, int]:
+        """Step with one worker's gradients as they come.
+
+        Args:
+            number: of the optimizer.
+            worker: who pushes.
+            settings: of the optimizer's groups.
+            gradients: of its parameters here.
+            counts: whether this is the worker's update, or another optimizer's part of it.
+
+        Returns:
+            The weights, whether the worker may go on at once, and the samples of the epoch that
+            are trained; the latter two from the first server only.
+        """
+        self.calls += 1
+        with self._lock:
+            if self.office is not None:
+                self.office.require(worker)
+            staleness = self._updates - self._pulled[worker]
+            scale = rate_factor(self._rate, staleness)
+            stepped = self.shard.step(number, settings, gradients, scale) if gradients else []
+            weights = [w.clone() for w in stepped]
+            self._updates += counts
+            self._pulled[worker] = self._updates
+            if self.office is None or not counts:
+                return weights, True, -1
+            return weights, *self.office.made(worker, staleness)
+
+    def pull(self, number: int, worker: int) -> list[Tensor]:
+        """Return the weights as they are now."""
+        with self._lock:
+            self._pulled[worker] = self._updates
+            return [w.clone() for w in self.shard.weights(number)]
+
     def state(self, number: int) -> list[dict[str, Any]]:
         """Return what an optimizer remembers of its parameters."""
         with self._lock:
             return self.shard.state(number)
 
     def leave(self, worker: int) -> None:
-        """Note that a worker has ended."""
+        """Note that a worker has ended, or was lost."""
+        if self.office is not None:
+            self.office.gone(worker)
         with self._lock:
             self._left.add(worker)
             if len(self._left) == self._workers:
@@ -94,6 +139,47 @@ def begin(number: int, optimizer: Optimizer) -> None:
 def push(number: int, worker: int, settings: Settings, gradients: Gradients) -> Weights:
     """By RPC: `Server.push`."""
     return _here[0].push(number, worker, settings, gradients)
+
+
+def push_now(
+    number: int, worker: int, settings: Settings, gradients: Gradients, counts: bool
+) -> tuple[list[Tensor], bool, int]:
+    """By RPC: `Server.push_now`."""
+    return _here[0].push_now(number, worker, settings, gradients, counts=counts)
+
+
+def pull(number: int, worker: int) -> list[Tensor]:
+    """By RPC: `Server.pull`."""
+    return _here[0].pull(number, worker)
+
+
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]
+def take(worker: int, epoch: int, end: int, samples: int) -> Answer:
+    """By RPC: `Office.take`."""
+    return _office().take(worker, epoch, end, samples)
+
+
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]
+def turn(worker: int) -> Turn:
+    """By RPC: `Office.turn`."""
+    return _office().turn(worker)
+
+
+def release(worker: int) -> None:
+    """By RPC: `Office.release`."""
+    _office().release(worker)
+
+
+def report() -> dict[str, Any]:
+    """By RPC: `Office.report`."""
+    return _office().report()
+
+
+def _office() -> Office:
+    server = _here[0]
+    server.calls += 1
+    assert server.office is not None, "only the first server is asked, and only in these modes"
+    return server.office
 
 
 def state(number: int) -> list[dict[str, Any]]:

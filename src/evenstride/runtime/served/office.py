@@ -1,0 +1,220 @@
+"""Who trains which samples next, and who may go on, where workers do not keep step.
+
+On the first server only. Workers ask it by RPC, and are answered as soon as they can be.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from evenstride.core.clocks import Clocks, Staleness, staleness_report
+from evenstride.core.handout import Handout
+
+Stretches = list[tuple[int, int]]
+Answer = torch.futures.Future[Stretches | None]
+Turn = torch.futures.Future[None]
+
+# What `take` answers a worker that has pieces in hand while there is nothing to give: train these,
+# and ask again.
+LATER: Stretches = []
+
+
+class Take(NamedTuple):
+    """A worker that asks for samples.
+
+    Args:
+        worker: who asks.
+        epoch: that it is in.
+        end: samples of the epoch.
+        samples: that it would have.
+        answer: positions from and to; ``None`` once the epoch is over.
+    """
+
+    worker: int
+    epoch: int
+    end: int
+    samples: int
+    answer: Answer
+
+
+@dataclass(slots=True)
+class _Due:
+    """Answers to give as soon as the lock is free."""
+
+    calls: list[Callable[[], None]] = field(default_factory=list)
+
+    def answer(self, future: torch.futures.Future[Any], value: object) -> None:
+        """Note an answer."""
+        self.calls.append(lambda: future.set_result(value))
+
+    def give(self) -> None:
+        """Give all of them."""
+        for call in self.calls:
+            call()
+
+
+class Office:
+    """Hands out the samples of one epoch after the other, each once, and keeps the clocks.
+
+    All workers begin an epoch together and end it together: who finds nothing left waits until all
+    that was given is trained, in case some of it comes back. Meanwhile nobody waits for it.
+
+    Args:
+        workers: how many there are.
+        staleness: the bound for `Clocks`; ``None`` for none.
+    """
+
+    def __init__(self, workers: int, staleness: int | None) -> None:
+        self._lock = threading.Lock()
+        self._workers, self._live = workers, set(range(workers))
+        self._clocks = Clocks.of(workers, staleness)
+        self._stale = [Staleness() for _ in range(workers)]
+        self._epoch, self._handout = -1, Handout.of(0, workers)
+        self._takes: list[Take] = []
+        self._turns: list[tuple[int, Turn]] = []
+        self._idle: set[int] = set()
+        self._again, self._ahead = 0, 0
+
+    def take(self, worker: int, epoch: int, end: int, samples: int) -> Answer:
+        """Return the stretches of positions that a worker is to train next, once there are some.
+
+        ``None`` if the epoch is over, and `LATER` if the worker has others in hand yet.
+        """
+        asked = Take(worker, epoch, end, samples, torch.futures.Future())
+        with self._lock:
+            self._takes.append(asked)
+            due = self._look()
+        due.give()
+        return asked.answer
+
+    def require(self, worker: int) -> None:
+        """Refuse the update of a worker that was taken for lost: others train its samples.
+
+        Raises:
+            RuntimeError: it was.
+        """
+        if worker not in self._live:
+            raise RuntimeError(
+                f"worker {worker} was taken for lost, and its samples are trained by others; start "
+                "the run again, and it goes on from the last checkpoint"
+            )
+
+    def made(self, worker: int, staleness: int) -> tuple[bool, int]:
+        """Book an update; return whether the worker may go on, and the samples trained so far."""
+        with self._lock:
+            self._handout = self._handout.trained(worker)
+            self._clocks = self._clocks.ticked(worker)
+            self._stale[worker] = self._stale[worker].counted(staleness)
+            self._ahead = max(self._ahead, self._waited_for(worker).ahead(worker))
+            may, position = self._may(worker), self._handout.position
+            due = self._look()
+        due.give()
+        return may, position
+
+    def turn(self, worker: int) -> Turn:
+        """Return when the worker may begin its next update."""
+        turn: Turn = torch.futures.Future()
+        with self._lock:
+            self._turns.append((worker, turn))
+            due = self._look()
+        due.give()
+        return turn
+
+    def release(self, worker: int) -> None:
+        """Take back what a worker has in hand: it left its loop."""
+        with self._lock:
+            self._back(worker)
+            due = self._look()
+        due.give()
+
+    def gone(self, worker: int) -> None:
+        """Take back what a worker has in hand, and wait for it no longer. May be told again."""
+        with self._lock:
+            if worker not in self._live:
+                return
+            self._live.discard(worker)
+            self._back(worker)
+            self._clocks = self._clocks.lost(worker)
+            self._takes = [take for take in self._takes if take.worker != worker]
+            self._turns = [(other, turn) for other, turn in self._turns if other != worker]
+            due = self._look()
+        due.give()
+
+    def report(self) -> dict[str, Any]:
+        """Return what there is to tell of the run so far.
+
+        Returns:
+            ``count``, ``mean``, ``maximum`` and ``histogram`` of all updates' staleness, and the
+            same under ``workers``; ``most_ahead``, updates by which one that had just been made
+            was ahead of the slowest; ``handed_out_again``, samples that were lost with a worker.
+        """
+        with self._lock:
+            more = {"most_ahead": self._ahead, "handed_out_again": self._again}
+            return {**staleness_report(self._stale), **more}
+
+    def _back(self, worker: int) -> None:
+        before = self._handout.out
+        self._handout = self._handout.lost(worker)
+        self._again += before - self._handout.out
+
+    def _waited_for(self, worker: int) -> Clocks:
+        """Return the clocks of a worker and of those who have something to train."""
+        clocks = self._clocks.clocks
+        busy = tuple(
+            None if other in self._idle and other != worker else clock
+            for other, clock in enumerate(clocks)
+        )
+        return replace(self._clocks, clocks=busy)
+
+    def _may(self, worker: int) -> bool:
+        return self._waited_for(worker).may_begin(worker)
+
+    def _look(self) -> _Due:
+        """Answer whoever can be answered by now."""
+        due = _Due()
+        self._idle.clear()
+        if self._handout.done:
+            self._end_epoch(due)
+        waiting, self._takes = self._takes, []
+        for take in waiting:
+            if take.epoch != self._epoch or not self._give(take, due):
+                self._takes.append(take)
+        still = [(worker, turn) for worker, turn in self._turns if not self._may(worker)]
+        kept = {id(turn) for _, turn in still}
+        for _, turn in self._turns:
+            if id(turn) not in kept:
+                due.answer(turn, None)
+        self._turns = still
+        return due
+
+    def _end_epoch(self, due: _Due) -> None:
+        """Tell that the epoch is over, and begin the next when all have asked for it."""
+        over = [take for take in self._takes if take.epoch <= self._epoch]
+        for take in over:
+            due.answer(take.answer, None)
+        self._takes = [take for take in self._takes if take.epoch > self._epoch]
+        for _, turn in self._turns:  # nobody is behind any more
+            due.answer(turn, None)
+        self._turns = []
+        if self._takes and {take.worker for take in self._takes} >= self._live:
+            first = min(self._takes, key=lambda take: take.epoch)
+            self._epoch, self._handout = first.epoch, Handout.of(first.end, self._workers)
+            self._clocks = self._clocks.aligned()
+
+    def _give(self, take: Take, due: _Due) -> bool:
+        if self._handout.done:
+            return False
+        self._handout, piece = self._handout.give(take.worker, take.samples)
+        if piece:
+            due.answer(take.answer, [(s.start, s.stop) for s in piece])
+        elif self._handout.pieces[take.worker]:
+            due.answer(take.answer, LATER)
+        else:
+            self._idle.add(take.worker)
+            return False
+        return True

@@ -1,0 +1,74 @@
+"""What ranks run that train asynchronously, and what they saw."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import evenstride
+from tests.multiproc.training import net, rows, weights
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a few epochs.
+
+    Args:
+        sync: mode of synchronisation.
+        length: samples of an epoch.
+        epochs: how many.
+        batch: global batch.
+        policy: of the split.
+        work: multiplications per step on each rank, which make its speed.
+        dies: rank and step at which its process is killed.
+        processes: of each rank's loader.
+    """
+
+    sync: str
+    length: int = 70
+    epochs: int = 3
+    batch: int = 12
+    policy: str = "uniform"
+    work: tuple[int, ...] = (0, 0, 0)
+    dies: tuple[int, int] | None = None
+    processes: int = 0
+
+
+def train(rank: int, run: Run) -> dict[str, Any]:
+    """Return what one rank trained, epoch by epoch, and its weights at their ends."""
+    torch.manual_seed(0)
+    stride = evenstride.Stride(global_batch=run.batch, policy=run.policy, sync=run.sync)
+    loader = stride.loader(rows(run.length), num_workers=run.processes)
+    module = net()
+    model = stride.watch(DistributedDataParallel(module))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.5)
+    ids: list[list[list[int]]] = []
+    ends, times, heavy = [], list[list[tuple[float, float]]](), torch.ones(64, 64)
+    for epoch in range(run.epochs):
+        assert stride.epoch == epoch
+        ids.append([])
+        times.append([])
+        for own, x, y in loader:
+            begun_s = time.monotonic()
+            for _ in range(run.work[rank]):
+                heavy = (heavy @ heavy).clamp(-1, 1)
+            stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+            if run.dies == (rank, stride.step):
+                os.kill(os.getpid(), signal.SIGKILL)
+            times[-1].append((begun_s, time.monotonic()))  # one clock for all processes
+            optimizer.step()
+            optimizer.zero_grad()
+            ids[-1].append(own.tolist())
+        ends.append(weights(module))
+    free = stride._member._free
+    assert free is not None
+    report = free.report()
+    stride.close()
+    return {"ids": ids, "ends": ends, "report": report, "times": times}

@@ -1,0 +1,171 @@
+"""Whoever asks the office gets samples once, its turn in time, and never waits for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenstride.runtime.served.office import LATER, Office
+
+
+class Simulated:
+    """A worker that asks, trains what it gets, and may prefetch.
+
+    Args:
+        office: that it asks.
+        number: of it.
+        share: samples that it asks for.
+        ahead: pieces that it holds besides the one it trains.
+    """
+
+    def __init__(self, office: Office, number: int, share: int, ahead: int) -> None:
+        self.office, self.number, self.share, self.ahead = office, number, share, ahead
+        self.epoch, self.made, self.there = 0, 0, True
+        self.hand: list[list[int]] = []
+        self.trained: list[Counter[int]] = [Counter()]
+        self.asked: Any = None
+        self.turn: Any = None
+        self.later = False
+
+    def can_move(self) -> bool:
+        """Whether it has anything to do but wait."""
+        if not self.there:
+            return False
+        if self.asked is not None:
+            return bool(self.asked.done())
+        return self.turn is None or bool(self.turn.done())
+
+    def move(self, end: int) -> None:
+        """Do the next thing: hear an answer, ask, or train."""
+        if self.asked is not None:
+            self._hear()
+        elif len(self.hand) <= self.ahead and not self.later:
+            self.asked = self.office.take(self.number, self.epoch, end, self.share)
+        else:
+            self._train()
+
+    def _hear(self) -> None:
+        answer, self.asked = self.asked.value(), None
+        if answer is None:
+            assert not self.hand
+            self.epoch += 1
+            self.trained.append(Counter())
+        elif answer == LATER:
+            assert self.hand
+            self.later = True
+        else:
+            self.hand.append([i for start, stop in answer for i in range(start, stop)])
+
+    def _train(self) -> None:
+        self.trained[-1].update(self.hand.pop(0))
+        self.later = self.later and bool(self.hand)
+        may, _ = self.office.made(self.number, 0)
+        self.made += 1
+        self.turn = None if may else self.office.turn(self.number)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_each_sample_is_trained_once_in_each_epoch_and_nobody_waits_for_ever(
+    data: st.DataObject,
+) -> None:
+    shares = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    bound = data.draw(st.sampled_from([None, 0, 1, 3]))
+    end, epochs = data.draw(st.integers(1, 30)), 2
+    office = Office(len(shares), bound)
+    workers = [
+        Simulated(office, number, share, data.draw(st.integers(0, 2)))
+        for number, share in enumerate(shares)
+    ]
+    trained = [Counter[int]() for _ in range(epochs)]
+    dies = data.draw(st.none() | st.integers(0, 40)) if len(shares) > 1 else None
+    for moment in range(2000):
+        if moment == dies:
+            workers[0].there = False
+            office.gone(0)
+            office.gone(0)
+        ready = [w for w in workers if w.can_move() and w.epoch < epochs]
+        if not ready:
+            break
+        data.draw(st.sampled_from(ready)).move(end)
+    assert all(w.epoch == epochs for w in workers if w.there), "all came to the end"
+    for worker in workers:
+        for epoch, seen in enumerate(worker.trained[:epochs]):
+            trained[epoch].update(seen)
+    assert trained == [Counter(range(end))] * epochs
+    report = office.report()
+    assert report["count"] == sum(worker.made for worker in workers)
+    assert bound is None or report["most_ahead"] <= bound + 1
+
+
+def test_who_left_its_loop_gives_back_what_it_has() -> None:
+    office = Office(2, None)
+    first, second = office.take(0, 0, 10, 8), office.take(1, 0, 10, 1)
+    assert first.value() == [(0, 8)]
+    assert second.value() == [(8, 9)]
+
+    office.release(0)
+    office.made(1, 0)
+
+    assert office.take(1, 0, 10, 10).value() == [(0, 8), (9, 10)]
+    assert office.report()["handed_out_again"] == 8
+
+
+def test_an_epoch_begins_when_all_are_there() -> None:
+    office = Office(2, None)
+
+    early = office.take(0, 3, 4, 4)
+    assert not early.done()
+    office.take(1, 3, 4, 4)
+
+    assert early.value() == [(0, 4)]
+
+
+def test_who_has_nothing_is_told_when_the_epoch_is_over_not_before() -> None:
+    office = Office(2, None)
+    office.take(0, 0, 4, 4)
+    idle = office.take(1, 0, 4, 4)
+    assert not idle.done()
+
+    office.made(0, 0)
+
+    assert idle.value() is None
+    assert office.take(0, 0, 4, 4).value() is None
+
+
+def test_nobody_waits_for_one_that_has_nothing_to_train() -> None:
+    office = Office(2, 0)
+    office.take(0, 0, 4, 2)
+    idle = office.take(1, 0, 4, 0)
+    assert not idle.done()
+
+    assert office.made(0, 0) == (True, 2)
+
+
+def test_whoever_is_too_far_ahead_waits_for_its_turn() -> None:
+    office = Office(2, 1)
+    for worker in (0, 1):
+        office.take(worker, 0, 20, 2)
+    assert office.made(0, 0) == (True, 2)
+    office.take(0, 0, 20, 2)
+
+    may, _ = office.made(0, 0)
+    turn = office.turn(0)
+
+    assert not may
+    assert not turn.done()
+    office.made(1, 0)
+    assert turn.done()
+
+
+def test_the_update_of_one_that_was_taken_for_lost_is_refused() -> None:
+    office = Office(2, None)
+    office.require(1)
+    office.gone(1)
+    office.require(0)
+    with pytest.raises(RuntimeError, match="taken for lost"):
+        office.require(1)

@@ -1,0 +1,89 @@
+"""A server steps with what comes, and counts how old the weights were that it came from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from evenstride.runtime.served.office import Office
+from evenstride.runtime.served.server import Server
+from evenstride.runtime.served.shard import part_of, settings_of
+
+
+def _serving(rate: str = "constant", workers: int = 3) -> tuple[Server, torch.optim.Optimizer]:
+    """Return a server of one number, 1.0, which steps by its gradient, and its optimizer."""
+    parameter = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    server = Server(workers, Office(workers, None), rate)
+    server.begin(0, part_of(optimizer, [parameter]))
+    assert server.office is not None
+    for worker in range(workers):
+        server.office.take(worker, 0, 100, 4)
+    return server, optimizer
+
+
+def _push(
+    server: Server, worker: int, optimizer: torch.optim.Optimizer, counts: bool = True
+) -> float:
+    gradient = torch.full((1,), 0.25, dtype=torch.float64)
+    assert server.office is not None
+    weights, _, _ = server.push_now(0, worker, settings_of(optimizer), [gradient], counts=counts)
+    if counts:
+        server.office.take(worker, 0, 100, 4)
+    return float(weights[0])
+
+
+def test_staleness_is_what_others_did_between_a_pull_and_the_push() -> None:
+    server, optimizer = _serving()
+
+    for worker in (0, 0, 1, 0):
+        _push(server, worker, optimizer)
+    server.pull(0, 2)
+    _push(server, 2, optimizer)
+
+    assert server.office is not None
+    report = server.office.report()
+    assert [each["maximum"] for each in report["workers"]] == [1, 2, 0]
+    assert [each["count"] for each in report["workers"]] == [3, 1, 1]
+    assert report["mean"] == pytest.approx(3 / 5)
+
+
+def test_an_old_update_can_be_made_smaller_by_its_staleness() -> None:
+    server, optimizer = _serving("staleness")
+
+    weights = [_push(server, worker, optimizer) for worker in (0, 1, 2)]
+
+    assert weights == pytest.approx([0.75, 0.5, 0.375])
+
+
+def test_another_optimizer_s_part_of_an_update_is_no_update() -> None:
+    server, optimizer = _serving()
+
+    _push(server, 0, optimizer, counts=False)
+    _push(server, 1, optimizer)
+
+    assert server.office is not None
+    report = server.office.report()
+    assert (report["count"], report["maximum"]) == (1, 0)
+
+
+def test_weights_that_were_sent_do_not_change_any_more() -> None:
+    server, optimizer = _serving()
+    gradient = torch.full((1,), 0.25, dtype=torch.float64)
+
+    sent, _, _ = server.push_now(0, 0, settings_of(optimizer), [gradient], counts=False)
+    _push(server, 1, optimizer)
+
+    assert sent[0].tolist() == [0.75]
+    assert server.pull(0, 0)[0].tolist() == [0.5]
+
+
+def test_the_update_of_a_lost_worker_changes_nothing() -> None:
+    server, optimizer = _serving()
+    server.leave(1)
+
+    with pytest.raises(RuntimeError, match="taken for lost"):
+        _push(server, 1, optimizer)
+
+    assert server.pull(0, 0)[0].tolist() == [1.0]
