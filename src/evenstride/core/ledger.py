@@ -64,6 +64,19 @@ class Ledger:
         zeros = {name: np.zeros(workers) for name in (*_SUMS, *_FROM_STEPS)}
         return cls(workers, **zeros)  # type: ignore[arg-type]
 
+    def add_up(self, observations: Measured) -> Ledger:
+        """Return the ledger after observations of workers that do not keep step.
+
+        Who waited for whom has no meaning then, and no step is whole.
+        """
+        totals = {name: getattr(self, name).copy() for name in (*_SUMS, "busy_s", "waited_s")}
+        for seen in observations:
+            for name in _SUMS:
+                totals[name][seen.worker] += getattr(seen, name)
+            totals["busy_s"][seen.worker] += sum(seen.busy_s)
+            totals["waited_s"][seen.worker] += sum(seen.wait_s)
+        return replace(self, **totals)
+
     def book(self, observations: Measured, yardstick: Yardstick | None = None) -> Ledger:
         """Return the ledger after some observations; unmodelled steps are booked as well.
 

@@ -45,9 +45,13 @@ class Leader:
         control: the state of the decision path, before any fleet has formed.
         islands: that the ranks are on, which are then the workers of the fleet, of the ledger and
             of the trace; ``None`` if each rank is a worker.
+        lockstep: whether all workers take the same steps.
     """
 
-    def __init__(self, control: Control, islands: Islands | None = None) -> None:
+    def __init__(
+        self, control: Control, islands: Islands | None = None, *, lockstep: bool = True
+    ) -> None:
+        self._lockstep = lockstep
         self._control, self._islands = control, islands
         self._fold = None if islands is None else Fold(islands)
         self._writer: TraceWriter | None = None
@@ -117,7 +121,11 @@ class Leader:
         observations, memory = self._of_workers(replies)
         event = Exchanged(step, effective, observations, memory)
         verdict = self._advance(event, at_step=step)
-        self.ledger = self.ledger.book(observations.only(observations.sound), self._yardstick())
+        sound = observations.only(observations.sound)
+        if self._lockstep:
+            self.ledger = self.ledger.book(sound, self._yardstick())
+        else:
+            self.ledger = self.ledger.add_up(sound)
         verdict = self._with_members(verdict, replies, step)
         if verdict.shares is not None:
             self.changes += 1

@@ -12,12 +12,10 @@ alone, also where a gradient scaler has left out the optimizer's step on some.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -25,23 +23,11 @@ from evenstride.core.rounds import Place, ends_round, on_their_own
 from evenstride.core.sync import LocalSgd
 from evenstride.core.weighting import loss_factor
 from evenstride.errors import ConfigError, UsageError
-from evenstride.runtime.averaging import anywhere, gathered, summed
+from evenstride.runtime.joint import Joint
 from evenstride.runtime.outer import Outer
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.trained import Trained
-
-OpenGroup = Callable[[], dist.ProcessGroup | None]
-
-
-class _Told(NamedTuple):
-    """What a rank tells the others before they bring something together."""
-
-    step: int
-    parameters: int
-    samples: int
-    left_out: int
-    without_gradient: int = 0
 
 
 class LocalTraining:
@@ -49,8 +35,7 @@ class LocalTraining:
 
     Args:
         mode: what is averaged when, and what becomes of it.
-        group: of the ranks, at least two; weights are sent over it.
-        small_group: makes another group of the same ranks, that serves the CPU; collective.
+        join: makes what brings the ranks' tensors together; collective.
         timer: the clock of this rank's steps.
         place: tells where a batch's step stands in the run.
     """
@@ -61,16 +46,15 @@ class LocalTraining:
     def __init__(
         self,
         mode: LocalSgd,
-        group: dist.ProcessGroup | None,
-        small_group: OpenGroup,
+        join: Callable[[], Joint],
         timer: Callable[[], StepTimer],
         place: Callable[[Draw], Place],
     ) -> None:
         self._mode, self._timer, self._place_of = mode, timer, place
-        self._group, self._open_small = group, small_group
-        self._small: dist.ProcessGroup | None = None
-        self._world_size = dist.get_world_size(group)
+        self._join: Callable[[], Joint] | None = join
+        self._opened: Joint | None = None
         self._trained = Trained()
+        self._optimizers: list[Optimizer] = []
         self._outer = Outer(mode.outer_rate, mode.outer_momentum)
         self._draw: Draw | None = None  # the latest batch
         self._entered: Draw | None = None  # the latest that has come to an optimizer
@@ -83,16 +67,19 @@ class LocalTraining:
         """Return what makes the gradient the mean over this rank's share; 0 for a ghost.
 
         In the first ``after`` steps what makes it that over all samples, once it is averaged.
+
+        Raises:
+            UsageError: no model is watched.
         """
-        self._draw, self._place = draw, self._place_of(draw)
+        joint, self._draw, self._place = self._joint, draw, self._place_of(draw)
         if not self._alone:
-            return loss_factor(self._world_size, draw.samples, draw.window)
-        return draw.samples / draw.share if draw.samples else 0.0
+            return loss_factor(joint.world_size, draw.samples, draw.window)
+        return draw.samples / draw.trained if draw.samples else 0.0
 
     def watch(self, module: nn.Module) -> None:
         """Know a module's parameters and buffers; collective."""
-        if self._small is None:
-            self._small = self._open_small()
+        if self._opened is None and self._join is not None:
+            self._opened = self._join()
         self._trained.watch(module)
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -108,14 +95,16 @@ class LocalTraining:
         if self._draw is None:  # no step of the run
             return
         _refuse_fused(optimizer)
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
         new, mine = self._enter(), self._trained.of(optimizer)
         if not self._alone:
             # Around all but the first optimizer of a step the caller counts the time as waiting.
             with self._timer().waiting() if new else nullcontext():
-                self._average_gradients(mine, left_out=False)
+                self._joint.gradients(self._place.step, mine)
             return
         self._outer.begin(mine)
-        if not self._draw.share:
+        if not self._draw.trained:
             for parameter in mine:
                 parameter.grad = None
 
@@ -144,7 +133,7 @@ class LocalTraining:
         if optimizer is None and self._alone:
             self._outer.begin(mine)
         elif optimizer is None:
-            self._average_gradients(mine, left_out=True)
+            self._joint.gradients(self._place.step, mine, left_out=True)
         if ends_round(self._mode, self._place):
             self._average(mine)
         elif self._place.ends_epoch and self._buffers_due:
@@ -162,8 +151,20 @@ class LocalTraining:
         takes another course than without; the next rounds end where they would have.
         """
         if not self._settled:
-            with self._timer().waiting():
-                self._average(self._trained.trainable if self._alone else [])
+            self._average(self._trained.trainable if self._alone else [])
+
+    def bring_home(self) -> None:
+        """Make one of the ranks, for a checkpoint: `settle`, and average optimizer states, too.
+
+        Collective, between two steps. A run that is restored then goes on as the one that was saved
+        does. States of another shape than their parameter, such as counts of steps, and states
+        that not all ranks have yet, stay each rank's own.
+        """
+        self.settle()
+        if self._alone:
+            for optimizer in self._optimizers:
+                states = self._trained.states_of(optimizer)
+                self._joint.states(self._place.step, states, self._samples)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the outer optimizer's velocities by parameter: the same on all ranks."""
@@ -177,12 +178,31 @@ class LocalTraining:
     def close(self, *, in_order: bool) -> None:
         """Let go of the process groups. May be called again."""
         del in_order
-        self._group = self._small = self._draw = self._entered = None
-        self._open_small = lambda: None
+        if self._opened is not None:
+            self._opened.close()
+        self._join = self._draw = self._entered = None
+        self._optimizers.clear()
 
     @property
     def _alone(self) -> bool:
         return on_their_own(self._mode, self._place)
+
+    @property
+    def _joint(self) -> Joint:
+        if self._opened is None:
+            raise UsageError(
+                "this mode of synchronisation trains models that stride.watch() was given; call "
+                "model = stride.watch(model) before the loop"
+            )
+        return self._opened
+
+    def _average(self, parameters: list[nn.Parameter]) -> None:
+        """Average parameters, and buffers if that is due, by the samples of the round."""
+        trained = self._trained if self._buffers_due else None
+        means = self._joint.weights(self._place.step, parameters, self._samples, trained)
+        for parameter, mean in means:
+            self._outer.step(parameter, mean)
+        self._over, self._settled, self._buffers_due = True, True, False
 
     def _enter(self, *, left_out: bool = False) -> bool:
         """Count the step in hand; return whether it had not been, for another optimizer."""
@@ -194,70 +214,10 @@ class LocalTraining:
             self._samples, self._over = 0, False
             self._outer.forget()
         self._next_step = place.step + 1
-        self._samples += 0 if left_out else draw.share
+        self._samples += 0 if left_out else draw.trained
         self._buffers_due = self._trained.has_buffers
         self._settled = not (self._alone or self._buffers_due)
         return True
-
-    @torch.no_grad()
-    def _average_gradients(self, parameters: list[nn.Parameter], *, left_out: bool) -> None:
-        """Give the parameters the mean gradient; none if the step is left out on any rank."""
-        missing = sum(p.grad is None for p in parameters)
-        told = self._tell(_Told(self._place.step, len(parameters), 0, left_out, missing))
-        if any(rank.left_out for rank in told):
-            for parameter in parameters:
-                parameter.grad = None
-            return
-        if any(rank.without_gradient for rank in told):
-            found = anywhere([p.grad is not None for p in parameters], self._small)
-            parameters = [p for p, has in zip(parameters, found, strict=True) if has]
-        gradients = []
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            _refuse_sparse(parameter.grad)
-            gradients.append(parameter.grad)
-        for gradient, mean in summed(gradients, 1 / self._world_size, self._group):
-            gradient.copy_(mean)
-
-    @torch.no_grad()
-    def _average(self, parameters: list[nn.Parameter]) -> None:
-        """Average parameters, and buffers if that is due, by the samples of the round."""
-        told = self._tell(_Told(self._place.step, len(parameters), self._samples, 0))
-        total = sum(rank.samples for rank in told)
-        if total:  # otherwise nobody has changed anything
-            weight = self._samples / total
-            for parameter, average in summed(parameters, weight, self._group):
-                self._outer.step(parameter, average)
-            if self._buffers_due:
-                self._average_buffers(weight)
-        self._over, self._settled, self._buffers_due = True, True, False
-
-    def _average_buffers(self, weight: float) -> None:
-        """Average the buffers that are not whole numbers; of the others, rank 0's count."""
-        buffers, changed = self._trained.changed_buffers()
-        changed = anywhere(changed, self._small)
-        moved = [b for b, moved in zip(buffers, changed, strict=True) if moved]
-        means = [b for b in moved if b.is_floating_point() or b.is_complex()]
-        for buffer, mean in summed(means, weight, self._group):
-            buffer.copy_(mean)
-        for buffer in moved:
-            if not (buffer.is_floating_point() or buffer.is_complex()):
-                whole = buffer.contiguous()
-                dist.broadcast(whole, group=self._group, group_src=0)
-                buffer.copy_(whole)
-        self._trained.note_buffers()
-
-    def _tell(self, mine: _Told) -> list[_Told]:
-        """Return what all ranks tell, in rank order.
-
-        Raises:
-            UsageError: they are not about to bring the same together.
-        """
-        told = [_Told(*numbers) for numbers in gathered(mine, self._small)]
-        if len({(rank.step, rank.parameters) for rank in told}) > 1:
-            raise _not_alike(told)
-        return told
 
 
 def refuse_weights(mode: object) -> None:
@@ -280,20 +240,3 @@ def _refuse_fused(optimizer: Optimizer) -> None:
             f"{type(optimizer).__name__} leaves out steps for the gradient scaler by itself, so it "
             "cannot be told whether it has trained the samples of a step; make it with fused=False"
         )
-
-
-def _refuse_sparse(gradient: torch.Tensor) -> None:
-    if gradient.is_sparse:
-        raise ConfigError(
-            "a parameter has a sparse gradient, and the first steps of local-sgd(after=...) "
-            "average dense ones only; use sparse=False, or leave out after"
-        )
-
-
-def _not_alike(told: Sequence[_Told]) -> UsageError:
-    steps = ", ".join(f"{rank.parameters} parameters in step {rank.step}" for rank in told)
-    return UsageError(
-        f"the ranks are to average different things (in rank order: {steps}); let every rank call "
-        "the same optimizers in the same order, and use one optimizer with a gradient scaler, "
-        "which may leave out its step on some ranks only"
-    )

@@ -327,6 +327,9 @@ class Member:
             fits=self.scaling.fit.learned,
             drift_checks=0 if self.scaling.drift is None else self.scaling.drift.checks,
             drifts=0 if self.scaling.drift is None else self.scaling.drift.drifts,
+            sync=str(self._settings.mode),
+            forgoes=() if self.scaling.sync is None else self._settings.mode.forgoes,
+            staleness=None if self._free is None else self._free.report(),
         )
 
     def close(self, *, at_exit: bool) -> None:

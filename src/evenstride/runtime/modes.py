@@ -15,6 +15,7 @@ from evenstride.core.sync import (
     SyncMode,
 )
 from evenstride.runtime.groups import own_group
+from evenstride.runtime.joint import Joint
 from evenstride.runtime.local_sgd import LocalTraining
 from evenstride.runtime.progress import Progress
 from evenstride.runtime.sampler import Draw, StepSampler
@@ -58,8 +59,12 @@ def synchroniser(
         )
     if isinstance(mode, LocalSgd):
         place = partial(_place, progress, max_steps)
-        return LocalTraining(mode, team.group, lambda: own_group(team, "gloo"), timer, place)
+        return LocalTraining(mode, partial(_join, team), timer, place)
     raise NotImplementedError(mode)
+
+
+def _join(team: Team) -> Joint:
+    return Joint(team.group, own_group(team, "gloo"))
 
 
 def _place(progress: Progress, max_steps: int | None, draw: Draw) -> Place:

@@ -38,6 +38,8 @@ class Draw(NamedTuple):
         dealing: what is left of the shards after its step, for data in shards.
         claimed: the share that it was to be, where workers do not keep step; at the end of an
             epoch there may be fewer samples.
+        trained: samples of this rank in the step that count, where workers keep step; other than
+            the share where shares are dealt out by cost.
     """
 
     step: int
@@ -48,6 +50,7 @@ class Draw(NamedTuple):
     last: bool
     dealing: Dealing | None = None
     claimed: int = 0
+    trained: int = 0
 
 
 class _Planned(NamedTuple):
@@ -252,7 +255,7 @@ class StepSampler:
         starts = cursor.position + before + batch * np.arange(count)
         mine = self._indices((starts[:, np.newaxis] + np.arange(share)).ravel())
         for step, keys in enumerate(self._keys(mine.reshape(count, share)), start=self._step):
-            draw = Draw(step, batch, share, share, True, True)
+            draw = Draw(step, batch, share, share, True, True, trained=share)
             yield _Planned(shares, batch, (draw,), (keys,))
 
     def _sized(self, cursor: EpochCursor) -> EpochCursor:
@@ -282,6 +285,7 @@ class StepSampler:
                 first=number == 0,
                 last=number == len(parts) - 1,
                 dealing=dealing,
+                trained=piece.samples,
             )
             for number, part in enumerate(parts)
         )

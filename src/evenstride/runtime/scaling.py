@@ -219,7 +219,7 @@ class Scaling:
             return
         if not self.synced:
             raise misuse.stepped_in_midst(self.draw and self.draw.step)
-        if sync is not None:
+        if sync is not None and self.draw is not None:  # else it is torch's, to make a state
             if any(given is not None for given in (*args[1:], *(named or {}).values())):
                 raise misuse.stepped_by_closure()
             self._synchronise(sync, optimizer)

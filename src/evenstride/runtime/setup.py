@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import time
 from dataclasses import asdict, dataclass
@@ -45,6 +46,8 @@ from evenstride.runtime.step_file import StepFile
 from evenstride.runtime.wire import verdict_from_plain, verdict_to_plain
 from evenstride.trace.read import TRACE_NAME
 from evenstride.trace.write import TraceWriter
+
+logger = logging.getLogger("evenstride")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +183,13 @@ def form_team(
             policy_from_spec(settings.policy), memory_fraction=settings.memory_fraction
         )
         islands = islands_of([mine["island"] for mine in shown])
-        leader = Leader(control, islands)
+        leader = Leader(control, islands, lockstep=settings.mode.lockstep)
         verdict = _formed(leader, settings, shown)
         verdict["islands"] = None if islands is None else islands.members
         step_file = StepFile(settings.step_file) if settings.step_file else None
         leader.record_to(_open_trace(settings, len(shown)))
+        for sentence in settings.mode.forgoes if group is not None else ():
+            logger.warning("sync=%s: %s", settings.mode, sentence)
         led.append((leader, step_file))
         return verdict
 

@@ -75,6 +75,11 @@ class Summary:
         fits: most samples of this rank's batches since then.
         drift_checks: comparisons of the ranks' weights.
         drifts: how often they differed, and rank 0's were broadcast.
+        sync: mode of synchronisation.
+        forgoes: what that mode does not promise, in sentences.
+        staleness: of the updates, where workers do not keep step: ``count``, ``mean``, ``maximum``
+            and ``histogram``, the same of each of the ``workers``, ``most_ahead`` and
+            ``handed_out_again``; see `evenstride.runtime.served.office.Office.report`.
     """
 
     rank: int
@@ -96,6 +101,9 @@ class Summary:
     fits: int | None = None
     drift_checks: int = 0
     drifts: int = 0
+    sync: str = "bsp"
+    forgoes: tuple[str, ...] = ()
+    staleness: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON types."""
@@ -123,6 +131,9 @@ class Summary:
             if worker.cap is not None and worker.cap < self.global_batch
         ][:_MOST_CAPS]
         lines += self._order()
+        lines += [f"sync {self.sync}: {sentence}" for sentence in self.forgoes]
+        if self.staleness:
+            lines.append(_stale(self.staleness))
         if self.batches_repeated:
             lines.append(
                 f"memory ended {self.batches_repeated} time(s) on rank {self.rank}, whose batches "
@@ -228,6 +239,17 @@ def worker_summaries(control: Control, ledger: Ledger) -> tuple[WorkerSummary, .
             memory=control.memory.models[rank].reason() if control.memory.models else "",
         )
         for rank, worker in enumerate(control.fleet.workers)
+    )
+
+
+def _stale(told: dict[str, Any]) -> str:
+    made = "/".join(str(worker["count"]) for worker in told["workers"][:16])
+    again = told["handed_out_again"]
+    return (
+        f"{told['count']} updates ({made} by the workers) of staleness {told['mean']:.2f} on "
+        f"average and {told['maximum']} at most; nobody was more than {told['most_ahead']} updates "
+        "ahead of the slowest"
+        + (f"; {again} samples of workers that were lost were handed out again" if again else "")
     )
 
 

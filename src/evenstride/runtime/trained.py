@@ -21,6 +21,7 @@ class Trained:
         self.by_name: dict[str, nn.Parameter] = {}
         self._modules: list[tuple[nn.Module, frozenset[str]]] = []
         self._seen: dict[str, Tensor] = {}  # buffers as they last were alike on all ranks
+        self.has_buffers = False
 
     def watch(self, model: nn.Module) -> None:
         """Know a model whose parameters and buffers are alike on all ranks."""
@@ -33,6 +34,7 @@ class Trained:
                 self.by_name[f"{len(self._modules)}.{name}"] = parameter
         self._modules.append((inner, ignored))
         self.note_buffers()
+        self.has_buffers = bool(self._seen)
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -44,10 +46,13 @@ class Trained:
         its = {id(p) for group in optimizer.param_groups for p in group["params"]}
         return [p for p in self.trainable if id(p) in its]
 
-    @property
-    def has_buffers(self) -> bool:
-        """Whether there are buffers."""
-        return any(True for _ in self._buffers())
+    def states_of(self, optimizer: Optimizer) -> list[Tensor]:
+        """Return what an optimizer keeps for each element of its parameters, such as momenta."""
+        kept = []
+        for parameter in self.of(optimizer):
+            states = optimizer.state.get(parameter, {})
+            kept += [states[name] for name in sorted(states) if _alike(states[name], parameter)]
+        return kept
 
     def changed_buffers(self) -> tuple[list[Tensor], list[bool]]:
         """Return all buffers, and whether each has changed since `note_buffers`.
@@ -72,3 +77,9 @@ class Trained:
 
 def _equal(tensor: Tensor, seen: Tensor | None) -> bool:
     return seen is not None and tensor.shape == seen.shape and torch.equal(tensor, seen)
+
+
+def _alike(state: object, parameter: Tensor) -> bool:
+    return (
+        isinstance(state, Tensor) and state.shape == parameter.shape and state.is_floating_point()
+    )

@@ -149,7 +149,23 @@ def test_it_is_plain_json() -> None:
     plain = json.loads(json.dumps(RUN.to_dict()))
 
     assert plain["workers"][1]["name"] == "two/1"
-    assert {**plain, "workers": ()} == {**RUN.to_dict(), "workers": ()}
+    assert plain["forgoes"] == []
+    lists = {"workers": (), "forgoes": ()}
+    assert {**plain, **lists} == {**RUN.to_dict(), **lists}
+
+
+def test_it_says_what_a_mode_forgoes_and_how_old_updates_were() -> None:
+    each = {"count": 30, "mean": 1.5, "maximum": 4}
+    told = {**each, "count": 60, "workers": [each, each], "most_ahead": 5, "handed_out_again": 7}
+    summary = replace(RUN, sync="asp", forgoes=("No bound.",), staleness=told)
+
+    text = str(summary)
+
+    assert "sync asp: No bound." in text
+    assert "60 updates (30/30 by the workers) of staleness 1.50 on average and 4 at most" in text
+    assert "more than 5 updates ahead" in text
+    assert "7 samples of workers that were lost were handed out again" in text
+    assert "staleness" not in str(RUN)
 
 
 def _leader(spec: str, busy_s: tuple[float, float], wait_s: tuple[float, float]) -> Leader:

@@ -31,7 +31,7 @@ from evenstride.runtime.checkpoint.saver import Outcome, Saver
 from evenstride.runtime.checkpoint.staging import Staging
 from evenstride.runtime.checkpoint.states import collect
 from evenstride.runtime.checkpoint.tally import Tally
-from evenstride.runtime.checkpoint.ties import MemberTies
+from evenstride.runtime.checkpoint.ties import MemberTies, state_of
 from evenstride.runtime.liveness import ending_exception
 from evenstride.runtime.stride import Stride
 
@@ -129,7 +129,8 @@ class Checkpointer:
     def step(self) -> None:
         """Save if it is due; every rank must call it after every optimizer step.
 
-        A save that is still going on when the next is due is waited for.
+        A save that is still going on when the next is due is waited for. Where workers do not keep
+        step (``asp``, ``ssp``) this does nothing: call `save` where an epoch has ended.
 
         Raises:
             ConfigError: at the first save, if some state cannot be saved safely.
@@ -141,7 +142,7 @@ class Checkpointer:
             Some microseconds when nothing is due; a copy of this rank's part when a save is.
         """
         step = self._stride.step
-        if step == self._seen:
+        if step == self._seen or not self._ties.lockstep:
             return
         self._refuse_if_closed("step")
         self._seen = step
@@ -158,12 +159,17 @@ class Checkpointer:
     def save(self) -> None:
         """Save now, and return when it is done; collective.
 
+        Where workers go on without one that was lost (``asp``, ``ssp``) it only warns: a rank that
+        is gone cannot take part.
+
         Raises:
             CheckpointError: it could not be saved; on every rank.
             ConfigError: some state cannot be saved safely.
             StepInFlight: between a step's backward pass and its optimizer step.
         """
         self._refuse_if_closed("save")
+        if not self._ties.complete():
+            return
         self._take_over()
         self._start(self._stride.step)
         self._take_over()
@@ -285,7 +291,7 @@ class Checkpointer:
 
     def _start(self, step: int) -> None:
         begun_s = time.monotonic()
-        state = self._stride.state_dict()
+        state = state_of(self._stride, self._ties)
         if not self._checked:
             self._ties.agree("the first save", self._show_safe, lambda shown: shown[0])
             self._checked = True
@@ -357,13 +363,8 @@ class Checkpointer:
         cadence = self._is.cadence
         self._ask_at_s = math.inf
         if self._ties.rank == 0 and cadence.by_clock:
-            interval_s = self.interval_s(self.cost_s) if cadence.auto else cadence.interval_s
+            interval_s = self.interval_s(self._tally.cost_s) if cadence.auto else cadence.interval_s
             self._ask_at_s = time.monotonic() + interval_s
-
-    @property
-    def cost_s(self) -> float:
-        """Seconds of training that a save has cost this rank, on average; 1 before the first."""
-        return self._tally.cost_s
 
     def _described(self) -> dict[str, Any]:
         dataset = self._ties.dataset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -9,9 +10,12 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from evenstride.core.saving import Saving
-from evenstride.errors import ConfigError
+from evenstride.errors import ConfigError, StepInFlight
 from evenstride.runtime.agreement import Plain
 from evenstride.runtime.member import Member
+from evenstride.runtime.served.worker import Served
+
+logger = logging.getLogger("evenstride")
 
 
 class Saves(Protocol):
@@ -84,6 +88,19 @@ class Ties(Protocol):
         """Return the seconds until the next save, by what one takes (leader only)."""
         ...
 
+    @property
+    def lockstep(self) -> bool:
+        """Whether all ranks are at the same step whenever one is."""
+        ...
+
+    def bring_home(self) -> None:
+        """Let the optimizers here have the state that is kept elsewhere, such as on servers."""
+        ...
+
+    def complete(self) -> bool:
+        """Return whether all ranks are there to save together; warn if they are not."""
+        ...
+
     def begin(self, save_s: float, notices: str | None, saving: Saving | None) -> None:
         """Note that this run is saved from now on, by one; see `MemberTies.begin`."""
         ...
@@ -103,6 +120,23 @@ class Ties(Protocol):
     def recall(self, remembered: Plain) -> None:
         """Take up what `remember` returned in an earlier run; collective."""
         ...
+
+
+def state_of(stride: Any, ties: Ties) -> dict[str, Any]:
+    """Return a `Stride`'s state to be saved; the optimizers have theirs here then.
+
+    Raises:
+        StepInFlight: workers are not at one step, or this one is in the midst of it.
+    """
+    state: dict[str, Any] = stride.state_dict()
+    if not ties.lockstep and state["position"]:
+        raise StepInFlight(
+            "a checkpoint was asked for in mid-epoch, and in this mode of synchronisation workers "
+            "do not keep step, so that they have different weights; call save() after the loop "
+            "over an epoch has ended, on every rank"
+        )
+    ties.bring_home()
+    return state
 
 
 class MemberTies:
@@ -140,6 +174,31 @@ class MemberTies:
     def interval_s(self, save_s: float) -> float:
         """Return the seconds until the next save, by losses so far and what a save takes."""
         return self._member.continuity.pace.interval_s(save_s)
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether all ranks are at the same step whenever one is."""
+        return self._member._free is None
+
+    def complete(self) -> bool:
+        """Return whether all ranks are there; at the end of an epoch all know alike."""
+        free = self._member._free
+        if free is None or not free.gone:
+            return True
+        if self.rank == min(set(range(self.world_size)) - set(free.gone)):
+            logger.warning(
+                "nothing is saved, as worker(s) %s are gone and cannot take part; training goes "
+                "on; start the run again to have all of them, from the newest checkpoint on",
+                ", ".join(map(str, free.gone)),
+            )
+        return False
+
+    def bring_home(self) -> None:
+        """Let the optimizers here have the state that parameter servers keep for them."""
+        sync: object = self._member.scaling.sync
+        if isinstance(sync, Served):
+            with self.waiting():
+                sync.bring_home()
 
     def begin(self, save_s: float, notices: str | None, saving: Saving | None) -> None:
         """Note that this run is saved from now on, and watch for notices.

@@ -50,6 +50,7 @@ class Free(Served):
         self._step, self._counted = -1, -1
         self.position = 0  # samples of the epoch that are trained, by all workers
         self.waits = False  # whether this worker waits for others
+        self.gone: tuple[int, ...] = ()  # workers that were, when the latest epoch ended
         self._report: dict[str, Any] = {}
         self._before: int | None = None  # updates of the runs that this one goes on from
 
@@ -107,9 +108,10 @@ class Free(Served):
     def _meet(self, end: int) -> None:
         """Stand where all others do at the end of an epoch: weights, samples, updates made."""
         self.pull()
-        progress = self._progress
+        progress, told = self._progress, self.report()
         progress.position = self.position = end
-        progress.earlier = (self._before or 0) + self.report()["count"] - progress.step
+        progress.earlier = (self._before or 0) + told["count"] - progress.step
+        self.gone = tuple(told["gone"])
 
     def release(self) -> None:
         """Give back what was taken and not trained."""

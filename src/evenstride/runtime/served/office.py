@@ -151,10 +151,15 @@ class Office:
         Returns:
             ``count``, ``mean``, ``maximum`` and ``histogram`` of all updates' staleness, and the
             same under ``workers``; ``most_ahead``, updates by which one that had just been made
-            was ahead of the slowest; ``handed_out_again``, samples that were lost with a worker.
+            was ahead of the slowest; ``handed_out_again``, samples that were lost with a worker;
+            ``gone``, the workers that have ended.
         """
         with self._lock:
-            more = {"most_ahead": self._ahead, "handed_out_again": self._again}
+            more = {
+                "most_ahead": self._ahead,
+                "handed_out_again": self._again,
+                "gone": sorted(set(range(self._workers)) - self._live),
+            }
             return {**staleness_report(self._stale), **more}
 
     def _back(self, worker: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,12 @@ class Known:
     """An optimizer that the servers step.
 
     Args:
+        optimizer: it.
         number: of it; the first to step is the first on every rank.
         parameters: of it, by server, in the order in which they are sent.
     """
 
+    optimizer: Optimizer
     number: int
     parameters: dict[int, list[nn.Parameter]]
 
@@ -83,12 +86,21 @@ class Served:
         for parameter in parameters_of(optimizer):
             if id(parameter) in self._places:
                 by_server.setdefault(self._places[id(parameter)], []).append(parameter)
-        known = Known(len(self._known), by_server)
+        known = Known(optimizer, len(self._known), by_server)
         parts = {index: (known.number, part_of(optimizer, p)) for index, p in by_server.items()}
         self.servers.call(server.begin, parts)
         self._known[id(optimizer)] = known
-        self._kept.append(optimizer)
         return known
+
+    def bring_home(self) -> None:
+        """Give the optimizers here the state that the servers keep for them, to be saved."""
+        for known in self._known.values():
+            asked = dict.fromkeys(known.parameters, (known.number,))
+            for index, states in self.servers.call(server.state, asked).items():
+                for parameter, state in zip(known.parameters[index], states, strict=True):
+                    known.optimizer.state[parameter] = {
+                        name: _put(value, parameter) for name, value in state.items()
+                    }
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Nothing: the weights have come already."""
@@ -97,6 +109,13 @@ class Served:
         """Part from the servers. May be called again."""
         if self._reached is not None:
             self._reached.close(in_order=in_order)
+
+
+def _put(value: Any, parameter: nn.Parameter) -> Any:
+    """Return a value of an optimizer's state where torch has it: counts stay on the CPU."""
+    if isinstance(value, Tensor) and value.dim():
+        return value.to(parameter.device)
+    return value
 
 
 def sent(parameter: nn.Parameter) -> Tensor | None:

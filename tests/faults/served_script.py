@@ -1,0 +1,98 @@
+"""A training script over parameter servers in which a process is killed.
+
+served_script.py FOLDER SYNC FATE STEP: rank 1 dies in its step STEP, or rank 0's server does. Every
+rank writes a line with the samples of each update once it is made; after each epoch all save.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+import evenstride
+
+SAMPLES, EPOCHS, BATCH = 240, 3, 12
+
+
+def rows() -> TensorDataset:
+    """Return (id, feature) rows."""
+    x = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return TensorDataset(torch.arange(SAMPLES), x)
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a model, the same everywhere, and its optimizer."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1).double()
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss of a batch."""
+    return F.mse_loss(model(x), x[:, :1])
+
+
+def meet(fate: str, rank: int) -> None:
+    """Kill this process, or the server that it has started."""
+    if fate == "worker" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fate == "server" and rank == 0:
+        (server,) = psutil.Process().children()
+        server.kill()
+        server.wait()
+
+
+def main(folder: Path, sync: str, fate: str, step: int) -> None:
+    """Train, save after each epoch, and note what was trained."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=50))
+    rank = dist.get_rank()
+    stride = evenstride.Stride(global_batch=BATCH, sync=sync, policy="static:3,4,5")
+    loader = stride.loader(rows())
+    net, optimizer = trained()
+    model = stride.watch(DistributedDataParallel(net))
+    checkpoint = evenstride.Checkpointer(
+        folder / "saved", stride, model=model, optimizer=optimizer, every=1000
+    )
+    restored = checkpoint.restore()
+    made = 0
+    with (folder / f"trained-{rank}.jsonl").open("a") as file:
+        for epoch in range(stride.epoch, EPOCHS):
+            for ids, x in loader:
+                stride.scale(loss_of(model, x)).backward()  # type: ignore[no-untyped-call]
+                if made == step:
+                    meet(fate, rank)
+                optimizer.step()
+                optimizer.zero_grad()
+                made += 1
+                line = {"epoch": epoch, "ids": ids.tolist()}
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+            checkpoint.save()
+    checkpoint.close()
+    weights = [p.detach().tolist() for p in model.parameters()]
+    summary = stride.summary()
+    end = {
+        "restored": None if restored is None else restored.step,
+        "step": stride.step,
+        "weights": weights,
+        "staleness": summary.staleness,
+        "text": str(summary),
+    }
+    (folder / f"end-{rank}.json").write_text(json.dumps(end))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))

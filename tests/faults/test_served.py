@@ -1,0 +1,158 @@
+"""Processes are killed while workers train over parameter servers: nothing hangs or is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import evenstride
+from evenstride.testing.ranks import loopback_store
+from tests.faults.served_script import BATCH, EPOCHS, SAMPLES, loss_of, rows, trained
+
+SCRIPT = Path(__file__).with_name("served_script.py")
+WORLD_SIZE, DEADLINE_S = 3, 60.0
+
+
+def _run(folder: Path, sync: str, fate: str = "none", step: int = 0) -> list[int]:
+    """Run the script on three ranks and return their exit codes; no process outlives it."""
+    with loopback_store() as port:
+        processes = []
+        for rank in range(WORLD_SIZE):
+            environment = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(WORLD_SIZE),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",  # so that rank 0 hosts no store
+                "GLOO_SOCKET_IFNAME": "lo",
+                "RES_OPTIONS": "timeout:1 attempts:1",
+                "TEST_FOLDER": str(folder),
+            }
+            with (folder / f"rank-{rank}.log").open("ab") as log:
+                command = [sys.executable, str(SCRIPT), str(folder), sync, fate, str(step)]
+                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        try:
+            end_s = time.monotonic() + DEADLINE_S
+            return [process.wait(max(end_s - time.monotonic(), 0.1)) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+            _await_servers(folder)
+
+
+def _await_servers(folder: Path) -> None:
+    """Wait for the servers that the ranks of a folder have started; they end by themselves."""
+    servers = [
+        process
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get("TEST_FOLDER") == str(folder)
+    ]
+    _, alive = psutil.wait_procs(servers, timeout=DEADLINE_S)
+    for process in alive:
+        process.kill()
+    assert not alive, "a parameter server outlived its run"
+
+
+def _ends(folder: Path) -> dict[int, Any]:
+    """Return what each rank that came to its end wrote there."""
+    paths = sorted(folder.glob("end-*.json"))
+    return {int(path.stem.partition("-")[2]): json.loads(path.read_text()) for path in paths}
+
+
+def _trained(folder: Path) -> list[Counter[int]]:
+    """Return how often each sample was in an update that was made, by epoch."""
+    texts = chain.from_iterable(p.read_text().splitlines() for p in folder.glob("trained-*.jsonl"))
+    lines = [json.loads(text) for text in texts]
+    return [
+        Counter(chain.from_iterable(line["ids"] for line in lines if line["epoch"] == epoch))
+        for epoch in range(EPOCHS)
+    ]
+
+
+def _logs(folder: Path) -> dict[int, str]:
+    return {rank: (folder / f"rank-{rank}.log").read_text() for rank in range(WORLD_SIZE)}
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_the_others_train_the_samples_of_a_worker_that_was_killed(tmp_path: Path) -> None:
+    codes = _run(tmp_path, "ssp(staleness=1)", "worker", 9)
+
+    assert codes == [0, -9, 0], _logs(tmp_path)
+    # What it had made counts; what it had in hand was handed out again.
+    assert _trained(tmp_path) == [Counter(range(SAMPLES))] * EPOCHS
+    ends = _ends(tmp_path)
+    assert set(ends) == {0, 2}
+    assert ends[0]["weights"] == ends[2]["weights"]
+    assert ends[0]["staleness"]["handed_out_again"] > 0
+    assert "rank 1 is gone" in _logs(tmp_path)[0]
+    assert "the others go on" in _logs(tmp_path)[2]
+    assert "nothing is saved, as worker(s) 1 are gone" in _logs(tmp_path)[0]
+
+
+@pytest.mark.timeout(3 * DEADLINE_S)
+@pytest.mark.parametrize("sync", ["bsp-ps", "asp"])
+def test_a_server_that_is_killed_is_named_and_the_run_goes_on_from_the_last_save(
+    tmp_path: Path, sync: str
+) -> None:
+    step = 24 if sync == "bsp-ps" else 22  # in the second epoch
+
+    codes = _run(tmp_path, sync, "server", step)
+
+    assert all(code not in (0, -9) for code in codes), _logs(tmp_path)
+    for log in _logs(tmp_path).values():
+        assert "parameter server0 is gone" in log
+        assert "goes on from the last checkpoint" in log
+    done = _trained(tmp_path)[0]
+    assert done == Counter(range(SAMPLES))
+
+    for path in tmp_path.glob("trained-*.jsonl"):
+        lines = path.read_text().splitlines()
+        kept = [line for line in lines if json.loads(line)["epoch"] == 0]
+        path.write_text("".join(f"{line}\n" for line in kept))
+    assert _run(tmp_path, sync) == [0, 0, 0], _logs(tmp_path)
+
+    assert _trained(tmp_path) == [Counter(range(SAMPLES))] * EPOCHS
+    ends = _ends(tmp_path)
+    assert all(end["restored"] for end in ends.values())
+    if sync == "bsp-ps":
+        weights, steps = alone()
+        assert ends[0]["step"] == steps
+        assert torch.allclose(
+            torch.tensor(ends[0]["weights"][0], dtype=torch.float64), weights, rtol=1e-9, atol=0
+        )
+
+
+def alone() -> tuple[torch.Tensor, int]:
+    """Return the weights of one process that was not disturbed, and its steps."""
+    stride, (model, optimizer) = evenstride.Stride(global_batch=BATCH), trained()
+    loader = stride.loader(rows())
+    for _ in range(EPOCHS):
+        for _, x in loader:
+            stride.scale(loss_of(model, x)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+    stride.close()
+    return next(model.parameters()).detach(), stride.step
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_a_worker_that_is_killed_ends_synchronous_training(tmp_path: Path) -> None:
+    codes = _run(tmp_path, "bsp-ps", "worker", 9)
+
+    assert codes[1] == -9
+    assert all(code not in (0, -9) for code in (codes[0], codes[2])), _logs(tmp_path)
+    for rank in (0, 2):
+        assert "rank 1 is gone" in _logs(tmp_path)[rank]
