@@ -53,6 +53,14 @@ class Served(Mode):
     name: ClassVar[str] = "bsp-ps"
     servers: int = 1
 
+    @property
+    def forgoes(self) -> tuple[str, ...]:
+        """The promises that do not hold, a sentence each."""
+        return (
+            "What is done to gradients before the optimizer's step, such as clipping, is done to "
+            "each worker's part of them, not to their mean.",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Asynchronous(Mode):

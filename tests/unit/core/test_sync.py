@@ -224,7 +224,7 @@ def test_who_keeps_step_and_who_has_servers() -> None:
 
 
 def test_what_is_forgone_is_told_in_whole_sentences() -> None:
-    assert {mode.name for mode in ALL if not mode.forgoes} == {"bsp", "bsp-ps"}
+    assert {mode.name for mode in ALL if not mode.forgoes} == {"bsp"}
     for sentence in (
         sentence for mode in (*ALL, LocalSgd(8, after=5)) for sentence in mode.forgoes
     ):
@@ -233,6 +233,7 @@ def test_what_is_forgone_is_told_in_whole_sentences() -> None:
 
 
 def test_staleness_is_bounded_only_where_it_is() -> None:
+    assert "clipping" in Served().forgoes[0]
     assert Asynchronous().forgoes[:2] == StaleSynchronous().forgoes[:2]
     assert Asynchronous().forgoes[2] == "The staleness of an update has no bound."
     assert "at most 3 updates ahead" in StaleSynchronous().forgoes[2]
