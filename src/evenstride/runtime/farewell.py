@@ -79,7 +79,7 @@ class LossReport:
                 return False
             self.text = text
         if self._forgive is not None and not text.startswith("rank 0 is"):
-            logger.warning("evenstride: %s; the others go on, and train its samples", text)
+            logger.warning("evenstride: %s; the others can go on, and train its samples", text)
             return True
         phase, step = self._at()
         # Of itself a rank that ends knows better, and its own error is about to be shown.

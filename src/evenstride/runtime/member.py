@@ -48,7 +48,7 @@ from evenstride.runtime.loading import (
     own_generator,
 )
 from evenstride.runtime.local_sgd import refuse_weights
-from evenstride.runtime.modes import free_of, sampler_of, synchroniser
+from evenstride.runtime.modes import facts_of, free_of, sampler_of, synchroniser
 from evenstride.runtime.norm import batch_norms, check_convertible, convert
 from evenstride.runtime.normalising import RankContext
 from evenstride.runtime.progress import Progress
@@ -61,6 +61,7 @@ from evenstride.runtime.sharded import is_sharded
 from evenstride.runtime.shards import indexed
 from evenstride.runtime.summary import Summary, summarise
 from evenstride.runtime.timing import StepTimer
+from evenstride.runtime.unaligned import check_unaligned_mean, check_unaligned_norm
 from evenstride.runtime.watching import Watching
 from evenstride.runtime.weights import WeightExchange
 
@@ -149,8 +150,6 @@ class Member:
             check_options(options)
             self._refuse_second_loader()
             check_loader(dataset, asked, self._settings, by_cost=cost_fn is not None)
-            if asked.weight_fn is not None:
-                refuse_weights(self._settings.mode)
             if cost_fn is not None:
                 costs.append(Costs(cost_fn, dataset_length(dataset)))
             shown = layout(dataset, asked, processes)
@@ -257,6 +256,7 @@ class Member:
         """Give batch norm statistics over all ranks."""
 
         def show() -> Plain:
+            check_unaligned_norm(self._settings.mode)
             check_convertible(net)
             return {"layers": len(batch_norms(net))}
 
@@ -291,6 +291,8 @@ class Member:
 
     def mean(self, total: float | Tensor, count: float | Tensor) -> float | Tensor:
         """Return the exact mean over all ranks; the wait for them is not work."""
+        if (loader := self._loader()) is not None and loader.busy:
+            check_unaligned_mean(self._settings.mode)
         with self.timer.waiting():
             return exact_mean(total, count, self._team.group)
 
@@ -327,9 +329,7 @@ class Member:
             fits=self.scaling.fit.learned,
             drift_checks=0 if self.scaling.drift is None else self.scaling.drift.checks,
             drifts=0 if self.scaling.drift is None else self.scaling.drift.drifts,
-            sync=str(self._settings.mode),
-            forgoes=() if self.scaling.sync is None else self._settings.mode.forgoes,
-            staleness=None if self._free is None else self._free.report(),
+            **facts_of(self._settings.mode, self.scaling.sync),
         )
 
     def close(self, *, at_exit: bool) -> None:

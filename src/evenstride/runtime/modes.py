@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from evenstride.core.rounds import Place
 from evenstride.core.sync import (
@@ -86,3 +87,13 @@ def free_of(sync: Synchroniser | None) -> Free | None:
 def sampler_of(free: Free | None) -> Callable[..., StepSampler]:
     """Return what makes the sampler of a training loader."""
     return StepSampler if free is None else partial(PieceSampler, free=free)
+
+
+def facts_of(mode: SyncMode, sync: Synchroniser | None) -> dict[str, Any]:
+    """Return what a summary tells of a mode."""
+    free = free_of(sync)
+    return {
+        "sync": str(mode),
+        "forgoes": () if sync is None else mode.forgoes,
+        "staleness": None if free is None else free.report(),
+    }

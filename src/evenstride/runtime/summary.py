@@ -110,8 +110,11 @@ class Summary:
         return asdict(self)
 
     def __str__(self) -> str:
+        steps = (
+            f"{self.step} steps" if self.staleness is None else f"{self.step} own updates, rounds"
+        )
         lines = [
-            f"{self.step} steps of {self.global_batch} samples on {max(len(self.workers), 1)} "
+            f"{steps} of {self.global_batch} samples on {max(len(self.workers), 1)} "
             f"worker(s), policy {self.policy}, {self.changes} change(s) of the split"
         ]
         if not self.workers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,7 +67,9 @@ class PieceSampler(StepSampler):
 
     def _next_step(self) -> tuple[Keys, ...]:
         share = self._gate.expected(_LATEST)[self._rank]
+        asked_s = time.perf_counter()
         stretches = self._free.take(self._epoch, self._cursor.end, share)
+        self.own_s -= time.perf_counter() - asked_s  # waiting, not work
         if not stretches:
             self.finished = stretches is None
             return ()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 
 from evenstride.core.sync import Asynchronous, StaleSynchronous, sync_from_spec
@@ -20,6 +21,8 @@ from evenstride.runtime.served.server import Server, serve
 
 # How long a server stays unasked after the process that started it has gone.
 _GRACE_S = 10.0
+# How long the last worker to leave has to close its end of the connection first.
+_LINGER_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ def start(meeting: Meeting, index: int) -> ServerProcess:
         **os.environ,
         # Optimizers of the user's own making are found where the script finds them.
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        # Each worker that parts would be warned of as a connection that broke.
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
     process = subprocess.Popen(
         [sys.executable, "-m", __name__],
@@ -83,6 +88,7 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()
     join(meeting, server_name(index), meeting.workers + index)
     server.deserted.wait()
+    time.sleep(_LINGER_S)
     os._exit(0)  # agents of others may be gone, which RPC's own end would wait for
 
 

@@ -1,0 +1,61 @@
+"""What cannot be where workers do not keep step: whatever all ranks do together inside the loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evenstride.core.sync import SyncMode
+from evenstride.errors import ConfigError, LoaderBusy
+from evenstride.runtime.loading import LoaderOptions
+from evenstride.runtime.shards import lengths_of
+
+
+def check_unaligned_loader(
+    mode: SyncMode, dataset: Any, asked: LoaderOptions, *, by_cost: bool
+) -> None:
+    """Refuse ways to deal samples out that need the same steps on all ranks.
+
+    Raises:
+        ConfigError: names the one that was asked for.
+    """
+    if mode.lockstep:
+        return
+    asked_for = {
+        "weight_fn": asked.weight_fn is not None,
+        "cost_fn": by_cost,
+        'partition="epoch"': asked.by_epoch,
+        "Shards": bool(lengths_of(dataset)),
+    }
+    for what, given in asked_for.items():
+        if given:
+            raise ConfigError(
+                f"{what} deals samples out, or weighs them, over all workers of a step, and with "
+                f'sync="{mode}" workers have no step in common; leave it out, or use sync="bsp-ps"'
+            )
+
+
+def check_unaligned_norm(mode: SyncMode) -> None:
+    """Refuse batch norm over all ranks.
+
+    Raises:
+        ConfigError: the mode has no step in which all ranks would take part.
+    """
+    if not mode.lockstep:
+        raise ConfigError(
+            f'sync_batch_norm() has statistics over all ranks of a step, and with sync="{mode}" '
+            "workers have no step in common; use group or layer norm instead"
+        )
+
+
+def check_unaligned_mean(mode: SyncMode) -> None:
+    """Refuse a mean over all ranks inside the training loop.
+
+    Raises:
+        LoaderBusy: the others are not at this step, and may never be.
+    """
+    if not mode.lockstep:
+        raise LoaderBusy(
+            f'mean() waits for all ranks, and with sync="{mode}" they do not keep step, so that '
+            "some would wait for ever; call it after the loop over an epoch has ended, and log "
+            "this rank's own loss inside it"
+        )
