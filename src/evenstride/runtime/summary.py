@@ -110,13 +110,7 @@ class Summary:
         return asdict(self)
 
     def __str__(self) -> str:
-        steps = (
-            f"{self.step} steps" if self.staleness is None else f"{self.step} own updates, rounds"
-        )
-        lines = [
-            f"{steps} of {self.global_batch} samples on {max(len(self.workers), 1)} "
-            f"worker(s), policy {self.policy}, {self.changes} change(s) of the split"
-        ]
+        lines = [self._begins()]
         if not self.workers:
             lines.append(f"rank {self.rank} knows only itself; rank 0's summary is complete")
         if self.step_s is not None:
@@ -151,6 +145,15 @@ class Summary:
             )
         lines.append(f"evenstride itself took {self.overhead_s * 1e3:.3f} ms per step")
         return "\n".join(lines)
+
+    def _begins(self) -> str:
+        steps = f"{self.step} steps"
+        if self.staleness is not None:
+            steps = f"{self.step} own updates, rounds"
+        return (
+            f"{steps} of {self.global_batch} samples on {max(len(self.workers), 1)} worker(s), "
+            f"policy {self.policy}, {self.changes} change(s) of the split"
+        )
 
     def _speed(self) -> str:
         shares = "/".join(str(worker.share) for worker in self.workers[:16])
