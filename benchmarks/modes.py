@@ -4,8 +4,8 @@
 
 Each mode trains Fashion-MNIST (from EVENSTRIDE_DATA) with equal and with balanced shares, in
 turns, once per seed, until a test accuracy is reached at the end of an epoch. Workers are slowed
-down by CPU limits; parameter servers are not. `--schedule hl` lets four workers' speeds change in the order
-of OmniLearn's schedule of levels, 1, 2, 4, 8, 8, 4, 2, 1, each for `--phase` seconds.
+down by CPU limits; parameter servers are not. `--schedule hl` lets four workers' speeds change in
+the order of OmniLearn's schedule of levels, 1, 2, 4, 8, 8, 4, 2, 1, each for `--phase` seconds.
 """
 
 from __future__ import annotations
