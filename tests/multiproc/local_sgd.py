@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 import evenstride
 from evenstride.core.sync import LocalSgd, sync_from_spec
 from evenstride.runtime.averaging import summed
+from evenstride.runtime.local_sgd import LocalTraining
 from tests.multiproc.loops import burn
-from tests.multiproc.training import net, rows, weights
+from tests.multiproc.training import cost_of, net, rows, weights
 
 Ids = list[list[int]]
 """Samples of each step."""
@@ -38,6 +39,7 @@ class Run:
         epochs: of ``length`` samples, in global batches of 30.
         length: samples of an epoch.
         micro: most samples at once.
+        costs: whether samples are dealt out by cost.
         infinite: step and rank whose loss is infinite, which a gradient scaler leaves out.
         uneven: whether later ranks are made slower.
         broken: what is broken on purpose: ``weights`` or ``factor``.
@@ -52,6 +54,7 @@ class Run:
     epochs: int = 3
     length: int = 200
     micro: int | None = None
+    costs: bool = False
     infinite: tuple[int, int] | None = None
     uneven: bool = False
     broken: str = ""
@@ -79,13 +82,13 @@ def changed(run: Run) -> Iterator[None]:
         if run.broken == "weights":
             alike = 1 / torch.distributed.get_world_size()
             patch.setattr(
-                "evenstride.runtime.local_sgd.summed",
+                "evenstride.runtime.joint.summed",
                 lambda tensors, _, group: summed(tensors, alike, group),
             )
         if run.broken == "factor":
             patch.setattr(
                 "evenstride.runtime.local_sgd.LocalTraining.factor",
-                _without(evenstride.runtime.local_sgd.LocalTraining.factor),  # type: ignore[attr-defined]
+                _whole(LocalTraining.factor),
             )
         if run.shares:
             by_step = run.shares
@@ -95,7 +98,7 @@ def changed(run: Run) -> Iterator[None]:
         yield
 
 
-def _without(factor: Any) -> Any:
+def _whole(factor: Any) -> Any:
     def plain(self: Any, draw: Any) -> float:
         return 1.0 if factor(self, draw) else 0.0
 
@@ -110,7 +113,8 @@ def train(rank: int, run: Run) -> tuple[Ids, list[list[float]]]:
 
 def _train(rank: int, run: Run) -> tuple[Ids, list[list[float]]]:
     stride = evenstride.Stride(global_batch=30, policy=run.policy, sync=run.sync)
-    loader = stride.loader(rows(run.length), max_micro_batch=run.micro)
+    costs = cost_of if run.costs else None
+    loader = stride.loader(rows(run.length), max_micro_batch=run.micro, cost_fn=costs)
     module = net()
     if rank and not run.wrapped:  # whose weights count is rank 0's
         nn.init.zeros_(next(module.parameters()))

@@ -19,6 +19,7 @@ LIKE_BSP = {
     "a bare module": (2, Run("local-sgd(every=1)", wrapped=False, epochs=8)),
     "shares that move": (3, Run("local-sgd(every=1)", "uniform", MOVING, epochs=8)),
     "micro-batches": (2, Run("local-sgd(every=1)", micro=4, epochs=8)),
+    "by cost in micro-batches": (2, Run("local-sgd(every=1)", micro=60, costs=True, epochs=8)),
     # Linear in the gradient, but each rank's own: shares must stay what they are.
     "momentum": (2, Run("local-sgd(every=1)", momentum=0.9, length=180, epochs=9)),
 }
@@ -49,6 +50,7 @@ CASES = {
     "post-local": (2, Run("local-sgd(every=4,after=10)", momentum=0.9)),
     "post-local, a share of 0": (3, Run("local-sgd(every=2,after=10)", "static:7,0,23")),
     "post-local micro-batches": (2, Run("local-sgd(every=4,after=10)", micro=4)),
+    "by cost": (3, Run("local-sgd(every=4,after=3)", "static:7,0,23", costs=True, micro=90)),
     "outer rate": (2, Run("local-sgd(every=4,outer_rate=0.7)")),
     "outer momentum": (
         3,
@@ -58,6 +60,10 @@ CASES = {
     "the first step left out": (
         2,
         Run("local-sgd(every=2,outer_rate=0.7,outer_momentum=0.9)", infinite=(0, 1)),
+    ),
+    "a whole round left out": (
+        2,
+        Run("local-sgd(every=1,outer_rate=0.7,outer_momentum=0.9)", infinite=(1, 1)),
     ),
     "a round's last step left out": (2, Run("local-sgd(every=4)", infinite=(3, 0))),
     "left out while averaging gradients": (2, Run("local-sgd(every=4,after=10)", infinite=(4, 1))),
@@ -81,7 +87,7 @@ def test_ranks_do_what_one_process_does_for_all_of_them(ranks: RankPool, name: s
     assert [s for s in range(steps) if alike[s]] == [*range(after), *ends]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["shares that move", "micro-batches", "speeds that differ"])
 def test_every_sample_is_trained_exactly_once_per_epoch(ranks: RankPool, name: str) -> None:
     world_size, run = CASES[name]
 

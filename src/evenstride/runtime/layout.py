@@ -10,7 +10,6 @@ from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, require_equal
 from evenstride.runtime.checks import check_whole
 from evenstride.runtime.loading import LoaderOptions, dataset_length
-from evenstride.runtime.local_sgd import refuse_weights
 from evenstride.runtime.sampler import Order
 from evenstride.runtime.setup import Settings
 from evenstride.runtime.shards import digest, lengths_of
@@ -89,8 +88,6 @@ def check_loader(dataset: Any, asked: LoaderOptions, settings: Settings, *, by_c
     check_micro_batch(asked.max_micro_batch)
     _check_quantum(asked.max_micro_batch, settings.quantum, by_cost=by_cost)
     check_unaligned_loader(settings.mode, dataset, asked, by_cost=by_cost)
-    if asked.weight_fn is not None:
-        refuse_weights(settings.mode)
     other = "partition='epoch'" if asked.by_epoch else "cost_fn" if by_cost else ""
     if other and lengths_of(dataset):
         raise ConfigError(

@@ -166,6 +166,11 @@ class LocalTraining:
                 states = self._trained.states_of(optimizer)
                 self._joint.states(self._place.step, states, self._samples)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether it has a state that a checkpoint needs: the outer momentum."""
+        return self._mode.outer_momentum > 0
+
     def state_dict(self) -> dict[str, Any]:
         """Return the outer optimizer's velocities by parameter: the same on all ranks."""
         return {"velocities": self._outer.state(self._trained.by_name)}
@@ -218,20 +223,6 @@ class LocalTraining:
         self._buffers_due = self._trained.has_buffers
         self._settled = not (self._alone or self._buffers_due)
         return True
-
-
-def refuse_weights(mode: object) -> None:
-    """Refuse weights other than numbers of samples.
-
-    Raises:
-        ConfigError: the mode counts samples.
-    """
-    if isinstance(mode, LocalSgd):
-        raise ConfigError(
-            f"weights of batches (weight_fn, or scale(weight=...)) were given with "
-            f'sync="{mode}", which counts a rank\'s samples; leave them out, so that each loss is '
-            'a mean over samples, or use sync="bsp"'
-        )
 
 
 def _refuse_fused(optimizer: Optimizer) -> None:

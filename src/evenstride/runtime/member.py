@@ -47,7 +47,6 @@ from evenstride.runtime.loading import (
     dataset_length,
     own_generator,
 )
-from evenstride.runtime.local_sgd import refuse_weights
 from evenstride.runtime.modes import facts_of, free_of, sampler_of, synchroniser
 from evenstride.runtime.norm import batch_norms, check_convertible, convert
 from evenstride.runtime.normalising import RankContext
@@ -61,7 +60,7 @@ from evenstride.runtime.sharded import is_sharded
 from evenstride.runtime.shards import indexed
 from evenstride.runtime.summary import Summary, summarise
 from evenstride.runtime.timing import StepTimer
-from evenstride.runtime.unaligned import check_unaligned_mean, check_unaligned_norm
+from evenstride.runtime.unaligned import check_unaligned_mean, check_unaligned_norm, refuse_weights
 from evenstride.runtime.watching import Watching
 from evenstride.runtime.weights import WeightExchange
 

@@ -1,10 +1,10 @@
-"""What cannot be where workers do not keep step: whatever all ranks do together inside the loop."""
+"""What cannot be in some modes: above all, what all ranks do together inside the loop."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from evenstride.core.sync import SyncMode
+from evenstride.core.sync import LocalSgd, SyncMode
 from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime.loading import LoaderOptions
 from evenstride.runtime.shards import lengths_of
@@ -18,10 +18,11 @@ def check_unaligned_loader(
     Raises:
         ConfigError: names the one that was asked for.
     """
+    if asked.weight_fn is not None:
+        refuse_weights(mode)
     if mode.lockstep:
         return
     asked_for = {
-        "weight_fn": asked.weight_fn is not None,
         "cost_fn": by_cost,
         'partition="epoch"': asked.by_epoch,
         "Shards": bool(lengths_of(dataset)),
@@ -29,9 +30,23 @@ def check_unaligned_loader(
     for what, given in asked_for.items():
         if given:
             raise ConfigError(
-                f"{what} deals samples out, or weighs them, over all workers of a step, and with "
+                f"{what} deals samples out over all workers of a step, and with "
                 f'sync="{mode}" workers have no step in common; leave it out, or use sync="bsp-ps"'
             )
+
+
+def refuse_weights(mode: SyncMode) -> None:
+    """Refuse weights other than numbers of samples.
+
+    Raises:
+        ConfigError: the mode counts samples.
+    """
+    if isinstance(mode, LocalSgd) or not mode.lockstep:
+        raise ConfigError(
+            f"weights of batches (weight_fn, or scale(weight=...)) were given with "
+            f'sync="{mode}", which counts a rank\'s samples; leave them out, so that each loss is '
+            'a mean over samples, or use sync="bsp"'
+        )
 
 
 def check_unaligned_norm(mode: SyncMode) -> None:

@@ -108,7 +108,8 @@ class Checkpointer:
                 "batches"
             )
         self._stride, self._ties = stride, MemberTies(stride._member)
-        asked = Asked(folder, every, keep, model, optimizer, scheduler, extra)
+        more = self._ties.with_own(extra)
+        asked = Asked(folder, every, keep, model, optimizer, scheduler, more)
         self._is = prepare(asked, self._ties)
         self._saver = Saver(self._is.storage, self._ties.own_group(), keep, self._failed)
         self._staging, self._saves = Staging(), self._ties.saves

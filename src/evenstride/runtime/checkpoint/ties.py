@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from evenstride.core.saving import Saving
 from evenstride.errors import ConfigError, StepInFlight
 from evenstride.runtime.agreement import Plain
+from evenstride.runtime.local_sgd import LocalTraining
 from evenstride.runtime.member import Member
 from evenstride.runtime.served.worker import Served
 
@@ -194,11 +195,18 @@ class MemberTies:
         return False
 
     def bring_home(self) -> None:
-        """Let the optimizers here have the state that parameter servers keep for them."""
+        """Let the optimizers here have the state that servers keep, or that all ranks' come to."""
         sync: object = self._member.scaling.sync
-        if isinstance(sync, Served):
+        if isinstance(sync, Served | LocalTraining):
             with self.waiting():
                 sync.bring_home()
+
+    def with_own(self, extra: Any) -> Any:
+        """Return the user's further objects to be saved, and the mode's own."""
+        sync = self._member.scaling.sync
+        if isinstance(sync, LocalTraining) and sync.remembers and isinstance(extra or {}, Mapping):
+            return {**(extra or {}), "evenstride-outer": sync}
+        return extra
 
     def begin(self, save_s: float, notices: str | None, saving: Saving | None) -> None:
         """Note that this run is saved from now on, and watch for notices.

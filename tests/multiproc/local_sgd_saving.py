@@ -1,0 +1,39 @@
+"""Training with local SGD that is saved in mid-round, stopped, and goes on: what each rank does."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+import evenstride
+from tests.multiproc.training import net, rows, weights
+
+SYNC = "local-sgd(every=4,outer_rate=0.7,outer_momentum=0.9)"
+
+
+def train(rank: int, folder: str, stop: int | None) -> tuple[int | None, int, list[float]]:
+    """Return the step that was restored, the last one, and the weights at the end.
+
+    Args:
+        rank: of this process.
+        folder: of the checkpoints, which are saved every 5 steps.
+        stop: the step to stop after; ``None`` for the end of the third epoch.
+    """
+    del rank
+    stride = evenstride.Stride(global_batch=30, policy="static:7,23", sync=SYNC)
+    loader, module = stride.loader(rows(200)), net()
+    model = stride.watch(module)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
+    checkpoint = evenstride.Checkpointer(folder, stride, model=module, optimizer=optimizer, every=5)
+    restored = checkpoint.restore()
+    while stride.epoch < 3 and stride.step != stop:
+        for _, x, y in loader:
+            stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            checkpoint.step()
+            if stride.step == stop:
+                break
+    checkpoint.close()
+    stride.close()
+    return None if restored is None else restored.step, stride.step, weights(module)

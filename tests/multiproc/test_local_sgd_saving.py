@@ -1,0 +1,18 @@
+"""A checkpoint in mid-round is of one model, and what goes on from it is what was saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evenstride.testing import RankPool
+from tests.multiproc.local_sgd_saving import train
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(ranks: RankPool, tmp_path: Path) -> None:
+    whole = ranks.run(train, 2, str(tmp_path / "whole"), None)
+    first = ranks.run(train, 2, str(tmp_path / "parts"), 12)
+    second = ranks.run(train, 2, str(tmp_path / "parts"), None)
+
+    assert [one[:2] for one in first] == [(None, 12)] * 2
+    assert [one[:2] for one in second] == [(10, whole[0][1])] * 2
+    assert second[0][2] == second[1][2] == whole[0][2] == whole[1][2]
