@@ -28,6 +28,14 @@ def simulate(
     cold_lag: common.ColdLag = None,
     steps: Annotated[int | None, common.steps_option()] = None,
     every: common.Every = None,
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            help="Modes of synchronisation, instead of the scenarios' own: bsp, bsp-ps, asp, "
+            "ssp(staleness=3), local-sgd(every=8), delayed. Shows time, updates and staleness.",
+            metavar="M[,N...]",
+        ),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(help="Draw the runs of the first seed into this .png or .svg file."),
@@ -54,6 +62,8 @@ def simulate(
 
         evenstride simulate cluster.yaml -p dbs,dynamic-batching:window=5 --json
 
+        evenstride simulate cluster.yaml -p adaptive,uniform --sync 'bsp,asp,ssp(staleness=3)'
+
         evenstride simulate --schema
     """
     if schema:
@@ -63,14 +73,24 @@ def simulate(
         return
     if not policies:
         raise ConfigError(f"no policy to simulate; give at least one: {_EXAMPLE}")
-    _simulate(Asked(files, policies, seeds, lag, cold_lag, steps, every), plot, as_json)
+    _simulate(Asked(files, policies, seeds, lag, cold_lag, steps, every), sync, plot, as_json)
 
 
-def _simulate(asked: Asked, plot: Path | None, as_json: bool) -> None:
+def _simulate(asked: Asked, sync: str | None, plot: Path | None, as_json: bool) -> None:
+    from evenstride.cli.modes import in_modes, read_modes, simulate_in_modes
     from evenstride.cli.suites import print_rows, print_table, run_suite
     from evenstride.report.simulated import means_line, simulation_sentence, simulation_table
 
+    modes = read_modes(sync)
     suite, drawing = asked.suite(_EXAMPLE, leave_out=False), None
+    if in_modes(suite, modes):
+        if plot is not None:
+            raise ConfigError(
+                "--plot draws the steps of bsp, and other modes are asked for, by --sync or a "
+                "scenario; leave --plot out for their table"
+            )
+        simulate_in_modes(suite, modes, as_json)
+        return
     if plot is not None:
         from evenstride.cli.drawing import Drawing
 

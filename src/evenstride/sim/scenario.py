@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from evenstride.core.sync import SyncMode, sync_from_spec
+from evenstride.errors import ConfigError
 from evenstride.sim.events import (
     Bursty,
     Event,
@@ -24,6 +26,7 @@ from evenstride.sim.events import (
     chosen,
 )
 from evenstride.sim.fitting import check_scenario
+from evenstride.sim.links import ParameterServers, Ring
 from evenstride.sim.parts import (
     MOST_STEPS,
     MOST_WORKERS,
@@ -125,7 +128,7 @@ class WorkerGroup(Part):
 
 
 class Communication(Part):
-    """A ring all-reduce of the gradient, which no split can change."""
+    """The links between the workers, and to parameter servers; no split can change what they do."""
 
     latency_s: Seconds = Field(default=0.0, description="seconds per message: 0.0001 is 0.1 ms")
     bytes_per_s: Annotated[float, Field(ge=1, le=1e18)] | None = Field(
@@ -134,16 +137,25 @@ class Communication(Part):
     gradient_bytes: float = Field(
         default=0.0, ge=0, le=1e15, description="size of the gradient in bytes"
     )
+    update_s: Seconds = Field(
+        default=0.0,
+        description="seconds that one parameter server alone would take for an update of the whole "
+        "model; each of several takes its part of it",
+    )
 
     def step_s(self, workers: int) -> float:
-        """Return the seconds that one all-reduce takes: ``2 (W - 1)`` messages of a W-th each.
+        """Return the seconds that one all-reduce takes; see `Ring`."""
+        return Ring(self.latency_s, self._per_s, self.gradient_bytes).all_reduce_s(workers)
 
-        Source:
-            The cost model of the ring all-reduce (Patarasuk & Yuan, JPDC 2009).
-        """
-        messages = 2 * (workers - 1)
-        per_s = float("inf") if self.bytes_per_s is None else self.bytes_per_s
-        return messages * (self.latency_s + self.gradient_bytes / max(workers, 1) / per_s)
+    def served_by(self, servers: int) -> ParameterServers:
+        """Return so many parameter servers at the end of these links."""
+        return ParameterServers(
+            servers, self.latency_s, self._per_s, self.gradient_bytes, self.update_s
+        )
+
+    @property
+    def _per_s(self) -> float:
+        return float("inf") if self.bytes_per_s is None else self.bytes_per_s
 
 
 class Exchange(Part):
@@ -176,6 +188,14 @@ class Scenario(Part):
     steps: Length = Field(default=500, description="steps that are simulated")
     workers: list[WorkerGroup] = Field(min_length=1, description="the workers, kind by kind")
     communication: Communication = Communication()
+    sync: str = Field(
+        default="bsp", description="how workers come together: bsp, ssp(staleness=3), ..."
+    )
+    epoch_samples: Samples | None = Field(
+        default=None,
+        description="samples of an epoch, at whose end all wait for each other; all that are "
+        "trained if left out",
+    )
     exchange: Exchange = Exchange()
     events: list[Event] = Field(default=[], description="what happens, in any order")
 
@@ -183,6 +203,19 @@ class Scenario(Part):
     def size(self) -> int:
         """Number of workers there ever are."""
         return sum(group.count for group in self.workers)
+
+    @property
+    def mode(self) -> SyncMode:
+        """How its workers come together."""
+        return sync_from_spec(self.sync)
+
+    @field_validator("sync")
+    @classmethod
+    def _known_mode(cls, value: str) -> str:
+        try:
+            return str(sync_from_spec(value))
+        except ConfigError as error:
+            refuse(str(error))
 
     @model_validator(mode="after")
     def _fits_together(self, info: ValidationInfo) -> Self:

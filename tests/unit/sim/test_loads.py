@@ -45,7 +45,7 @@ def test_every_report_has_the_load_at_its_end(monkeypatch: pytest.MonkeyPatch) -
             told.append([float(seen.cpu_load) for seen in event.observations if seen.worker == 1])
         return advance(control, event)
 
-    monkeypatch.setattr("evenstride.sim.run.advance", noting)
+    monkeypatch.setattr("evenstride.sim.steering.advance", noting)
     plain = scenario(steps=148, events=[EVENT], exchange={"every": 4, "lag": 1})
 
     Simulation(plain, policy_from_spec("uniform")).run()

@@ -1,0 +1,250 @@
+"""Workers at their own pace over parameter servers, event by event: ``asp`` and ``ssp``.
+
+A worker is given a piece of the epoch, of its present share; computes; pushes; and the answer
+brings it the weights as they are then. If it may not go on yet, or nothing is left to be given, it
+waits, and asks for the weights anew when it may: two messages more. An epoch ends when all of it is
+trained. So it is in real runs.
+
+Where events and decisions count steps, a *step* is a global batch of samples trained, by whomever.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from evenstride.core.events import Expect
+from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.handout import Piece
+from evenstride.core.membership import Change
+from evenstride.core.observation import Measured
+from evenstride.core.policy import Policy
+from evenstride.core.sync import Asynchronous, StaleSynchronous
+from evenstride.sim.desk import Desk
+from evenstride.sim.links import Queues
+from evenstride.sim.outcome import Applied, Begun, Entry, Gone, Outcome, Tally
+from evenstride.sim.own_notes import OwnNotes
+from evenstride.sim.rounds import epochs_of
+from evenstride.sim.scenario import Scenario
+from evenstride.sim.steering import Steering
+from evenstride.sim.timeline import Timeline
+
+_PULL, _COMPUTED, _APPLIED = range(3)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """Where a worker is.
+
+    Args:
+        there: whether it takes part.
+        ends: whether it goes as soon as its update is made.
+        life: counts its comings; what was under way in an earlier one does not count.
+        piece: that it is training.
+        pulled: updates that its weights have.
+        begun_s: when it had them.
+        answered_s: when the latest answer reached it.
+        made: updates begun, lost ones included.
+    """
+
+    there: bool = False
+    ends: bool = False
+    life: int = 0
+    piece: Piece = ()
+    pulled: int = 0
+    begun_s: float = 0.0
+    answered_s: float = 0.0
+    made: int = 0
+
+
+class Free(Steering):
+    """One run of one policy in a scenario, in which workers do not keep step.
+
+    Args:
+        scenario: the cluster and what befalls it.
+        policy: decides the shares.
+        mode: asynchronous, or of bounded staleness.
+        seed: of noise and random events.
+        timeline: that of the scenario and the seed, if it is there already.
+        record: takes what happens, in order; nothing is kept if left out.
+
+    Cost:
+        ``O(W)`` per update: 0.3 ms with 1,000 workers, 0.1 ms with a hundred.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        policy: Policy[Any],
+        mode: Asynchronous | StaleSynchronous,
+        seed: int = 0,
+        timeline: Timeline | None = None,
+        record: list[Entry] | None = None,
+    ) -> None:
+        self._mode, self._tally = mode, Tally(scenario.size, record)
+        self._queues = Queues(scenario.communication.served_by(mode.servers))
+        self._latency_s = scenario.communication.latency_s
+        self._workers = [_Worker() for _ in range(scenario.size)]
+        bound = mode.staleness if isinstance(mode, StaleSynchronous) else None
+        self._desk = Desk(scenario.size, bound)
+        self._heap: list[tuple[float, int, int, int, int]] = []
+        self._number, self._noise = count(), list[FloatArray]()
+        self._now_s, self._version, self._epoch, self._moment = 0.0, 0, 0, 0
+        super().__init__(scenario, policy, seed, timeline)
+
+    def run(self) -> Outcome:
+        """Simulate until all samples are trained and return what happened."""
+        self._turn(0)
+        self._count()
+        epochs = epochs_of(self._scenario)
+        for self._epoch, samples in zip(count(), epochs):
+            self._desk.open(samples)
+            self._look()
+            while not self._desk.done:
+                self._now_s, _, kind, k, life = heapq.heappop(self._heap)
+                if life == self._workers[k].life:
+                    (self._pull, self._push, self._apply)[kind](k)
+        names = (worker.name for worker in self._cluster.workers)
+        return self._tally.outcome(str(self._mode), self._last_pull(), len(epochs), names)
+
+    def _look(self, answered: int | None = None) -> None:
+        """Let all begin who may and for whom there is something.
+
+        Args:
+            answered: a worker that is just being answered, and so needs not ask for weights.
+        """
+        for k, piece in self._desk.begin(self._share):
+            worker = self._workers[k]
+            worker.piece = piece
+            self._tally.keep(Begun(k, self._now_s))
+            if k == answered or not self._now_s:  # all begin with the same weights
+                self._compute(k, worker.answered_s)
+            else:
+                heard_s = max(self._now_s + self._latency_s, worker.answered_s)
+                self._at(heard_s + self._latency_s, _PULL, k)
+
+    def _pull(self, k: int) -> None:
+        worker = self._workers[k]
+        worker.pulled = self._version
+        self._compute(k, self._queues.pull(self._now_s))
+
+    def _compute(self, k: int, begin_s: float) -> None:
+        worker = self._workers[k]
+        worker.begun_s = begin_s
+        samples = sum(map(len, worker.piece))
+        usual_s = self._cluster.usual.at_speed(self._timeline.speed(self._moment)).of(np.array([k]))
+        mean_s = float(usual_s.at(np.array([samples]))[0])
+        self._at(begin_s + mean_s * self._noise_of(k), _COMPUTED, k)
+
+    def _push(self, k: int) -> None:
+        self._at(self._queues.update(self._queues.push(self._now_s)), _APPLIED, k)
+
+    def _apply(self, k: int) -> None:
+        worker = self._workers[k]
+        piece, staleness = worker.piece, self._version - worker.pulled
+        self._tally.applied(Applied(k, self._now_s, self._epoch, piece, staleness))
+        self._tally.update(staleness)
+        self._desk.made(k)
+        self._version += 1
+        before_s, worker.answered_s = worker.answered_s, self._queues.pull(self._now_s)
+        worker.piece, worker.pulled = (), self._version
+        self._measure(k, sum(map(len, piece)), worker.begun_s - before_s)
+        if worker.ends:
+            self._go(k)
+        self._pass_on()
+        self._look(answered=k)
+
+    def _measure(self, k: int, samples: int, wait_s: float) -> None:
+        """Note an update: what the servers took is the worker's own time, as in real runs."""
+        busy_s = self._workers[k].answered_s - self._workers[k].begun_s
+        self._tally.accounts[k].busy_s += busy_s
+        rank = self._rank(k)
+        if rank is not None and self._own.add(rank, samples, busy_s, wait_s):
+            self._due = self._moment + 1
+
+    def _pass_on(self) -> None:
+        """Let happen what happens at the steps that are over."""
+        while self._moment < self._tally.samples // self._scenario.global_batch:
+            if self._exchange_due(self._moment):
+                self._exchange(self._moment)
+            self._moment += 1
+            self._turn(self._moment)
+            self._count()
+
+    def _count(self) -> None:
+        self._desk.count(
+            [w.there and not w.ends and self._share(k) > 0 for k, w in enumerate(self._workers)]
+        )
+
+    def _begin(self, step: int) -> None:
+        """Form the fleet; who is lost leaves at once, others when their update is made."""
+        super()._begin(step)
+        happenings = self._timeline.happenings(step)
+        lost = {k for k, change in happenings if change is Change.LOST}
+        here = set(self._present.tolist())
+        for k, worker in enumerate(self._workers):
+            if k in here:
+                self._come(k)
+            elif worker.there and k not in lost and worker.piece:
+                worker.ends = True
+            elif worker.there:
+                self._go(k)
+
+    def _come(self, k: int) -> None:
+        worker = self._workers[k]
+        worker.ends = False
+        if not worker.there:
+            worker.there, worker.answered_s = True, self._now_s
+            self._tally.accounts[k].comes(self._now_s)
+            self._desk.wait(k)
+
+    def _go(self, k: int) -> None:
+        worker = self._workers[k]
+        self._desk.gone(k)
+        self._tally.keep(Gone(k, self._now_s))
+        self._tally.accounts[k].goes(self._now_s)
+        worker.there, worker.ends, worker.piece = False, False, ()
+        worker.life += 1
+
+    def _last_pull(self) -> float:
+        """Return when all who are there have the weights of the end."""
+        heard_s = self._now_s + self._latency_s
+        asks_s = sorted(max(heard_s, self._workers[k].answered_s) for k in self._desk.waiting)
+        return max((self._queues.pull(at_s + self._latency_s) for at_s in asks_s), default=heard_s)
+
+    def _rank(self, k: int) -> int | None:
+        """Return the place of a worker among those who are there; ``None`` if it is not."""
+        rank = int(np.searchsorted(self._present, k))
+        return rank if rank < len(self._present) and self._present[rank] == k else None
+
+    def _share(self, k: int) -> int:
+        rank = self._rank(k)
+        return 0 if rank is None else int(self._shares[rank])
+
+    def _noise_of(self, k: int) -> float:
+        """Return what lengthens a worker's next update: as its step of that number in ``bsp``."""
+        number = self._workers[k].made
+        self._workers[k].made += 1
+        while len(self._noise) <= number:
+            self._noise.append(self._cluster.next_noise())
+        return float(self._noise[number][k])
+
+    def _at(self, at_s: float, kind: int, k: int) -> None:
+        heapq.heappush(self._heap, (at_s, next(self._number), kind, k, self._workers[k].life))
+
+    def _moved(self, step: int, before: IntArray, reason: str) -> None:
+        del step, reason
+        self._tally.moves += len(before) > 0
+
+    def _forget(self, workers: int) -> None:
+        self._own = OwnNotes(workers)
+
+    def _expect(self, expect: Expect) -> None:
+        self._own.expect(expect, self._control.rank_shares)
+
+    def _told(self, cpu_load: FloatArray) -> Measured:
+        return self._own.take(cpu_load)
