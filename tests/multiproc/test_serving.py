@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from evenstride.testing import RankPool
 from tests.multiproc.serving import Run, train
+from tests.multiproc.serving_refusals import loop, two
 from tests.multiproc.training import relative_error
 
 CASES = {
@@ -32,3 +34,23 @@ def test_it_is_bsp_up_to_rounding(ranks: RankPool, name: str) -> None:
         assert len(mine) == len(reduced)
         assert max(map(relative_error, mine, reduced)) <= 1e-9
     assert served[0] == served[-1]
+
+
+WRONG = {
+    "in turns": "two optimizers step the same parameters",
+    "clamped": "weights were changed since the optimizer's last step",
+    "fails": "could not: .*this optimizer has had enough",
+    "left out": "a gradient scaler found a gradient that is not finite",
+    "unwatched": "no model was given to stride.watch",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_servers_cannot_know_is_refused_and_said(ranks: RankPool, wrong: str) -> None:
+    for text in ranks.run(loop, 2, wrong):
+        assert re.search(WRONG[wrong], text), text
+
+
+def test_a_second_set_of_servers_is_refused(ranks: RankPool) -> None:
+    for text in ranks.run(two, 2):
+        assert "can have one; close() the other Stride" in text

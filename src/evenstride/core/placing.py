@@ -15,7 +15,7 @@ def place(sizes_bytes: Sequence[int], servers: int) -> tuple[int, ...]:
         servers: how many there are; each gets at least one parameter.
 
     Raises:
-        ConfigError: there are more servers than parameters.
+        ConfigError: there are more servers than parameters, or none of the latter.
 
     Cost:
         ``O(n log n + n s)`` for ``n`` parameters and ``s`` servers.
@@ -23,6 +23,11 @@ def place(sizes_bytes: Sequence[int], servers: int) -> tuple[int, ...]:
     >>> place([400, 100, 250, 40], servers=2)
     (0, 1, 1, 1)
     """
+    if not sizes_bytes:
+        raise ConfigError(
+            "the model has no parameters that are trained, so there is nothing for parameter "
+            "servers to hold; leave requires_grad on for some, or do not watch it"
+        )
     if not 1 <= servers <= len(sizes_bytes):
         raise ConfigError(
             f"{servers} parameter servers were asked for, and the model has {len(sizes_bytes)} "

@@ -54,7 +54,7 @@ class LossReport:
         restarts: bool = False,
         forgive: Callable[[int], object] | None = None,
     ) -> None:
-        self._forgive = forgive
+        self._forgive, self._forgiven = forgive, set[str]()
         self._channel, self._gate, self._at, self._restarts = channel, gate, at, restarts
         self._lock = threading.Lock()
         self.text: str | None = None
@@ -74,11 +74,15 @@ class LossReport:
 
     def heard(self, text: str) -> bool:
         """Another rank has told so; return whether it is news."""
+        forgiven = self._forgive is not None and not text.startswith("rank 0 is")
         with self._lock:
-            if self.text is not None:
+            if text in self._forgiven or self.text is not None:
                 return False
-            self.text = text
-        if self._forgive is not None and not text.startswith("rank 0 is"):
+            if forgiven:
+                self._forgiven.add(text)
+            else:
+                self.text = text
+        if forgiven:
             logger.warning("evenstride: %s; the others can go on, and train its samples", text)
             return True
         phase, step = self._at()

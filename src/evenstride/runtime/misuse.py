@@ -94,6 +94,23 @@ def stepped_by_closure() -> UsageError:
     )
 
 
+def left_out() -> UsageError:
+    """Return the error of a step that a gradient scaler leaves out on one rank alone."""
+    return UsageError(
+        "a gradient scaler found a gradient that is not finite and left its step out; in this mode "
+        "of synchronisation each rank sees its own gradients, so others did not, and would wait; "
+        'train in bfloat16 without a scaler, or with sync="bsp"'
+    )
+
+
+def unwatched() -> UsageError:
+    """Return the error of a model that this mode of synchronisation does not know."""
+    return UsageError(
+        "no model was given to stride.watch(), and this mode of synchronisation trains those that "
+        "were; call model = stride.watch(model) before the loop"
+    )
+
+
 def not_stepped(step: int) -> UsageError:
     """Return the error of a step whose optimizer step never came, where it is what synchronises."""
     return UsageError(

@@ -236,7 +236,9 @@ class Scaling:
     def optimizer_stepped(self, optimizer: Any = None, *_: Any) -> None:
         """Note that an optimizer has stepped, or a scaler left it out: a step is whole."""
         sync = self.sync
-        left_out = optimizer is None and self.failed and hasattr(sync, "takes_left_out")
+        left_out = optimizer is None and self.failed and not self.syncing
+        if sync is not None and left_out and not hasattr(sync, "takes_left_out"):
+            raise misuse.left_out()
         if sync is not None and (self.syncing or left_out):
             sync.after_step(optimizer)
             self.syncing = False
@@ -255,7 +257,8 @@ class Scaling:
             UsageError: so it was.
         """
         if self.sync is not None and self.failed and not self.syncing:
-            raise misuse.not_stepped(-1 if self.draw is None else self.draw.step)
+            step = -1 if self.draw is None else self.draw.step
+            raise misuse.not_stepped(step) if self.models else misuse.unwatched()
 
     def check_finished(self) -> None:
         """Raise unless the batch in hand was scaled and its backward pass ran.
@@ -281,12 +284,8 @@ class Scaling:
         if draw is None or unusual or hasattr(loss, "_evenstride_scaled"):
             draw = self._checked(loss, weight)
         if weight is None and self._weight is None:
-            sync = self.sync
-            factor = (
-                loss_factor(self.world_size, draw.samples, draw.window)
-                if sync is None
-                else sync.factor(draw)
-            )
+            whole = loss_factor(self.world_size, draw.samples, draw.window)
+            factor = whole if self.sync is None else self.sync.factor(draw)
         else:
             factor, waited_s = self._weighed(draw, weight)
         self._queued = False  # a backward pass that raised never came to the callback
@@ -294,7 +293,7 @@ class Scaling:
         self._late.make_ready(scaled)
         if scaled.requires_grad:
             scaled.register_hook(self._backward_began)  # type: ignore[no-untyped-call]
-        # Both, so that scaling twice is the same error whatever the factor.
+        # Both: scaling twice is the same error whatever the factor.
         loss._evenstride_scaled = scaled._evenstride_scaled = True  # type: ignore[attr-defined]
         self._scaled = True
         self.own_s += self.timer.now() - started_s - waited_s
@@ -380,10 +379,9 @@ class Scaling:
         self._backward = True
         # FSDP2 keeps what is not reduced yet elsewhere.
         self._gave = any(p.grad is not None for p in self.parameters)
-        if self.draw.last:
+        if self.draw.last and self.sync is None:  # else both happen at the optimizer's step
             self.timer.gradients_ready()
-            if self.sync is None:
-                _queue_callback(self._synchronised)
+            _queue_callback(self._synchronised)
         self.own_s += self.timer.now() - started_s
 
     def _synchronised(self) -> None:

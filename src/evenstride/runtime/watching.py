@@ -82,10 +82,10 @@ class Watching:
             self._guard_against_drift(model, every)
         subtract_collectives(model, lambda: self._member.timer)
         if scaling.sync is not None:
-            still(model)
             with self._member.timer.waiting():
-                begin_alike(model, team.group)
                 scaling.sync.watch(model)
+                begin_alike(model, team.group)
+            still(model)
         else:
             watch_forward(model, lambda: self._member.timer, team.world_size)
         scaling.watch(model)

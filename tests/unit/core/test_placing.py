@@ -25,6 +25,16 @@ def test_every_server_has_some_and_none_has_much_more(
     assert max(held) <= sum(held) / servers + max(sizes)
 
 
+def test_the_largest_are_dealt_out_first_and_those_without_elements_too() -> None:
+    assert place([1, 1, 8, 4], servers=2) == (1, 1, 0, 1)
+    assert place([0, 0], servers=2) == (0, 1)
+
+
+def test_a_model_without_parameters_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing for parameter servers to hold"):
+        place([], servers=1)
+
+
 @pytest.mark.parametrize("servers", [0, 3])
 def test_more_servers_than_parameters_are_refused_with_the_range(servers: int) -> None:
     with pytest.raises(ConfigError, match="1 to 2 servers"):

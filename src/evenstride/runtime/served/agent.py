@@ -83,6 +83,12 @@ def join(meeting: Meeting, name: str, number: int) -> None:
     parts.api._init_rpc_states(agent)  # starts it, once all have told their addresses
 
 
+def reached() -> bool:
+    """Return whether this process has an agent."""
+    parts: Any = rpc
+    return bool(parts.api._is_current_rpc_agent_set())
+
+
 def part() -> None:
     """End this process' agent; the others need not be there."""
     rpc.shutdown(graceful=False)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from evenstride.errors import WorkerLost
+from evenstride.core.sync import sync_from_spec
+from evenstride.errors import UsageError, WorkerLost
 from evenstride.runtime.served import server
 from evenstride.runtime.served.agent import Meeting, join, part, server_name, worker_name
 from evenstride.runtime.served.process import ServerProcess, start
@@ -18,7 +19,7 @@ from evenstride.runtime.served.process import ServerProcess, start
 # How often a worker that waits for a server looks whether another worker was lost.
 _LOOK_S = 0.25
 # Texts of torch's own errors by which a server that is gone is told from one that refuses.
-_OF_CONNECTIONS = ("tensorpipe", "pipe closed", "connection", "eof", "rpc agent")
+_OF_CONNECTIONS = ("tensorpipe", "connection", "rpc agent")
 
 
 class Servers:
@@ -39,6 +40,7 @@ class Servers:
         failed: Callable[[], Exception | None],
     ) -> None:
         self._rank, self._failed = rank, failed
+        self._lockstep = sync_from_spec(meeting.mode).lockstep
         self._names = [server_name(index) for index in range(meeting.servers)]
         self._processes: list[ServerProcess] = [start(meeting, index) for index in mine]
         self._closed = False
@@ -100,9 +102,9 @@ class Servers:
                 with contextlib.suppress(RuntimeError):
                     rpc.rpc_sync(name, server.leave, args=(self._rank,), timeout=10.0)
         part()
-        if in_order:
+        if in_order or not self._lockstep:  # the others may go on with them
             for process in self._processes:
-                process.close()
+                process.close(wait=in_order)
         else:
             self._kill()
 
@@ -113,9 +115,12 @@ class Servers:
 
     def _value(self, name: str, future: torch.futures.Future[Any]) -> Any:
         try:
-            return future.value()
+            value = future.value()
         except RuntimeError as error:
             raise self._explained(name, error) from error
+        if isinstance(value, BaseException):  # so an error of a call that had to wait arrives
+            raise UsageError(f"parameter {name} could not: {value}") from value
+        return value
 
     def _explained(self, name: str, error: RuntimeError) -> Exception:
         text = str(error).lower()

@@ -11,7 +11,7 @@ from evenstride.core.sync import SyncMode
 from evenstride.errors import ConfigError, WorkerLost
 from evenstride.runtime.agreement import agree
 from evenstride.runtime.channel import Channel
-from evenstride.runtime.served.agent import Meeting
+from evenstride.runtime.served.agent import Meeting, reached
 from evenstride.runtime.served.calls import Servers
 from evenstride.runtime.setup import Team
 
@@ -27,6 +27,12 @@ def connect(team: Team, mode: SyncMode, failed: Callable[[], Exception | None]) 
         WorkerLost: a server did not come.
     """
     assert team.channel is not None, "servers are for several processes"
+    if reached():
+        raise ConfigError(
+            "this process has an agent of torch.distributed.rpc already, of its own or of another "
+            "Stride's parameter servers, and can have one; close() the other Stride, or shut RPC "
+            "down, before watch()"
+        )
     host, port = reach(team.channel)
     servers = mode.servers
     shown = {"prefix": f"evenstride/servers/{uuid.uuid4().hex}"}

@@ -108,7 +108,7 @@ class Free(Served):
     def _meet(self, end: int) -> None:
         """Stand where all others do at the end of an epoch: weights, samples, updates made."""
         self.pull()
-        progress, told = self._progress, self.report()
+        progress, told = self._progress, self.servers.call(server.report, {0: ()})[0]
         progress.position = self.position = end
         progress.earlier = (self._before or 0) + told["count"] - progress.step
         self.gone = tuple(told["gone"])

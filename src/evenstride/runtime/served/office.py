@@ -77,7 +77,9 @@ class Office:
         self._epoch, self._handout = -1, Handout.of(0, workers)
         self._takes: list[Take] = []
         self._turns: list[tuple[int, Turn]] = []
-        self._idle: set[int] = set()
+        self._idle: set[int] = set()  # have nothing to train, and there is nothing to give
+        self._away: set[int] = set()  # have left their loop
+        self._told = set(range(workers))  # that the epoch is over
         self._again, self._ahead = 0, 0
 
     def take(self, worker: int, epoch: int, end: int, samples: int) -> Answer:
@@ -87,6 +89,8 @@ class Office:
         """
         asked = Take(worker, epoch, end, samples, torch.futures.Future())
         with self._lock:
+            self.require(worker)
+            self._away.discard(worker)
             self._takes.append(asked)
             due = self._look()
         due.give()
@@ -120,14 +124,17 @@ class Office:
         """Return when the worker may begin its next update."""
         turn: Turn = torch.futures.Future()
         with self._lock:
+            self.require(worker)
             self._turns.append((worker, turn))
             due = self._look()
         due.give()
         return turn
 
     def release(self, worker: int) -> None:
-        """Take back what a worker has in hand: it left its loop."""
+        """Take back what a worker has in hand: it left its loop, and is not waited for."""
         with self._lock:
+            self.require(worker)
+            self._away.add(worker)
             self._back(worker)
             due = self._look()
         due.give()
@@ -171,7 +178,7 @@ class Office:
         """Return the clocks of a worker and of those who have something to train."""
         clocks = self._clocks.clocks
         busy = tuple(
-            None if other in self._idle and other != worker else clock
+            None if other in self._idle | self._away and other != worker else clock
             for other, clock in enumerate(clocks)
         )
         return replace(self._clocks, clocks=busy)
@@ -183,11 +190,10 @@ class Office:
         """Answer whoever can be answered by now."""
         due = _Due()
         self._idle.clear()
-        if self._handout.done:
-            self._end_epoch(due)
+        self._end_epoch(due)
         waiting, self._takes = self._takes, []
         for take in waiting:
-            if take.epoch != self._epoch or not self._give(take, due):
+            if self._beyond(take) or not self._give(take, due):
                 self._takes.append(take)
         still = [(worker, turn) for worker, turn in self._turns if not self._may(worker)]
         kept = {id(turn) for _, turn in still}
@@ -198,18 +204,27 @@ class Office:
         return due
 
     def _end_epoch(self, due: _Due) -> None:
-        """Tell that the epoch is over, and begin the next when all have asked for it."""
-        over = [take for take in self._takes if take.epoch <= self._epoch]
-        for take in over:
-            due.answer(take.answer, None)
-        self._takes = [take for take in self._takes if take.epoch > self._epoch]
-        for _, turn in self._turns:  # nobody is behind any more
-            due.answer(turn, None)
-        self._turns = []
-        if self._takes and {take.worker for take in self._takes} >= self._live:
-            first = min(self._takes, key=lambda take: take.epoch)
+        """Tell if the epoch is over, and begin the next when all have asked for it.
+
+        Which is the next is for them to say: they may go back, or leave the rest of one.
+        """
+        if self._handout.done:
+            for take in [take for take in self._takes if not self._beyond(take)]:
+                self._takes.remove(take)
+                self._told.add(take.worker)
+                due.answer(take.answer, None)
+            for _, turn in self._turns:  # nobody is behind any more
+                due.answer(turn, None)
+            self._turns = []
+        ready = {take.worker for take in self._takes if self._beyond(take)}
+        if ready and ready >= self._live:
+            first = self._takes[0]
             self._epoch, self._handout = first.epoch, Handout.of(first.end, self._workers)
-            self._clocks = self._clocks.aligned()
+            self._clocks, self._told = self._clocks.aligned(), set()
+
+    def _beyond(self, take: Take) -> bool:
+        """Return whether a worker asks for another epoch than the present one."""
+        return take.worker in self._told or take.epoch != self._epoch
 
     def _give(self, take: Take, due: _Due) -> bool:
         if self._handout.done:

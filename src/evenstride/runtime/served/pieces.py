@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.partition import EpochCursor
+from evenstride.errors import ConfigError
 from evenstride.runtime.fit import Fit
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.sampler import Draw, Order, StepSampler
@@ -53,6 +54,12 @@ class PieceSampler(StepSampler):
         self, epoch: int, cursor: EpochCursor, step: int, limit: int | None, **more: Any
     ) -> None:
         """Start drawing in an epoch; whatever was drawn before goes back."""
+        if cursor.position and cursor.position != self._free.position:
+            raise ConfigError(
+                f"the state that was loaded is of mid-epoch, {cursor.position} samples in, and "
+                "workers that do not keep step begin with whole epochs; load one that was saved "
+                "where an epoch had ended"
+            )
         super().begin(epoch, cursor, step, limit, **more)
         self.finished = False
 

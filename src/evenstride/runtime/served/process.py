@@ -5,6 +5,7 @@ python -m evenstride.runtime.served.process   (settings as a line of JSON on sta
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -35,15 +36,17 @@ class ServerProcess:
 
     process: subprocess.Popen[str]
 
-    def close(self) -> None:
-        """Let it end as soon as all workers have left it, and wait for that."""
+    def close(self, *, wait: bool) -> None:
+        """Let it end as soon as all workers have left it, or none asks any more.
+
+        Args:
+            wait: some time for that; others may need it for longer than this process lives.
+        """
         assert self.process.stdin is not None, "it is a pipe"
         self.process.stdin.close()
-        try:
-            self.process.wait(2 * _GRACE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        if wait:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_GRACE_S)
 
 
 def start(meeting: Meeting, index: int) -> ServerProcess:

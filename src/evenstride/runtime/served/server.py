@@ -43,8 +43,14 @@ class Server:
             self.shard.begin(number, optimizer)
 
     def push(self, number: int, worker: int, settings: Settings, gradients: Gradients) -> Weights:
-        """Return the weights after a step with all workers' mean gradient, once all have pushed."""
+        """Return the weights after a step with all workers' mean gradient, once all have pushed.
+
+        Raises:
+            RuntimeError: a worker has ended, for which the others would wait.
+        """
         self.calls += 1
+        if self._left:
+            raise RuntimeError(_ended(self._left))
         weights: Weights = torch.futures.Future()
         with self._lock:
             pushed = self._rounds.setdefault(number, {})
@@ -118,8 +124,22 @@ class Server:
             self.office.gone(worker)
         with self._lock:
             self._left.add(worker)
+            waiting = [
+                weights for pushed in self._rounds.values() for _, weights in pushed.values()
+            ]
+            self._rounds.clear()
+        for weights in waiting:
+            weights.set_exception(RuntimeError(_ended(self._left)))  # type: ignore[arg-type]
+        with self._lock:
             if len(self._left) == self._workers:
                 self.deserted.set()
+
+
+def _ended(workers: set[int]) -> str:
+    return (
+        f"worker(s) {', '.join(map(str, sorted(workers)))} have ended, and a step needs all; let "
+        "every rank train the same steps, and close() its Stride when all are done"
+    )
 
 
 _here: list[Server] = []  # the one of this process

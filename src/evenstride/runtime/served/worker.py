@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstride.core.placing import place
-from evenstride.errors import UsageError
+from evenstride.errors import ConfigError, UsageError
 from evenstride.runtime.served import server
 from evenstride.runtime.served.calls import Servers
 from evenstride.runtime.served.shard import parameters_of, part_of
@@ -25,11 +26,24 @@ class Known:
         optimizer: it.
         number: of it; the first to step is the first on every rank.
         parameters: of it, by server, in the order in which they are sent.
+        versions: torch's counts of changes to their weights, when the servers' came.
     """
 
     optimizer: Optimizer
     number: int
     parameters: dict[int, list[nn.Parameter]]
+    versions: dict[int, int] = field(default_factory=dict)
+
+    def received(self) -> None:
+        """Note that the weights here are those of the servers."""
+        for parameter in chain.from_iterable(self.parameters.values()):
+            self.versions[id(parameter)] = parameter._version
+
+    @property
+    def changed(self) -> bool:
+        """Whether something else has changed the weights since."""
+        parameters = chain.from_iterable(self.parameters.values())
+        return any(self.versions.get(id(p), p._version) != p._version for p in parameters)
 
 
 class Served:
@@ -45,6 +59,7 @@ class Served:
         self._reached: Servers | None = None
         self._places: dict[int, int] = {}  # server of each parameter, by its id
         self._known: dict[int, Known] = {}  # by the optimizer's id
+        self._owner: dict[int, int] = {}  # number of the optimizer that steps each parameter
         self._kept: list[object] = []  # what has these ids must live as long
 
     @property
@@ -81,7 +96,8 @@ class Served:
         was first.
         """
         if id(optimizer) in self._known:
-            return self._known[id(optimizer)]
+            return self._checked(self._known[id(optimizer)])
+        _require_importable(type(optimizer))
         by_server: dict[int, list[nn.Parameter]] = {}
         for parameter in parameters_of(optimizer):
             if id(parameter) in self._places:
@@ -90,6 +106,27 @@ class Served:
         parts = {index: (known.number, part_of(optimizer, p)) for index, p in by_server.items()}
         self.servers.call(server.begin, parts)
         self._known[id(optimizer)] = known
+        self._owner |= {id(p): known.number for p in chain.from_iterable(by_server.values())}
+        return known
+
+    def _checked(self, known: Known) -> Known:
+        """Refuse what the servers cannot know of.
+
+        Raises:
+            UsageError: weights were changed by something else, or by another optimizer.
+        """
+        mine = chain.from_iterable(known.parameters.values())
+        if any(self._owner[id(p)] != known.number for p in mine):
+            raise UsageError(
+                "two optimizers step the same parameters in turns, and each of them is on the "
+                "servers with weights of its own; give each parameter to one optimizer"
+            )
+        if known.changed:
+            raise UsageError(
+                "weights were changed since the optimizer's last step (clamped, swapped, loaded), "
+                "and the servers, which hold them, do not know; leave the weights to the optimizer "
+                "in this mode of synchronisation, restore before the first step, or use bsp"
+            )
         return known
 
     def bring_home(self) -> None:
@@ -135,3 +172,13 @@ def receive(known: Known, weights: Mapping[int, list[Tensor]]) -> None:
             for parameter, value in zip(mine, weights[index], strict=True):
                 parameter.copy_(value)
                 parameter.grad = None  # so that the optimizer here does nothing
+    known.received()
+
+
+def _require_importable(kind: type[Optimizer]) -> None:
+    if kind.__module__ == "__main__":
+        raise ConfigError(
+            f"the optimizer {kind.__name__} is defined in the script itself, and parameter servers "
+            "are processes of their own, which cannot import that; put the class into a module "
+            "beside the script"
+        )

@@ -169,3 +169,48 @@ def test_the_update_of_one_that_was_taken_for_lost_is_refused() -> None:
     office.require(0)
     with pytest.raises(RuntimeError, match="taken for lost"):
         office.require(1)
+    with pytest.raises(RuntimeError, match="taken for lost"):
+        office.take(1, 0, 4, 4)
+    with pytest.raises(RuntimeError, match="taken for lost"):
+        office.turn(1)
+    with pytest.raises(RuntimeError, match="taken for lost"):
+        office.release(1)
+    assert office.take(0, 0, 4, 4).value() == [(0, 4)]
+
+
+def test_all_may_leave_the_rest_of_an_epoch_and_go_back_to_an_earlier_one() -> None:
+    office = Office(2, None)
+    for worker in (0, 1):
+        office.take(worker, 0, 20, 2)
+    for worker in (0, 1):
+        office.release(worker)
+
+    first, second = (office.take(worker, 1, 20, 2) for worker in (0, 1))
+    assert [first.value(), second.value()] == [[(0, 2)], [(2, 4)]]
+    for worker in (0, 1):
+        office.release(worker)
+
+    back = [office.take(worker, 0, 4, 2) for worker in (0, 1)]
+    assert [each.value() for each in back] == [[(0, 2)], [(2, 4)]]
+
+
+def test_an_epoch_may_come_again() -> None:
+    office = Office(1, None)
+    for _ in range(2):
+        assert office.take(0, 5, 3, 3).value() == [(0, 3)]
+        office.made(0, 0)
+        assert office.take(0, 5, 3, 3).value() is None
+
+
+def test_nobody_waits_for_one_that_has_left_its_loop() -> None:
+    office = Office(2, 0)
+    for worker in (0, 1):
+        office.take(worker, 0, 20, 2)
+    may, _ = office.made(0, 0)
+    turn = office.turn(0)
+    assert not may
+    assert not turn.done()
+
+    office.release(1)
+
+    assert turn.done()

@@ -87,3 +87,25 @@ def test_the_update_of_a_lost_worker_changes_nothing() -> None:
         _push(server, 1, optimizer)
 
     assert server.pull(0, 0)[0].tolist() == [1.0]
+
+
+def test_weights_that_were_pulled_do_not_change_any_more() -> None:
+    server, optimizer = _serving()
+
+    pulled = server.pull(0, 0)
+    _push(server, 1, optimizer)
+
+    assert pulled[0].tolist() == [1.0]
+
+
+def test_a_step_that_waits_for_one_that_has_ended_is_told_so() -> None:
+    server, optimizer = _serving(workers=2)
+    gradients = [torch.zeros(1, dtype=torch.float64)]
+
+    waiting = server.push(0, 0, settings_of(optimizer), gradients)
+    server.leave(1)
+
+    with pytest.raises(RuntimeError, match="have ended, and a step needs all"):
+        waiting.value()
+    with pytest.raises(RuntimeError, match="have ended"):
+        server.push(0, 0, settings_of(optimizer), gradients)

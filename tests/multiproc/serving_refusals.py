@@ -1,0 +1,65 @@
+"""Loops that training over parameter servers refuses, one rank of two each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import evenstride
+from tests.multiproc.training import net, rows
+
+
+class Odd(torch.optim.SGD):
+    """An optimizer that fails once it has made a step."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Step once, then fail."""
+        if self.defaults.setdefault("stepped", False):
+            raise ValueError("this optimizer has had enough")
+        self.defaults["stepped"] = True
+        return super().step(closure)
+
+
+def loop(rank: int, wrong: str) -> str:
+    """Do something wrong in the second step and return the error's text."""
+    del rank
+    stride = evenstride.Stride(global_batch=8, policy="uniform", sync="bsp-ps")
+    loader, module = stride.loader(rows(64)), net()
+    model: nn.Module = module if wrong == "unwatched" else stride.watch(module)
+    kind = Odd if wrong == "fails" else torch.optim.SGD
+    optimizer: torch.optim.Optimizer = kind(module.parameters(), lr=0.01)
+    other = torch.optim.SGD(module.parameters(), lr=0.01)
+    told = ""
+    try:
+        for number, (_, x, y) in enumerate(loader):
+            stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+            if number and wrong == "left out":
+                stride._member.scaling.optimizer_stepped()  # as a scaler's update tells it
+            (other if number == 1 and wrong == "in turns" else optimizer).step()
+            optimizer.zero_grad()
+            if wrong == "clamped":
+                with torch.no_grad():
+                    next(module.parameters()).clamp_(-0.1, 0.1)
+    except evenstride.errors.EvenstrideError as error:
+        told = str(error)
+    stride.close()
+    return told
+
+
+def two(rank: int) -> str:
+    """Make two strides with servers and return the second one's refusal."""
+    del rank
+    first = evenstride.Stride(global_batch=8, sync="bsp-ps")
+    first.watch(net())
+    second = evenstride.Stride(global_batch=8, sync="asp")
+    told = ""
+    try:
+        second.watch(net())
+    except evenstride.errors.EvenstrideError as error:
+        told = str(error)
+    second.close()
+    first.close()
+    return told
