@@ -214,20 +214,33 @@ def told(rank: int, call: str, tell_after: timedelta = TELL_AFTER) -> Iterator[N
         timer.join()
 
 
+def tcp_store(store: Store, why: str) -> TCPStore:
+    """Return the TCP store under a process group's, which other processes can connect to.
+
+    Args:
+        store: of the group.
+        why: one is needed, for people.
+
+    Raises:
+        ConfigError: it is of another kind.
+    """
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        return store
+    raise ConfigError(
+        f"the process group's store is a {type(store).__name__}; {why}: launch with torchrun, or "
+        "pass init_method='tcp://HOST:PORT' or 'env://'"
+    )
+
+
 def _connect(store: Store) -> Store:
     """Return a second client of the store's server."""
     client: Store
     if hasattr(store, "clone"):
         client = store.clone()
     else:  # before torch 2.7 only a TCP store can be reached a second time
-        while isinstance(store, PrefixStore):
-            store = store.underlying_store
-        if not isinstance(store, TCPStore):
-            raise ConfigError(
-                f"the process group's store is a {type(store).__name__}; with this version of "
-                "torch evenstride needs a TCP store: launch with torchrun, or pass "
-                "init_method='tcp://HOST:PORT' or 'env://'"
-            )
-        client = TCPStore(store.host, store.port, None, False)
+        server = tcp_store(store, "with this version of torch evenstride needs a TCP store")
+        client = TCPStore(server.host, server.port, None, False)
     client.set_timeout(FOREVER)
     return client

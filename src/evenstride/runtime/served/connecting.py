@@ -5,12 +5,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-
 from evenstride.core.sync import SyncMode
 from evenstride.errors import ConfigError, WorkerLost
 from evenstride.runtime.agreement import agree
-from evenstride.runtime.channel import Channel
+from evenstride.runtime.channel import tcp_store
 from evenstride.runtime.served.agent import Meeting, reached
 from evenstride.runtime.served.calls import Servers
 from evenstride.runtime.setup import Team
@@ -33,11 +31,11 @@ def connect(team: Team, mode: SyncMode, failed: Callable[[], Exception | None]) 
             "Stride's parameter servers, and can have one; close() the other Stride, or shut RPC "
             "down, before watch()"
         )
-    host, port = reach(team.channel)
+    store = tcp_store(team.channel.meeting, "parameter servers find the workers by a TCP store")
     servers = mode.servers
     shown = {"prefix": f"evenstride/servers/{uuid.uuid4().hex}"}
     told = agree(team.channel, "parameter servers", lambda: shown, lambda all_: all_[0], "watch()")
-    meeting = Meeting(host, port, told["prefix"], team.world_size, servers, str(mode))
+    meeting = Meeting(store.host, store.port, told["prefix"], team.world_size, servers, str(mode))
     mine = [i for i in range(servers) if i * team.world_size // servers == team.rank]
     try:
         return Servers(meeting, team.rank, mine, failed)
@@ -46,21 +44,3 @@ def connect(team: Team, mode: SyncMode, failed: Callable[[], Exception | None]) 
             f"the {servers} parameter servers and {team.world_size} workers did not come together: "
             f"{error}; see what the servers printed above"
         ) from error
-
-
-def reach(channel: Channel) -> tuple[str, int]:
-    """Return host and port of the process group's store.
-
-    Raises:
-        ConfigError: it is none that another process can connect to.
-    """
-    store = channel.meeting
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if not isinstance(store, TCPStore):
-        raise ConfigError(
-            f"the process group's store is a {type(store).__name__}, and parameter servers are "
-            "processes that find the workers by a TCP store; launch with torchrun, or pass "
-            "init_method='tcp://HOST:PORT' or 'env://'"
-        )
-    return store.host, store.port
