@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import torch
@@ -9,6 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import evenstride
+from evenstride.runtime.served import calls
+from evenstride.runtime.served.agent import Meeting
+from evenstride.runtime.served.process import ServerProcess
 from tests.multiproc.training import net, rows
 
 
@@ -63,3 +68,25 @@ def two(rank: int) -> str:
     second.close()
     first.close()
     return told
+
+
+def broken(rank: int) -> str:
+    """Ask for two servers, one by each rank, whose processes end at once."""
+    del rank
+    stride = evenstride.Stride(global_batch=8, sync="bsp-ps(servers=2)")
+    whole = vars(calls)["start"]
+    vars(calls)["start"] = _broken
+    told = ""
+    try:
+        stride.watch(net())
+    except evenstride.errors.WorkerLost as error:
+        told = str(error)
+    vars(calls)["start"] = whole
+    stride.close()
+    return told
+
+
+def _broken(meeting: Meeting, index: int) -> ServerProcess:
+    del meeting, index
+    command = [sys.executable, "-c", "raise SystemExit(3)"]
+    return ServerProcess(subprocess.Popen(command, stdin=subprocess.PIPE, text=True))

@@ -9,7 +9,7 @@ import pytest
 
 from evenstride.testing import RankPool
 from tests.multiproc.serving import Run, train
-from tests.multiproc.serving_refusals import loop, two
+from tests.multiproc.serving_refusals import broken, loop, two
 from tests.multiproc.training import relative_error
 
 CASES = {
@@ -54,3 +54,8 @@ def test_what_servers_cannot_know_is_refused_and_said(ranks: RankPool, wrong: st
 def test_a_second_set_of_servers_is_refused(ranks: RankPool) -> None:
     for text in ranks.run(two, 2):
         assert "can have one; close() the other Stride" in text
+
+
+def test_servers_that_do_not_start_are_not_waited_for(ranks: RankPool) -> None:
+    for text in ranks.run(broken, 2):
+        assert "ended with exit code 3 before all had met" in text

@@ -10,13 +10,17 @@ messages are pickles, as RPC's are: whoever reaches the port that it listens on 
 from __future__ import annotations
 
 import os
+import time
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore, rpc  # type: ignore[attr-defined]
 
+# How often those who wait for others look whether all are there.
+_LOOK_S = 0.05
 # Calls that wait for other workers do so for as long as it takes; who waits watches out itself.
 _FOREVER_S = 0.0
 # Sockets, also within one machine: the shared memory's threads never sleep, and take the processor
@@ -59,23 +63,32 @@ def server_name(index: int) -> str:
     return f"server{index}"
 
 
-def join(meeting: Meeting, name: str, number: int) -> None:
+def join(
+    meeting: Meeting, name: str, number: int, look: Callable[[], object] = lambda: None
+) -> None:
     """Make this process' agent; collective over all workers and servers.
+
+    Agents wait for each other with the interpreter held, so they are made when all are there.
 
     Args:
         meeting: where all meet.
         name: of this one.
         number: of this one among all, workers first.
+        look: called again and again until all are there; may raise to give up.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:  # one that reaches the others
         os.environ.setdefault("TP_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
     client = TCPStore(meeting.host, meeting.port, None, False)
     store = PrefixStore(meeting.prefix, client)
+    size = meeting.workers + meeting.servers
+    store.set(f"there/{number}", "")
+    while not store.check([f"there/{other}" for other in range(size)]):
+        look()
+        time.sleep(_LOOK_S)
     options = rpc.TensorPipeRpcBackendOptions(
         rpc_timeout=_FOREVER_S, _transports=_TRANSPORTS, _channels=_CHANNELS
     )
     dist.autograd._init(number)  # type: ignore[attr-defined]
-    size = meeting.workers + meeting.servers
     parts: Any = rpc
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own making

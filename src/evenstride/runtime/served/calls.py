@@ -45,10 +45,26 @@ class Servers:
         self._processes: list[ServerProcess] = [start(meeting, index) for index in mine]
         self._closed = False
         try:
-            join(meeting, worker_name(rank), rank)
+            join(meeting, worker_name(rank), rank, self._look)
         except BaseException:
             self._kill()
             raise
+
+    def _look(self) -> None:
+        """Raise if the others would be waited for in vain.
+
+        Raises:
+            WorkerLost: a server that this worker has started ended, or another worker is lost.
+        """
+        codes = [process.process.poll() for process in self._processes]
+        ended = next((code for code in codes if code is not None), None)
+        if ended is not None:
+            raise WorkerLost(
+                f"a parameter server ended with exit code {ended} before all had met; what it "
+                "printed, above, says why"
+            )
+        if (lost := self._failed()) is not None:
+            raise lost
 
     @property
     def closed(self) -> bool:
