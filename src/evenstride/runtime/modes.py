@@ -15,6 +15,7 @@ from evenstride.core.sync import (
     StaleSynchronous,
     SyncMode,
 )
+from evenstride.runtime.delayed import DelayedTraining
 from evenstride.runtime.groups import own_group
 from evenstride.runtime.joint import Joint
 from evenstride.runtime.local_sgd import LocalTraining
@@ -61,7 +62,8 @@ def synchroniser(
     if isinstance(mode, LocalSgd):
         place = partial(_place, progress, max_steps)
         return LocalTraining(mode, partial(_join, team), timer, place)
-    raise NotImplementedError(mode)
+    join = partial(own_group, team)
+    return DelayedTraining(team.world_size, join, timer, partial(_place, progress, max_steps))
 
 
 def _join(team: Team) -> Joint:

@@ -22,15 +22,7 @@ from evenstride.core.policies.static import Given, Static
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.quanta import spans
 from evenstride.core.state import Control
-from evenstride.core.sync import (
-    AllReduce,
-    Asynchronous,
-    LocalSgd,
-    Served,
-    StaleSynchronous,
-    SyncMode,
-    sync_from_spec,
-)
+from evenstride.core.sync import SyncMode, sync_from_spec
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, agree, require_equal
 from evenstride.runtime.channel import Channel, open_channel
@@ -264,24 +256,11 @@ def _check(settings: Settings) -> None:
     check_whole("global_batch", settings.global_batch, least=1)
     check_whole("seed", settings.seed)
     _check_fraction(settings.memory_fraction)
-    _require_known(settings.mode)
+    str(settings.mode)  # refuses what cannot be
     if not isinstance(settings.policy, str):
         raise ConfigError(
             f"policy is {settings.policy!r}; it must be a name, such as 'adaptive' or "
             "'static:20,100'"
-        )
-
-
-def _require_known(mode: SyncMode) -> None:
-    """Refuse a mode that this version cannot train with.
-
-    Raises:
-        ConfigError: it is one.
-    """
-    if not isinstance(mode, AllReduce | Served | Asynchronous | StaleSynchronous | LocalSgd):
-        raise ConfigError(
-            f"sync={str(mode)!r} cannot be had in real training yet; use bsp, bsp-ps, asp, "
-            "ssp or local-sgd"
         )
 
 

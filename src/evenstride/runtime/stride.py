@@ -39,9 +39,10 @@ class Stride:
             ``static:20,100``, ``dynamic-batching``. ``EVENSTRIDE_POLICY`` sets it where the
             script does not.
         sync: how the workers' steps become those of one model: ``bsp`` (the default) leaves it to
-            the engine's all-reduce; ``bsp-ps`` and ``bsp-ps(servers=2)`` send gradients to
-            parameter servers, which step the optimizer and send weights back; see the page on
-            synchronisation. ``EVENSTRIDE_SYNC`` sets it where the script does not.
+            the engine's all-reduce; ``bsp-ps(servers=2)``, ``asp`` and ``ssp(staleness=3)`` train
+            over parameter servers, ``local-sgd(every=8)`` averages weights, ``delayed`` applies
+            gradients one step late; see the page on synchronisation. ``EVENSTRIDE_SYNC`` sets it
+            where the script does not.
         process_group: the ranks the engine averages over; ``None`` means all.
         shard_group: with HSDP, the ranks that hold this rank's replica together:
             ``mesh["shard"].get_group()``. They wait for each other in every layer, so they get

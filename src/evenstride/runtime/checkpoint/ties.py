@@ -12,6 +12,7 @@ import torch.distributed as dist
 from evenstride.core.saving import Saving
 from evenstride.errors import ConfigError, StepInFlight
 from evenstride.runtime.agreement import Plain
+from evenstride.runtime.delayed import DelayedTraining
 from evenstride.runtime.local_sgd import LocalTraining
 from evenstride.runtime.member import Member
 from evenstride.runtime.served.worker import Served
@@ -197,7 +198,7 @@ class MemberTies:
     def bring_home(self) -> None:
         """Let the optimizers here have the state that servers keep, or that all ranks' come to."""
         sync: object = self._member.scaling.sync
-        if isinstance(sync, Served | LocalTraining):
+        if isinstance(sync, Served | LocalTraining | DelayedTraining):
             with self.waiting():
                 sync.bring_home()
 

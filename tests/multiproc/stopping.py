@@ -1,4 +1,4 @@
-"""Training with local SGD that is saved in mid-round, stopped, and goes on: what each rank does."""
+"""Training that is saved between two steps, stopped, and goes on: what each rank does."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import torch.nn.functional as F
 import evenstride
 from tests.multiproc.training import net, rows, weights
 
-SYNC = "local-sgd(every=4,outer_rate=0.7,outer_momentum=0.9)"
 
-
-def train(rank: int, folder: str, stop: int | None) -> tuple[int | None, int, list[float]]:
+def stopped(
+    rank: int, sync: str, folder: str, stop: int | None
+) -> tuple[int | None, int, list[float]]:
     """Return the step that was restored, the last one, and the weights at the end.
 
     Args:
         rank: of this process.
+        sync: mode of synchronisation.
         folder: of the checkpoints, which are saved every 5 steps.
         stop: the step to stop after; ``None`` for the end of the third epoch.
     """
     del rank
-    stride = evenstride.Stride(global_batch=30, policy="static:7,23", sync=SYNC)
+    stride = evenstride.Stride(global_batch=30, policy="static:7,23", sync=sync)
     loader, module = stride.loader(rows(200)), net()
     model = stride.watch(module)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
