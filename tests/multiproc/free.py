@@ -29,6 +29,7 @@ class Run:
         work: multiplications per step on each rank, which make its speed.
         dies: rank and step at which its process is killed.
         processes: of each rank's loader.
+        most_steps: limit of steps, as launchers set it.
     """
 
     sync: str
@@ -39,12 +40,16 @@ class Run:
     work: tuple[int, ...] = (0, 0, 0)
     dies: tuple[int, int] | None = None
     processes: int = 0
+    most_steps: int | None = None
 
 
 def train(rank: int, run: Run) -> dict[str, Any]:
     """Return what one rank trained, epoch by epoch, and its weights at their ends."""
     torch.manual_seed(0)
+    if run.most_steps is not None:
+        os.environ["EVENSTRIDE_MAX_STEPS"] = str(run.most_steps)
     stride = evenstride.Stride(global_batch=run.batch, policy=run.policy, sync=run.sync)
+    os.environ.pop("EVENSTRIDE_MAX_STEPS", None)
     loader = stride.loader(rows(run.length), num_workers=run.processes)
     module = net()
     model = stride.watch(DistributedDataParallel(module))
@@ -67,6 +72,7 @@ def train(rank: int, run: Run) -> dict[str, Any]:
             optimizer.zero_grad()
             ids[-1].append(own.tolist())
         ends.append(weights(module))
+        assert stride.mean(1.0, 1) == 1.0  # all ranks are there
     free = stride._member._free
     assert free is not None
     report = free.report()

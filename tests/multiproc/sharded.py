@@ -166,9 +166,9 @@ def waits_counted(counted: bool) -> Iterator[None]:
     """Let `Stride.watch` count the waits in the layers as waits, or not."""
     with pytest.MonkeyPatch.context() as patch:
         # Exact for any split, also for those that islands do not have in a run.
-        patch.setattr("evenstride.runtime.member.check_island", lambda *_: None)
+        patch.setattr("evenstride.runtime.watching.check_island", lambda *_: None)
         if not counted:
-            patch.setattr("evenstride.runtime.member.subtract_collectives", lambda *_: False)
+            patch.setattr("evenstride.runtime.watching.subtract_collectives", lambda *_: False)
         yield
 
 

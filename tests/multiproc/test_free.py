@@ -40,6 +40,21 @@ def test_each_sample_is_trained_once_in_each_epoch(ranks: RankPool, name: str) -
     assert report["handed_out_again"] == 0
 
 
+def test_a_limit_of_steps_counts_the_samples_of_all(ranks: RankPool) -> None:
+    run = Run("asp", length=40, batch=12, most_steps=5, work=SLOW)
+
+    everywhere = ranks.run(train, 3, run)
+
+    seen = [
+        Counter(chain.from_iterable(i for one in everywhere for i in one["ids"][epoch]))
+        for epoch in range(run.epochs)
+    ]
+    assert seen[0] == Counter(range(40))
+    assert seen[1].total() == 5 * 12 - 40
+    assert max(seen[1].values()) == 1
+    assert not seen[2]
+
+
 def test_asp_is_asynchronous(ranks: RankPool) -> None:
     everywhere = ranks.run(train, 3, Run("asp", length=240, work=(0, 0, 2000)))
 
@@ -86,6 +101,7 @@ def test_one_worker_is_sequential_training(ranks: RankPool) -> None:
     one, none = ranks.run(train, 2, run)
 
     assert not any(none["ids"])
+    assert none["ends"] == one["ends"], "also who has trained nothing has the weights"
     assert (one["report"]["mean"], one["report"]["maximum"]) == (0.0, 0)
     for mine, expected in zip(one["ends"], _alone(run, one["ids"]), strict=True):
         assert relative_error(mine, expected) <= 1e-12

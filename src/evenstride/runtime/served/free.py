@@ -12,7 +12,7 @@ from evenstride.runtime.progress import Progress
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.served import server
 from evenstride.runtime.served.calls import Servers
-from evenstride.runtime.served.shard import settings_of
+from evenstride.runtime.served.shard import Settings, settings_of
 from evenstride.runtime.served.worker import Known, Served, receive, sent
 from evenstride.runtime.timing import StepTimer
 
@@ -64,33 +64,50 @@ class Free(Served):
         """Let the servers apply this worker's gradients, and get the weights there are then."""
         known, settings = self.known(optimizer), settings_of(optimizer)
         counts = self._step != self._counted
-        pushes = {
-            index: (known.number, self._rank, settings, [sent(p) for p in mine], counts)
-            for index, mine in known.parameters.items()
-        }
-        if counts and 0 not in pushes:  # the first server books every update
-            pushes[0] = (known.number, self._rank, settings, [], True)
-        answers = self.servers.call(server.push_now, pushes)
-        receive(known, {index: answer[0] for index, answer in answers.items()})
+        may = self._push(known, settings, counts=counts)
         if not counts:
             return
         self._counted = self._step
-        _, may, self.position = answers[0]
         self._timer().gradients_ready()  # so far it was this worker's own time
         if not may:
             self._wait(server.turn, self._rank)
-            self.pull()
+            self.pull(self._rank)
 
-    def after_step(self, optimizer: Optimizer) -> None:
-        """Nothing: the weights have come already."""
+    def _push(self, known: Known, settings: Settings, *, counts: bool) -> bool:
+        """Send gradients, get weights, and return whether this worker may go on at once.
 
-    def pull(self) -> None:
-        """Get the weights as they are now, of all optimizers' parameters."""
-        for known in self._known.values():
-            self._pull(known)
+        The update is booked when all servers have applied it, not before: the epoch may end with
+        it, and all workers are to have the same weights then. One server can do both at once.
+        """
+        pushes = {
+            index: (known.number, self._rank, settings, [sent(p) for p in mine])
+            for index, mine in known.parameters.items()
+        }
+        if counts and len(self.servers) == 1:
+            weights, (may, self.position) = self.servers.call(server.push_all, pushes)[0]
+            receive(known, {0: weights})
+            return bool(may)
+        if counts and 0 not in pushes:  # the first server counts every update
+            pushes[0] = (known.number, self._rank, settings, [])
+        calls = {index: (*push, counts) for index, push in pushes.items()}
+        answers = self.servers.call(server.push_now, calls)
+        receive(known, {index: weights for index, (weights, _) in answers.items()})
+        if not counts:
+            return True
+        may, self.position = self.servers.call(server.made, {0: (self._rank, answers[0][1])})[0]
+        return bool(may)
 
-    def take(self, epoch: int, end: int, samples: int) -> list[tuple[int, int]] | None:
+    def take(
+        self, epoch: int, end: int, samples: int, most_steps: int | None
+    ) -> list[tuple[int, int]] | None:
         """Return the positions that this worker trains next, waiting if need be.
+
+        Args:
+            epoch: that it is in.
+            end: samples of the epoch.
+            samples: that it would have.
+            most_steps: global batches of samples that the run trains, over all workers, since no
+                two have the same number of steps; ``None`` for no limit.
 
         Returns:
             Stretches; none if there are no more until this worker has trained what it has, and
@@ -100,14 +117,15 @@ class Free(Served):
             self._before = self._progress.earlier
         with self._timer().waiting():
             stretches: list[tuple[int, int]] | None
-            stretches = self._wait(server.take, self._rank, epoch, end, samples)
+            most = None if most_steps is None else most_steps * self._global_batch
+            stretches = self._wait(server.take, self._rank, epoch, end, samples, most)
             if stretches is None:
                 self._meet(end)
         return stretches
 
     def _meet(self, end: int) -> None:
         """Stand where all others do at the end of an epoch: weights, samples, updates made."""
-        self.pull()
+        self.pull(self._rank)
         progress, told = self._progress, self.servers.call(server.report, {0: ()})[0]
         progress.position = self.position = end
         progress.earlier = (self._before or 0) + told["count"] - progress.step
@@ -138,10 +156,6 @@ class Free(Served):
         if in_order:
             self.report()
         super().close(in_order=in_order)
-
-    def _pull(self, known: Known) -> None:
-        asked = dict.fromkeys(known.parameters, (known.number, self._rank))
-        receive(known, self.servers.call(server.pull, asked))
 
     def _wait(self, function: Callable[..., Any], *arguments: Any) -> Any:
         self.waits = True

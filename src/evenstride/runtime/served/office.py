@@ -32,6 +32,7 @@ class Take(NamedTuple):
         epoch: that it is in.
         end: samples of the epoch.
         samples: that it would have.
+        most: samples that the run trains, over all epochs; ``None`` for no limit.
         answer: positions from and to; ``None`` once the epoch is over.
     """
 
@@ -39,6 +40,7 @@ class Take(NamedTuple):
     epoch: int
     end: int
     samples: int
+    most: int | None
     answer: Answer
 
 
@@ -80,14 +82,17 @@ class Office:
         self._idle: set[int] = set()  # have nothing to train, and there is nothing to give
         self._away: set[int] = set()  # have left their loop
         self._told = set(range(workers))  # that the epoch is over
+        self._before = 0  # samples trained in earlier epochs
         self._again, self._ahead = 0, 0
 
-    def take(self, worker: int, epoch: int, end: int, samples: int) -> Answer:
+    def take(
+        self, worker: int, epoch: int, end: int, samples: int, most: int | None = None
+    ) -> Answer:
         """Return the stretches of positions that a worker is to train next, once there are some.
 
         ``None`` if the epoch is over, and `LATER` if the worker has others in hand yet.
         """
-        asked = Take(worker, epoch, end, samples, torch.futures.Future())
+        asked = Take(worker, epoch, end, samples, most, torch.futures.Future())
         with self._lock:
             self.require(worker)
             self._away.discard(worker)
@@ -218,9 +223,16 @@ class Office:
             self._turns = []
         ready = {take.worker for take in self._takes if self._beyond(take)}
         if ready and ready >= self._live:
-            first = self._takes[0]
-            self._epoch, self._handout = first.epoch, Handout.of(first.end, self._workers)
-            self._clocks, self._told = self._clocks.aligned(), set()
+            self._begin_epoch(self._takes[0])
+            if self._handout.done:  # the run has trained all that it is to
+                self._end_epoch(due)
+
+    def _begin_epoch(self, first: Take) -> None:
+        self._before += self._handout.position
+        left = first.end if first.most is None else max(first.most - self._before, 0)
+        self._epoch = first.epoch
+        self._handout = Handout.of(min(first.end, left), self._workers)
+        self._clocks, self._told = self._clocks.aligned(), set()
 
     def _beyond(self, take: Take) -> bool:
         """Return whether a worker asks for another epoch than the present one."""

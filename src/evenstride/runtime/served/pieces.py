@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -49,6 +48,7 @@ class PieceSampler(StepSampler):
     ) -> None:
         super().__init__(order, gate, rank, fit, seeded=seeded, **more)
         self._free = free
+        self._most_steps: int | None = None
 
     def begin(
         self, epoch: int, cursor: EpochCursor, step: int, limit: int | None, **more: Any
@@ -60,22 +60,18 @@ class PieceSampler(StepSampler):
                 "workers that do not keep step begin with whole epochs; load one that was saved "
                 "where an epoch had ended"
             )
-        super().begin(epoch, cursor, step, limit, **more)
-        self.finished = False
+        super().begin(epoch, cursor, step, None, **more)
+        self.finished, self._most_steps = False, limit
 
     def left(self) -> None:
         """Give back what is drawn and not trained, for others to train."""
         if not self.finished:
             self._free.release()
 
-    def __iter__(self) -> Iterator[Keys]:
-        yield from super().__iter__()
-        self.finished = self.finished or self._step == self._limit
-
     def _next_step(self) -> tuple[Keys, ...]:
         share = self._gate.expected(_LATEST)[self._rank]
         asked_s = time.perf_counter()
-        stretches = self._free.take(self._epoch, self._cursor.end, share)
+        stretches = self._free.take(self._epoch, self._cursor.end, share, self._most_steps)
         self.own_s -= time.perf_counter() - asked_s  # waiting, not work
         if not stretches:
             self.finished = stretches is None

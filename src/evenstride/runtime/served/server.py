@@ -37,10 +37,10 @@ class Server:
         self._left: set[int] = set()
         self.deserted = threading.Event()  # set when all workers have left
 
-    def begin(self, number: int, optimizer: Optimizer) -> None:
+    def begin(self, number: int, optimizer: Optimizer, keys: Sequence[int]) -> None:
         """Take over an optimizer, unless another worker was first."""
         with self._lock:
-            self.shard.begin(number, optimizer)
+            self.shard.begin(number, optimizer, keys)
 
     def push(self, number: int, worker: int, settings: Settings, gradients: Gradients) -> Weights:
         """Return the weights after a step with all workers' mean gradient, once all have pushed.
@@ -79,7 +79,7 @@ class Server:
 
     def push_now(
         self, number: int, worker: int, settings: Settings, gradients: Gradients, *, counts: bool
-    ) -> tuple[list[Tensor], bool, int]:
+    ) -> tuple[list[Tensor], int]:
         """Step with one worker's gradients as they come.
 
         Args:
@@ -90,8 +90,7 @@ class Server:
             counts: whether this is the worker's update, or another optimizer's part of it.
 
         Returns:
-            The weights, whether the worker may go on at once, and the samples of the epoch that
-            are trained; the latter two from the first server only.
+            The weights, and the update's staleness.
         """
         self.calls += 1
         with self._lock:
@@ -100,18 +99,16 @@ class Server:
             staleness = self._updates - self._pulled[worker]
             scale = rate_factor(self._rate, staleness)
             stepped = self.shard.step(number, settings, gradients, scale) if gradients else []
-            weights = [w.clone() for w in stepped]
             self._updates += counts
             self._pulled[worker] = self._updates
-            if self.office is None or not counts:
-                return weights, True, -1
-            return weights, *self.office.made(worker, staleness)
+            return [w.clone() for w in stepped], staleness
 
-    def pull(self, number: int, worker: int) -> list[Tensor]:
-        """Return the weights as they are now."""
+    def pull(self, worker: int) -> dict[int, Tensor]:
+        """Return all weights as they are now, by their keys; none before the first update."""
+        self.calls += 1
         with self._lock:
             self._pulled[worker] = self._updates
-            return [w.clone() for w in self.shard.weights(number)]
+            return {key: weights.clone() for key, weights in self.shard.all_weights().items()}
 
     def state(self, number: int) -> list[dict[str, Any]]:
         """Return what an optimizer remembers of its parameters."""
@@ -150,9 +147,9 @@ def serve(server: Server) -> None:
     _here[:] = [server]
 
 
-def begin(number: int, optimizer: Optimizer) -> None:
+def begin(number: int, optimizer: Optimizer, keys: Sequence[int]) -> None:
     """By RPC: `Server.begin`."""
-    _here[0].begin(number, optimizer)
+    _here[0].begin(number, optimizer, keys)
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
@@ -163,20 +160,33 @@ def push(number: int, worker: int, settings: Settings, gradients: Gradients) -> 
 
 def push_now(
     number: int, worker: int, settings: Settings, gradients: Gradients, counts: bool
-) -> tuple[list[Tensor], bool, int]:
+) -> tuple[list[Tensor], int]:
     """By RPC: `Server.push_now`."""
     return _here[0].push_now(number, worker, settings, gradients, counts=counts)
 
 
-def pull(number: int, worker: int) -> list[Tensor]:
+def push_all(
+    number: int, worker: int, settings: Settings, gradients: Gradients
+) -> tuple[list[Tensor], tuple[bool, int]]:
+    """By RPC: `Server.push_now` of an update, and `made`, where there is one server."""
+    weights, staleness = push_now(number, worker, settings, gradients, counts=True)
+    return weights, made(worker, staleness)
+
+
+def made(worker: int, staleness: int) -> tuple[bool, int]:
+    """By RPC: `Office.made`, once all servers have applied the update."""
+    return _office().made(worker, staleness)
+
+
+def pull(worker: int) -> dict[int, Tensor]:
     """By RPC: `Server.pull`."""
-    return _here[0].pull(number, worker)
+    return _here[0].pull(worker)
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
-def take(worker: int, epoch: int, end: int, samples: int) -> Answer:
+def take(worker: int, epoch: int, end: int, samples: int, most: int | None) -> Answer:
     """By RPC: `Office.take`."""
-    return _office().take(worker, epoch, end, samples)
+    return _office().take(worker, epoch, end, samples, most)
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]

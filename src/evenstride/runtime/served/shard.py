@@ -62,11 +62,19 @@ class Shard:
 
     def __init__(self) -> None:
         self._optimizers: dict[int, Optimizer] = {}
+        self._keys: dict[int, Sequence[int]] = {}
         self.version = 0  # updates so far
 
-    def begin(self, number: int, optimizer: Optimizer) -> None:
-        """Take over an optimizer with its parameters, unless there is one of that number."""
-        self._optimizers.setdefault(number, optimizer)
+    def begin(self, number: int, optimizer: Optimizer, keys: Sequence[int]) -> None:
+        """Take over an optimizer with its parameters, unless there is one of that number.
+
+        Args:
+            number: of the optimizer.
+            optimizer: it.
+            keys: of its parameters, by which workers that have no optimizer yet know them.
+        """
+        if number not in self._optimizers:
+            self._optimizers[number], self._keys[number] = optimizer, keys
 
     def step(
         self, number: int, settings: Settings, gradients: Sequence[Tensor | None], scale: float = 1
@@ -92,6 +100,14 @@ class Shard:
     def weights(self, number: int) -> list[Tensor]:
         """Return the weights of an optimizer's parameters; they share memory with them."""
         return [p.detach() for p in parameters_of(self._optimizers[number])]
+
+    def all_weights(self) -> dict[int, Tensor]:
+        """Return all weights by their keys, those of the latest optimizer; they share memory."""
+        return {
+            key: weights
+            for number, keys in self._keys.items()
+            for key, weights in zip(keys, self.weights(number), strict=True)
+        }
 
     def state(self, number: int) -> list[dict[str, Any]]:
         """Return what the optimizer remembers of each of its parameters, in their order."""

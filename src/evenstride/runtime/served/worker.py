@@ -60,7 +60,8 @@ class Served:
         self._places: dict[int, int] = {}  # server of each parameter, by its id
         self._known: dict[int, Known] = {}  # by the optimizer's id
         self._owner: dict[int, int] = {}  # number of the optimizer that steps each parameter
-        self._kept: list[object] = []  # what has these ids must live as long
+        # What is trained; a parameter's place here is its key, the same on all ranks.
+        self._parameters: list[nn.Parameter] = []
 
     @property
     def servers(self) -> Servers:
@@ -85,7 +86,7 @@ class Served:
         parameters = [p for p in module.parameters() if p.requires_grad]
         places = place([p.numel() * p.element_size() for p in parameters], self._count)
         self._places |= {id(p): place for p, place in zip(parameters, places, strict=True)}
-        self._kept += parameters
+        self._parameters += parameters
         if self._reached is None:
             self._reached = self._connect()
 
@@ -103,7 +104,11 @@ class Served:
             if id(parameter) in self._places:
                 by_server.setdefault(self._places[id(parameter)], []).append(parameter)
         known = Known(optimizer, len(self._known), by_server)
-        parts = {index: (known.number, part_of(optimizer, p)) for index, p in by_server.items()}
+        keys = {id(parameter): key for key, parameter in enumerate(self._parameters)}
+        parts = {
+            index: (known.number, part_of(optimizer, mine), [keys[id(p)] for p in mine])
+            for index, mine in by_server.items()
+        }
         self.servers.call(server.begin, parts)
         self._known[id(optimizer)] = known
         self._owner |= {id(p): known.number for p in chain.from_iterable(by_server.values())}
@@ -128,6 +133,16 @@ class Served:
                 "in this mode of synchronisation, restore before the first step, or use bsp"
             )
         return known
+
+    def pull(self, rank: int) -> None:
+        """Get all weights as they are now, also of optimizers that have not stepped here yet."""
+        everywhere = dict.fromkeys(range(len(self.servers)), (rank,))
+        with torch.no_grad():
+            for weights in self.servers.call(server.pull, everywhere).values():
+                for key, value in weights.items():
+                    self._parameters[key].copy_(value)
+        for known in self._known.values():
+            known.received()
 
     def bring_home(self) -> None:
         """Give the optimizers here the state that the servers keep for them, to be saved."""

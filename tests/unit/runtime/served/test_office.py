@@ -214,3 +214,23 @@ def test_nobody_waits_for_one_that_has_left_its_loop() -> None:
     office.release(1)
 
     assert turn.done()
+
+
+def test_a_limit_of_samples_ends_the_run_for_all_alike() -> None:
+    office = Office(2, None)
+    first = [office.take(worker, 0, 6, 3, 8) for worker in (0, 1)]
+    assert [one.value() for one in first] == [[(0, 3)], [(3, 6)]]
+    for worker in (0, 1):
+        office.made(worker, 0)
+    assert [office.take(worker, 0, 6, 3, 8).value() for worker in (0, 1)] == [None, None]
+
+    second = [office.take(worker, 1, 6, 2, 8) for worker in (0, 1)]
+    assert second[0].value() == [(0, 2)]
+    assert not second[1].done()
+    office.made(0, 0)
+    assert second[1].value() is None
+    assert office.take(0, 1, 6, 2, 8).value() is None
+
+    for epoch in (2, 3):
+        rest = [office.take(worker, epoch, 6, 2, 8) for worker in (0, 1)]
+        assert [one.value() for one in rest] == [None, None]

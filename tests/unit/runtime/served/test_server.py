@@ -16,7 +16,7 @@ def _serving(rate: str = "constant", workers: int = 3) -> tuple[Server, torch.op
     parameter = nn.Parameter(torch.ones(1, dtype=torch.float64))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     server = Server(workers, Office(workers, None), rate)
-    server.begin(0, part_of(optimizer, [parameter]))
+    server.begin(0, part_of(optimizer, [parameter]), [7])
     assert server.office is not None
     for worker in range(workers):
         server.office.take(worker, 0, 100, 4)
@@ -28,8 +28,9 @@ def _push(
 ) -> float:
     gradient = torch.full((1,), 0.25, dtype=torch.float64)
     assert server.office is not None
-    weights, _, _ = server.push_now(0, worker, settings_of(optimizer), [gradient], counts=counts)
+    weights, stale = server.push_now(0, worker, settings_of(optimizer), [gradient], counts=counts)
     if counts:
+        server.office.made(worker, stale)
         server.office.take(worker, 0, 100, 4)
     return float(weights[0])
 
@@ -39,7 +40,7 @@ def test_staleness_is_what_others_did_between_a_pull_and_the_push() -> None:
 
     for worker in (0, 0, 1, 0):
         _push(server, worker, optimizer)
-    server.pull(0, 2)
+    server.pull(2)
     _push(server, 2, optimizer)
 
     assert server.office is not None
@@ -72,11 +73,11 @@ def test_weights_that_were_sent_do_not_change_any_more() -> None:
     server, optimizer = _serving()
     gradient = torch.full((1,), 0.25, dtype=torch.float64)
 
-    sent, _, _ = server.push_now(0, 0, settings_of(optimizer), [gradient], counts=False)
+    sent, _ = server.push_now(0, 0, settings_of(optimizer), [gradient], counts=False)
     _push(server, 1, optimizer)
 
     assert sent[0].tolist() == [0.75]
-    assert server.pull(0, 0)[0].tolist() == [0.5]
+    assert server.pull(0)[7].tolist() == [0.5]
 
 
 def test_the_update_of_a_lost_worker_changes_nothing() -> None:
@@ -86,16 +87,16 @@ def test_the_update_of_a_lost_worker_changes_nothing() -> None:
     with pytest.raises(RuntimeError, match="taken for lost"):
         _push(server, 1, optimizer)
 
-    assert server.pull(0, 0)[0].tolist() == [1.0]
+    assert server.pull(0)[7].tolist() == [1.0]
 
 
 def test_weights_that_were_pulled_do_not_change_any_more() -> None:
     server, optimizer = _serving()
 
-    pulled = server.pull(0, 0)
+    pulled = server.pull(0)
     _push(server, 1, optimizer)
 
-    assert pulled[0].tolist() == [1.0]
+    assert pulled[7].tolist() == [1.0]
 
 
 def test_a_step_that_waits_for_one_that_has_ended_is_told_so() -> None:

@@ -37,7 +37,7 @@ def test_a_part_goes_on_from_the_state_there_was(kind: str, settings: dict[str, 
     net, optimizer = _trained(kind, **settings)
     mine = [list(net.parameters())[i] for i in (0, 2)]
     shard = Shard()
-    shard.begin(0, part_of(optimizer, mine))
+    shard.begin(0, part_of(optimizer, mine), [0, 2])
 
     net(torch.ones(2, 3).double()).square().sum().backward()
     gradients = [p.grad.clone() for p in mine if p.grad is not None]
@@ -69,11 +69,23 @@ def test_who_comes_first_brings_the_weights() -> None:
     (_, first), (net, second) = _trained("SGD"), _trained("Adam")
     shard = Shard()
 
-    shard.begin(0, part_of(first, parameters_of(first)))
-    shard.begin(0, part_of(second, list(net.parameters())))
+    shard.begin(0, part_of(first, parameters_of(first)), range(4))
+    shard.begin(0, part_of(second, list(net.parameters())), range(4))
 
     expected = [p.tolist() for p in parameters_of(first)]
     assert [w.tolist() for w in shard.weights(0)] == expected
+
+
+def test_weights_are_known_by_their_keys_those_of_the_latest_optimizer() -> None:
+    (net, first), (_, second) = _trained("SGD"), _trained("Adam")
+    one, two, *_ = net.parameters()
+    shard = Shard()
+    shard.begin(0, part_of(first, [one, two]), [5, 3])
+    shard.begin(1, part_of(second, parameters_of(second)[:1]), [5])
+
+    found = {key: weights.tolist() for key, weights in shard.all_weights().items()}
+
+    assert found == {5: parameters_of(second)[0].tolist(), 3: two.tolist()}
 
 
 def test_a_gradient_that_only_some_have_counts_as_zero_elsewhere() -> None:
@@ -94,7 +106,7 @@ def test_a_step_waits_for_all_and_adds_up_in_the_order_of_the_workers() -> None:
     for order in ((0, 1, 2), (2, 0, 1)):
         net, optimizer = _trained("SGD")
         server = Server(workers=3)
-        server.begin(0, part_of(optimizer, list(net.parameters())))
+        server.begin(0, part_of(optimizer, list(net.parameters())), range(4))
         settings, futures = settings_of(optimizer), list[Any]()
         for worker in order:
             torch.manual_seed(worker)
@@ -109,7 +121,7 @@ def test_a_step_waits_for_all_and_adds_up_in_the_order_of_the_workers() -> None:
 def test_a_step_that_fails_is_told_to_all() -> None:
     net, optimizer = _trained("SGD")
     server = Server(workers=2)
-    server.begin(0, part_of(optimizer, list(net.parameters())))
+    server.begin(0, part_of(optimizer, list(net.parameters())), range(4))
     wrong = [torch.ones(1, dtype=torch.complex64)] * 4
 
     futures = [server.push(0, worker, settings_of(optimizer), wrong) for worker in range(2)]
