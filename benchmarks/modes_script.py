@@ -8,9 +8,7 @@ Tests after each epoch, in which no time counts. Rank 0 writes ``end.json``.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
-import struct
 import sys
 import time
 from pathlib import Path
@@ -19,27 +17,23 @@ import psutil
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
+from evenstride.lab.demo.fashion import read_images
 
 TESTED = 4096
 
 
-def read_idx(path: Path) -> Tensor:
-    """Return the bytes in a gzipped IDX file, in their shape."""
-    raw = bytearray(gzip.decompress(path.read_bytes()))
-    shape = struct.unpack_from(f">{raw[3]}I", raw, 4)
-    return torch.frombuffer(raw, dtype=torch.uint8, offset=4 + 4 * raw[3]).view(shape)
-
-
 def fashion(folder: Path, part: str, most: int) -> TensorDataset:
     """Return images as rows of numbers, and labels."""
-    images = read_idx(folder / f"{part}-images-idx3-ubyte.gz")[:most]
-    labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz")[:most].long()
-    return TensorDataset((images.flatten(1).float() / 255 - 0.286) / 0.353, labels)
+    images, labels = read_images(folder, part)
+    rows = torch.from_numpy(images[:most].copy()).flatten(1).float()
+    return TensorDataset(
+        (rows / 255 - 0.286) / 0.353, torch.from_numpy(labels[:most].astype("int64"))
+    )
 
 
 def net(seed: int) -> nn.Module:
@@ -81,7 +75,7 @@ def main() -> None:
     target, rate = float(sys.argv[4]), float(sys.argv[7])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    train, test = fashion(data, "train", 60_000), fashion(data, "t10k", TESTED)
+    train, test = fashion(data, "train", 60_000), fashion(data, "test", TESTED)
     stride = evenstride.Stride(global_batch=batch, seed=seed)
     loader = stride.loader(train, seeded=False)
     module = net(seed)
