@@ -49,10 +49,10 @@ class Server:
             RuntimeError: a worker has ended, for which the others would wait.
         """
         self.calls += 1
-        if self._left:
-            raise RuntimeError(_ended(self._left))
         weights: Weights = torch.futures.Future()
-        with self._lock:
+        with self._lock:  # who leaves tells all that wait by then
+            if self._left:
+                raise RuntimeError(_ended(self._left))
             pushed = self._rounds.setdefault(number, {})
             pushed[worker] = gradients, weights
             complete = len(pushed) == self._workers
