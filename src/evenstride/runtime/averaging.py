@@ -7,7 +7,7 @@ all-reduce gives every rank the same bytes, so what is made of them is the same 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,12 +36,32 @@ def summed(
         A copy of the tensors and one all-reduce per `BUCKET_BYTES`.
     """
     for bucket in buckets(tensors):
-        flat = _flat(bucket, weight)
-        dist.all_reduce(flat, group=group)
+        yield from Sum(bucket, weight, group).arrive()
+
+
+class Sum(Generic[TensorT]):
+    """The weighted sum of one bucket over the ranks, on its way; collective to make.
+
+    Args:
+        bucket: as `summed` takes them, of one kind and device.
+        weight: of this rank.
+        group: of the ranks.
+    """
+
+    def __init__(
+        self, bucket: Sequence[TensorT], weight: float, group: dist.ProcessGroup | None
+    ) -> None:
+        self._bucket, self._flat = bucket, _flat(bucket, weight)
+        self._work = dist.all_reduce(self._flat, group=group, async_op=True)
+
+    def arrive(self) -> Iterator[tuple[TensorT, Tensor]]:
+        """Wait for it, and yield each tensor with its sum."""
+        assert self._work is not None, "every rank is in the group"
+        self._work.wait()
         start = 0
-        for tensor in bucket:
+        for tensor in self._bucket:
             real = _real(tensor)
-            part = flat[start : start + real.numel()].view(real.shape)
+            part = self._flat[start : start + real.numel()].view(real.shape)
             start += real.numel()
             yield tensor, torch.view_as_complex(part) if tensor.is_complex() else part
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -13,61 +12,53 @@ from torch.optim import Optimizer
 from evenstride.core.rounds import Place
 from evenstride.core.weighting import loss_factor
 from evenstride.errors import ConfigError
-from evenstride.runtime.averaging import buckets
+from evenstride.runtime.averaging import Sum, buckets
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.trained import Trained
 
 
-@dataclass(frozen=True, slots=True)
 class OnTheWay:
-    """Gradients that are being added up over the ranks.
+    """Gradients that are being averaged over the ranks; collective to make, and nobody waits.
+
+    Without a gradient here a parameter counts as 0: to ask the others would be to wait.
 
     Args:
-        parts: parameters, their gradients in one row, and what adds these up.
+        parameters: the same on all ranks.
+        world_size: number of ranks.
+        group: of them.
+
+    Raises:
+        ConfigError: a gradient is sparse.
     """
 
-    parts: tuple[tuple[list[nn.Parameter], Tensor, dist.Work], ...]
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        world_size: int,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        gradients = [_gradient(parameter) for parameter in parameters]
+        pairs = zip(gradients, parameters, strict=True)
+        self._owners = {id(gradient): parameter for gradient, parameter in pairs}
+        self._sums = [Sum(bucket, 1 / world_size, group) for bucket in buckets(gradients)]
 
-    @classmethod
-    def of(cls, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> OnTheWay:
-        """Begin to add up; collective, and nobody waits.
-
-        Without a gradient here a parameter counts as 0: to ask the others would be to wait.
-
-        Raises:
-            ConfigError: a gradient is sparse.
-        """
-        parts = []
-        for bucket in buckets(parameters):
-            flat = torch.cat([_row(parameter) for parameter in bucket])
-            work = dist.all_reduce(flat, group=group, async_op=True)
-            assert work is not None, "every rank is in the group"
-            parts.append((bucket, flat, work))
-        return cls(tuple(parts))
-
-    def arrive(self, world_size: int) -> None:
+    def arrive(self) -> None:
         """Wait for all of it, and give the parameters the mean."""
-        for bucket, flat, work in self.parts:
-            work.wait()
-            flat.div_(world_size)
-            start = 0
-            for parameter in bucket:
-                part = flat[start : start + parameter.numel()].view_as(parameter)
-                start += parameter.numel()
-                parameter.grad = part.clone()
+        for each in self._sums:
+            for gradient, mean in each.arrive():
+                self._owners[id(gradient)].grad = mean.to(gradient.dtype, copy=True)
 
 
-def _row(parameter: nn.Parameter) -> Tensor:
-    gradient = parameter.grad
-    if gradient is None:
-        return torch.zeros_like(parameter.detach()).reshape(-1)
-    if gradient.is_sparse:
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        return torch.zeros_like(parameter.detach())
+    if parameter.grad.is_sparse:
         raise ConfigError(
             "a gradient is sparse, and gradients that come late are sent dense; make the layer "
             'with sparse=False, or use sync="bsp"'
         )
-    return gradient.detach().reshape(-1)
+    return parameter.grad
 
 
 class DelayedTraining:
@@ -119,14 +110,14 @@ class DelayedTraining:
         if self._applying:
             return
         mine = self._trained.of(optimizer)
-        sent = OnTheWay.of(mine, self._group)
+        sent = OnTheWay(mine, self._world_size, self._group)
         _, before = self._on_the_way.pop(id(optimizer), (None, None))
         self._on_the_way[id(optimizer)] = optimizer, sent
         for parameter in mine:
             parameter.grad = None  # without one from before the optimizer does nothing
         if before is not None:
             with self._timer().waiting():
-                before.arrive(self._world_size)
+                before.arrive()
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Apply the step's own gradient as well, where the epoch ends."""
@@ -149,7 +140,7 @@ class DelayedTraining:
 
     def _apply(self, optimizer: Optimizer) -> None:
         _, sent = self._on_the_way.pop(id(optimizer))
-        sent.arrive(self._world_size)
+        sent.arrive()
         self._applying = True
         try:
             optimizer.step()

@@ -256,7 +256,6 @@ def _check(settings: Settings) -> None:
     check_whole("global_batch", settings.global_batch, least=1)
     check_whole("seed", settings.seed)
     _check_fraction(settings.memory_fraction)
-    str(settings.mode)  # refuses what cannot be
     if not isinstance(settings.policy, str):
         raise ConfigError(
             f"policy is {settings.policy!r}; it must be a name, such as 'adaptive' or "
