@@ -8,54 +8,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from evenstride.testing.ranks import loopback_store
+from tests.faults.ranks import started
 
 SCRIPT = Path(__file__).with_name("script.py")
 WORLD_SIZE = 3
 DEADLINE_S = 60.0
 
 
-@contextlib.contextmanager
-def _ranks(
-    folder: Path, arguments: list[str], **variables: str
-) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start the script as ranks of a group whose store outlives them; leave none behind."""
-    with loopback_store() as port:
-        processes = []
-        for rank in range(WORLD_SIZE):
-            environment = {
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(WORLD_SIZE),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "TORCHELASTIC_USE_AGENT_STORE": "True",  # so that rank 0 hosts no store
-                "TORCHELASTIC_RESTART_COUNT": "0",
-                "GLOO_SOCKET_IFNAME": "lo",
-                "RES_OPTIONS": "timeout:1 attempts:1",
-                **variables,
-            }
-            with (folder / f"rank-{rank}.log").open("wb") as log:
-                command = [sys.executable, str(SCRIPT), *arguments]
-                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-        try:
-            yield processes
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-
-
 def _survivors_logs(
     folder: Path, arguments: list[str], victim: int, **variables: str
 ) -> dict[int, str]:
     """Run the script and return the survivors' output once all of them have ended."""
-    with _ranks(folder, arguments, **variables) as processes:
+    with started(SCRIPT, WORLD_SIZE, folder, arguments, **variables) as processes:
         end_s = time.monotonic() + DEADLINE_S
         for rank, process in enumerate(processes):
             if rank != victim:

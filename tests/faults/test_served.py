@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from itertools import chain
@@ -17,7 +14,7 @@ import pytest
 import torch
 
 import evenstride
-from evenstride.testing.ranks import loopback_store
+from tests.faults.ranks import started
 from tests.faults.served_script import BATCH, EPOCHS, SAMPLES, loss_of, rows, trained
 
 SCRIPT = Path(__file__).with_name("served_script.py")
@@ -26,31 +23,13 @@ WORLD_SIZE, DEADLINE_S = 3, 60.0
 
 def _run(folder: Path, sync: str, fate: str = "none", step: int = 0) -> list[int]:
     """Run the script on three ranks and return their exit codes; no process outlives it."""
-    with loopback_store() as port:
-        processes = []
-        for rank in range(WORLD_SIZE):
-            environment = {
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(WORLD_SIZE),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "TORCHELASTIC_USE_AGENT_STORE": "True",  # so that rank 0 hosts no store
-                "GLOO_SOCKET_IFNAME": "lo",
-                "RES_OPTIONS": "timeout:1 attempts:1",
-                "TEST_FOLDER": str(folder),
-            }
-            with (folder / f"rank-{rank}.log").open("ab") as log:
-                command = [sys.executable, str(SCRIPT), str(folder), sync, fate, str(step)]
-                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-        try:
+    arguments = [str(folder), sync, fate, str(step)]
+    try:
+        with started(SCRIPT, WORLD_SIZE, folder, arguments, TEST_FOLDER=str(folder)) as processes:
             end_s = time.monotonic() + DEADLINE_S
             return [process.wait(max(end_s - time.monotonic(), 0.1)) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-            _await_servers(folder)
+    finally:
+        _await_servers(folder)
 
 
 def _await_servers(folder: Path) -> None:
