@@ -11,8 +11,8 @@ import typer
 from evenstride.cli.lists import split_policies
 
 if TYPE_CHECKING:
-    from evenstride.lab.compare import LabPlan
     from evenstride.lab.result import Comparison
+    from evenstride.lab.session import LabPlan
 
 __all__ = ["lab", "perform", "split_policies", "tell"]
 
@@ -60,7 +60,7 @@ def lab(
     """
     from evenstride.cli.verdict import conclude
     from evenstride.core.policies import policy_from_spec
-    from evenstride.lab.compare import LabPlan
+    from evenstride.lab.session import LabPlan
     from evenstride.lab.speeds import parse_change, parse_speeds
 
     wanted, names = parse_speeds(speeds), split_policies(policies, "--policies")
@@ -88,7 +88,8 @@ def perform(plan: LabPlan) -> tuple[Comparison, dict[str, list[Path]]]:
         EvenstrideError: it cannot be, or failed.
     """
     from evenstride.cli.board import Board
-    from evenstride.lab.compare import Viewer, run_lab
+    from evenstride.lab.compare import run_lab
+    from evenstride.lab.session import Viewer
 
     traces: dict[str, list[Path]] = {}
     with Board(plan.speeds) as board:

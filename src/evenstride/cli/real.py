@@ -14,8 +14,8 @@ import typer
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
-    from evenstride.lab.compare import LabPlan
     from evenstride.lab.result import Comparison
+    from evenstride.lab.session import LabPlan
     from evenstride.report.figures import Panel
 
 _OURS, _EQUAL = "adaptive", "uniform"
@@ -52,7 +52,7 @@ class RealRequest:
         """
         from evenstride.cli.lists import every_policy, split_policies
         from evenstride.core.policies import policy_from_spec
-        from evenstride.lab.compare import LabPlan
+        from evenstride.lab.session import LabPlan
         from evenstride.lab.speeds import parse_change, parse_speeds
 
         _refuse_scenario(self.command)

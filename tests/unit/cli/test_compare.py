@@ -13,8 +13,8 @@ import pytest
 from evenstride.cli.drawing import file_name
 from evenstride.cli.lists import every_policy
 from evenstride.errors import ConfigError
-from evenstride.lab.compare import LabPlan, Viewer
 from evenstride.lab.result import Comparison
+from evenstride.lab.session import LabPlan, Viewer
 from evenstride.lab.speeds import Change
 from evenstride.sim.score import FIELDS
 from tests.unit.cli.conftest import Answer, Shell

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from evenstride.cli.lab import split_policies
-from evenstride.lab.compare import LabPlan, Viewer
 from evenstride.lab.demo.plan import Plan
 from evenstride.lab.result import Comparison, Oracle, Run
+from evenstride.lab.session import LabPlan, Viewer
 from evenstride.lab.speeds import Change
 from tests.unit.cli.conftest import Shell
 

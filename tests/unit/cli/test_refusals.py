@@ -22,7 +22,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: Any) -> None:
         pytest.fail("it was not refused in time")
 
-    for module in ("evenstride.lab.compare", "evenstride.lab.demo.run"):
+    for module in ("evenstride.lab.session", "evenstride.lab.demo.run"):
         monkeypatch.setattr(f"{module}.run", started)
         monkeypatch.setattr(f"{module}.open_limits", started)
         monkeypatch.setattr(f"{module}.usable_cpus", lambda: 2)

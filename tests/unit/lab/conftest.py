@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evenstride.lab.compare import LabPlan
+from evenstride.lab.session import LabPlan
 from tests.unit.lab.stage import Stage, interpreter
 
 

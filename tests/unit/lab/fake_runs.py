@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from evenstride.core.fleet import Shares
-from evenstride.lab.compare import LabPlan, Viewer, run_lab
+from evenstride.lab.compare import run_lab
 from evenstride.lab.launch import Launch, Standing
 from evenstride.lab.limits import Limits
 from evenstride.lab.result import Comparison
+from evenstride.lab.session import LabPlan, Viewer
 from tests.unit.lab.traces import write_calibration, write_run
 
 BATCH = 12
@@ -64,9 +65,9 @@ class FakeRuns:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the place of launches, limits and cores."""
-        monkeypatch.setattr("evenstride.lab.compare.run", self.run)
-        monkeypatch.setattr("evenstride.lab.compare.open_limits", self.open_limits)
-        monkeypatch.setattr("evenstride.lab.compare.usable_cpus", lambda: self.cores)
+        monkeypatch.setattr("evenstride.lab.session.run", self.run)
+        monkeypatch.setattr("evenstride.lab.session.open_limits", self.open_limits)
+        monkeypatch.setattr("evenstride.lab.session.usable_cpus", lambda: self.cores)
 
     def open_limits(self, _workers: int) -> tuple[Limits, str]:
         return self.limits, self.caveat

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from evenstride.core.fleet import Shares
-from evenstride.lab.compare import LabPlan, Viewer
+from evenstride.lab.session import LabPlan, Viewer
 from evenstride.lab.speeds import Change
 from tests.unit.lab.fake_runs import BATCH, FakeRuns, outcome_of
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from evenstride.errors import ConfigError, LaunchError, TraceError
-from evenstride.lab.compare import LabPlan
+from evenstride.lab.session import LabPlan
 from evenstride.lab.speeds import Change
 from tests.unit.lab.fake_runs import FakeRuns, outcome_of
 

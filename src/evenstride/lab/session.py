@@ -1,0 +1,192 @@
+"""A lab session: runs of a user's script on limited workers, each with a trace of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenstride.core.policies import policy_from_spec
+from evenstride.core.policies.static import Given
+from evenstride.core.sync import SyncMode
+from evenstride.errors import ConfigError, TraceError
+from evenstride.lab.blocks import measured_curve
+from evenstride.lab.calibration import Curve
+from evenstride.lab.folder import make_folder
+from evenstride.lab.launch import Launch, Standing, run
+from evenstride.lab.limits import Limits, open_limits
+from evenstride.lab.speeds import Change, Speeds, check_fit, usable_cpus
+
+_SIZE_S = 2.0
+_NOT_OURS = {"EVENSTRIDE_CALIBRATE": "", "EVENSTRIDE_TRACE": "", "EVENSTRIDE_MAX_STEPS": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class LabPlan:
+    """What one lab session does.
+
+    Args:
+        command: script and arguments.
+        speeds: of the workers.
+        policies: to compare, in the order they alternate.
+        steps: per run; the first 40 count as cold.
+        repeats: runs of each policy.
+        changes: of speed during each run.
+        folder: for traces and logs.
+        calibrate: whether to measure the workers' true curves before and after.
+        fixed_splits: whether to run the calibrated optimum, and where ``adaptive`` ended, as fixed
+            splits beside the policies; needs ``calibrate``.
+        modes: of synchronisation to compare, each under every policy; the script's own if empty.
+    """
+
+    command: tuple[str, ...]
+    speeds: Speeds
+    policies: tuple[str, ...]
+    steps: int
+    repeats: int
+    changes: tuple[Change, ...]
+    folder: Path
+    calibrate: bool
+    fixed_splits: bool = True
+    modes: tuple[SyncMode, ...] = ()
+
+
+@dataclass(slots=True)
+class Viewer:
+    """Told what goes on.
+
+    Args:
+        say: a line for people.
+        begins: a run's trace and title, as it begins.
+        watch: called some 20 times a second with the run's standing.
+    """
+
+    say: Callable[[str], None] = lambda _: None
+    begins: Callable[[Path, str], None] = lambda _path, _title: None
+    watch: Callable[[Standing], None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Runs the script of a plan, over and over.
+
+    Args:
+        plan: what is to be done.
+        limits: of the workers.
+        caveat: what makes them less than they could be; empty if nothing does.
+        viewer: told what goes on.
+    """
+
+    plan: LabPlan
+    limits: Limits
+    caveat: str
+    viewer: Viewer
+
+    def calibrate(self, name: str) -> list[Curve]:
+        """Return every worker's curve, all measured at once, each running the script alone.
+
+        Args:
+            name: of the folder for its traces.
+        """
+        self.viewer.say(f"calibrating ({name}) ...")
+        folder, total = self.plan.folder / name, sum(self.plan.speeds)
+        workers = len(self.plan.speeds)
+        parts = [
+            sorted({round(p, 4) for p in (0.6 * s / total, s / total, 1 / workers)})
+            for s in self.plan.speeds
+        ]
+        alone = tuple(
+            {
+                "EVENSTRIDE_CALIBRATE": ",".join(f"{part}:{_SIZE_S}" for part in mine),
+                "EVENSTRIDE_TRACE": str(folder / f"worker-{worker}.jsonl"),
+            }
+            for worker, mine in enumerate(parts)
+        )
+        launch = Launch(self.plan.command, self.plan.speeds, environment=_NOT_OURS, alone=alone)
+        for worker in range(workers):
+            (folder / f"worker-{worker}.jsonl").unlink(missing_ok=True)
+        run(launch, self.limits, folder)
+        return [
+            measured_curve(self._made(folder / f"worker-{worker}.jsonl"))
+            for worker in range(workers)
+        ]
+
+    def train(self, policy: str, repeat: int, sync: str = "") -> Path:
+        """Run the script once under a policy and return its trace.
+
+        Args:
+            policy: its specification.
+            repeat: number of the run, from 0.
+            sync: mode of synchronisation; the script's own if empty.
+        """
+        trace = self.trace(policy, repeat, sync)
+        trace.unlink(missing_ok=True)  # of an earlier session in this folder
+        self.viewer.begins(trace, f"{sync} {policy}".strip())
+        environment = {
+            **_NOT_OURS,
+            "EVENSTRIDE_POLICY": policy,
+            "EVENSTRIDE_MAX_STEPS": str(self.plan.steps),
+            "EVENSTRIDE_TRACE": str(trace),
+            **({"EVENSTRIDE_SYNC": sync} if sync else {}),
+        }
+        launch = Launch(self.plan.command, self.plan.speeds, self.plan.changes, environment)
+        run(launch, self.limits, trace.parent, self.viewer.watch)
+        return self._made(trace)
+
+    def trace(self, policy: str, repeat: int, sync: str = "") -> Path:
+        """Return where a run's trace is."""
+        name = re.sub(r"[^\w.=+-]+", "-", f"{sync}-{policy}").strip("-")
+        return self.plan.folder / f"{name}-{repeat + 1}" / "trace.jsonl"
+
+    def _made(self, trace: Path) -> Path:
+        if not trace.is_file():
+            raise TraceError(
+                f"{self.plan.command[0]} made no Stride, so there is nothing to measure; the lab "
+                "needs a script that uses evenstride (see examples/ddp.py)"
+            )
+        return trace
+
+
+@contextlib.contextmanager
+def opened(plan: LabPlan, viewer: Viewer) -> Iterator[Session]:
+    """Check a plan, and yield its session; the limits are lifted afterwards.
+
+    Raises:
+        ConfigError: the speeds do not fit this machine, or the script cannot be compared.
+        LimitError: a limit could not be kept.
+    """
+    for speeds in (plan.speeds, *(change.speeds for change in plan.changes)):
+        check_fit(speeds, usable_cpus())
+    for policy in map(policy_from_spec, plan.policies):
+        if isinstance(policy, Given):
+            policy.check_workers(len(plan.speeds))
+    if not Path(plan.command[0]).is_file():
+        raise ConfigError(f"there is no script {plan.command[0]}; give the path of a Python file")
+    make_folder(plan.folder)
+    limits, caveat = open_limits(len(plan.speeds))
+    viewer.say(f"Workers are slowed down by {limits.kind}." + (f" {caveat}" if caveat else ""))
+    try:
+        yield Session(plan, limits, caveat, viewer)
+    finally:
+        limits.close()
+
+
+def check_own_choice(what: str, asked: str, found: str, variable: str) -> None:
+    """Raise if the script did not do what the lab asked of it.
+
+    Args:
+        what: ``policy`` or ``sync``.
+        asked: what the lab set.
+        found: what the run's trace says.
+        variable: by which the lab sets it.
+
+    Raises:
+        ConfigError: the script sets it itself.
+    """
+    if found != asked:
+        raise ConfigError(
+            f"the script was run under {what} {asked}, but it sets {found} itself; leave {what}= "
+            f"out of its Stride, so that {variable} counts"
+        )
