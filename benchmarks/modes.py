@@ -4,7 +4,9 @@
 
 Each mode trains Fashion-MNIST (from EVENSTRIDE_DATA) with equal and with balanced shares, in
 turns, once per seed, until a test accuracy is reached at the end of an epoch. Workers are slowed
-down by CPU limits; parameter servers are not. `--schedule hl` lets four workers' speeds change in
+down by CPU limits; parameter servers are not. Where each worker updates by itself, with its own
+batch, the rate is that of a global batch by the number of workers, so that a sample moves the
+weights as far in every mode. `--schedule hl` lets four workers' speeds change in
 the order of OmniLearn's schedule of levels, 1, 2, 4, 8, 8, 4, 2, 1, each for `--phase` seconds.
 """
 
@@ -20,13 +22,13 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from evenstride.core.sync import split_specs, sync_from_spec
+from evenstride.core.sync import Asynchronous, StaleSynchronous, split_specs, sync_from_spec
 from evenstride.lab.launch import Launch, run
 from evenstride.lab.limits import open_limits
 from evenstride.lab.speeds import Change, Speeds, check_fit, parse_speeds, usable_cpus
 
 SCRIPT = Path(__file__).with_name("modes_script.py")
-MODES = "bsp,bsp-ps,asp,ssp(staleness=3),local-sgd(every=8)"
+MODES = "bsp,bsp-ps,asp,ssp(staleness=3),local-sgd(every=8),delayed"
 SHARES = ("uniform", "adaptive")
 LEVELS = {1: (12, 12, 12, 12), 2: (12, 12, 8, 16), 4: (9, 9, 6, 24), 8: (6, 6, 4, 32)}
 """Cores of four workers, of 48, at each level of unevenness, as OmniLearn publishes them."""
@@ -46,7 +48,7 @@ class Trained:
         updates: of the model; with local SGD steps of each worker.
         epochs: that it took.
         epoch_s: median time of an epoch.
-        accuracy: at its end.
+        accuracy: before the first epoch and after each.
         staleness: mean and maximum; 0 where all wait for all.
         shares: at its end.
     """
@@ -59,7 +61,7 @@ class Trained:
     updates: int
     epochs: int
     epoch_s: float
-    accuracy: float
+    accuracy: tuple[float, ...]
     staleness: tuple[float, int]
     shares: tuple[int, ...]
 
@@ -76,10 +78,15 @@ def trained(mode: str, policy: str, seed: int, end: dict[str, Any]) -> Trained:
         updates=end["updates"],
         epochs=len(end["epochs_s"]),
         epoch_s=median(end["epochs_s"]),
-        accuracy=end["accuracy"][-1],
+        accuracy=tuple(end["accuracy"]),
         staleness=(stale["mean"], stale["maximum"]),
         shares=tuple(end["shares"]),
     )
+
+
+def alone(mode: str) -> bool:
+    """Return whether each worker updates by itself."""
+    return isinstance(sync_from_spec(mode), Asynchronous | StaleSynchronous)
 
 
 def hl_speeds(level: int, most: float = 1.0) -> Speeds:
@@ -125,10 +132,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--schedule", choices=("none", "hl"), default="none")
     parser.add_argument("--phase", type=float, default=4.0, help="seconds of each level")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--accuracy", type=float, default=0.85)
-    parser.add_argument("--most-epochs", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=384)
-    parser.add_argument("--rate", type=float, default=0.05)
+    parser.add_argument("--samples", type=int, default=15_000, help="of the training images")
+    parser.add_argument("--accuracy", type=float, default=0.8)
+    parser.add_argument("--most-epochs", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=768)
+    parser.add_argument("--rate", type=float, default=0.2, help="of a global batch")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
@@ -152,9 +160,10 @@ def main() -> int:
             for mode in modes:
                 for policy in SHARES:
                     with tempfile.TemporaryDirectory() as folder:
-                        asks = (seed, asked.accuracy, asked.most_epochs, asked.batch, asked.rate)
+                        asks = (seed, asked.accuracy, asked.most_epochs, asked.samples, asked.batch)
+                        rate = asked.rate / len(speeds) if alone(mode) else asked.rate
                         launch = Launch(
-                            (str(SCRIPT), folder, str(data), *map(str, asks)),
+                            (str(SCRIPT), folder, str(data), *map(str, asks), str(rate)),
                             speeds,
                             hl_changes(asked.phase) if hl else (),
                             {"EVENSTRIDE_SYNC": mode, "EVENSTRIDE_POLICY": policy},

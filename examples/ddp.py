@@ -30,16 +30,18 @@ def main(samples: int, epochs: int) -> None:
     loader = stride.loader(dataset)  # 2: instead of DataLoader and DistributedSampler
     model = stride.watch(DistributedDataParallel(net))  # 3: the same model, now timed
 
-    for _ in range(stride.epoch, epochs):
+    for epoch in range(stride.epoch, epochs):
+        total, trained = 0.0, 0
         for x, y in loader:
             loss = F.cross_entropy(model(x), y)
             stride.scale(loss).backward()  # 4: the exact mean, however the batch was split
             optimizer.step()
             optimizer.zero_grad()
-            if stride.step % 10 == 0:
-                mean = stride.mean(loss.item() * stride.samples, stride.samples)
-                if dist.get_rank() == 0:
-                    print(f"step {stride.step}: loss {mean:.3f}")
+            total += loss.item() * stride.samples
+            trained += stride.samples
+        mean = stride.mean(total, trained)  # over all workers' samples of the epoch
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch + 1}: loss {mean:.3f}")
 
     if dist.get_rank() == 0:
         print(stride.summary())

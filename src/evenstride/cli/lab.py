@@ -11,6 +11,7 @@ import typer
 from evenstride.cli.lists import split_policies
 
 if TYPE_CHECKING:
+    from evenstride.lab.modes import ModesComparison
     from evenstride.lab.result import Comparison
     from evenstride.lab.session import LabPlan
 
@@ -23,6 +24,13 @@ _Command = Annotated[
 _Change = Annotated[
     list[str] | None,
     typer.Option(help="Change of speed in each run, as STEP:SPEEDS or SECONDSs:SPEEDS."),
+]
+_Sync = Annotated[
+    str | None,
+    typer.Option(
+        help="Modes of synchronisation to compare, each under every policy: bsp, bsp-ps, asp, "
+        "'ssp(staleness=3)', 'local-sgd(every=8)', delayed; the script's own if not given."
+    ),
 ]
 _Calibrate = Annotated[
     bool, typer.Option(help="Measure the true curves before and after, and run fixed splits.")
@@ -40,6 +48,7 @@ def lab(
     ] = 120,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 2,
     change: _Change = None,
+    sync: _Sync = None,
     calibrate: _Calibrate = True,
     out: Annotated[
         Path | None, typer.Option(help="Folder for traces and logs; runs/lab-TIME if not given.")
@@ -51,19 +60,28 @@ def lab(
     The script is launched through torchrun, one process per speed, each under a CPU limit. It
     must use evenstride and leave policy= out of its Stride; EVENSTRIDE_POLICY sets it.
 
+    With --sync, each mode is run under every policy, and a table tells samples per second,
+    waiting, staleness, and the shortest and longest of the workers' own periods. The script
+    leaves sync= out; EVENSTRIDE_SYNC sets it. Parameter servers are not slowed down.
+
     Examples:
         evenstride lab --speeds 1,0.5,0.25 -- examples/ddp.py
 
         evenstride lab --speeds 1,0.5 --policies dynamic-batching,adaptive -- train.py --lr 0.1
 
         evenstride lab --speeds 1,1 --change 60:1,0.4 --policies adaptive --no-calibrate -- train.py
+
+        evenstride lab --speeds 1,0.5,0.2 --sync 'bsp,asp,ssp(staleness=3)' -- examples/ddp.py
     """
+    from evenstride.cli.lab_modes import compare_modes
+    from evenstride.cli.modes import read_modes
     from evenstride.cli.verdict import conclude
     from evenstride.core.policies import policy_from_spec
     from evenstride.lab.session import LabPlan
     from evenstride.lab.speeds import parse_change, parse_speeds
 
     wanted, names = parse_speeds(speeds), split_policies(policies, "--policies")
+    modes = read_modes(sync)
     for name in names:
         policy_from_spec(name)
     folder = out or Path("runs") / time.strftime("lab-%Y%m%d-%H%M%S")
@@ -76,7 +94,11 @@ def lab(
         changes=tuple(parse_change(text, len(wanted)) for text in change or []),
         folder=folder.resolve(),
         calibrate=calibrate,
+        modes=modes,
     )
+    if modes:
+        compare_modes(plan, as_json)
+        return
     outcome, _ = perform(plan)
     conclude(outcome, tell, as_json)
 
@@ -104,9 +126,7 @@ def perform(plan: LabPlan) -> tuple[Comparison, dict[str, list[Path]]]:
 def tell(outcome: Comparison) -> str:
     """Return the outcome of a lab session as people read it."""
     lines = [
-        f"\n{outcome.workers} workers at speeds {_numbers(outcome.speeds)}"
-        + (f" (measured {_numbers(outcome.achieved_speeds)})" if outcome.achieved_speeds else "")
-        + f", global batch {outcome.global_batch}\n",
+        f"\n{cluster_line(outcome)}\n",
         f"{'policy':24}{'step':>12}{'samples/s':>12}{'efficiency':>12}{'changes':>9}  samples",
     ]
     for run in outcome.runs:
@@ -124,6 +144,16 @@ def tell(outcome: Comparison) -> str:
         bound = "" if outcome.bound is None else f", bound {outcome.bound:.2f}"
         lines.append(f"\nspeed-up over equal batches {outcome.speedup:.2f}{bound}")
     return "\n".join([*lines, f"trace {outcome.trace}"])
+
+
+def cluster_line(outcome: Comparison | ModesComparison) -> str:
+    """Return what the figures were measured on."""
+    measured = outcome.achieved_speeds
+    return (
+        f"{outcome.workers} workers at speeds {_numbers(outcome.speeds)}"
+        + (f" (measured {_numbers(measured)})" if measured else "")
+        + f", global batch {outcome.global_batch}"
+    )
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from evenstride.lab.modes import ModesComparison
     from evenstride.lab.result import Comparison
 
 DISTURBED = 3
@@ -31,6 +32,15 @@ def conclude(
     """
     figures = outcome.to_dict() if plain is None else plain(outcome)
     typer.echo(json.dumps(figures) if as_json else tell(outcome))
+    end_with(outcome)
+
+
+def end_with(outcome: Comparison | ModesComparison) -> None:
+    """Tell what makes the figures less than they could be, and leave with the exit code.
+
+    Raises:
+        typer.Exit: the machine changed meanwhile.
+    """
     for caveat in outcome.caveats:
         typer.echo(f"note: {caveat}", err=True)
     if outcome.disturbed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from evenstride.core.events import Exchanged, FleetFormed, SetShares
 from evenstride.core.fleet import Shares
@@ -14,6 +15,43 @@ from evenstride.trace.codec import decode
 from evenstride.trace.read import read_records
 
 BLOCK_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What a trace tells beside what was measured.
+
+    Args:
+        policy: as the run's header names it.
+        global_batch: samples per step.
+        splits: in force one after the other, the opening first.
+        ended: the run's summary; empty if it did not end in order.
+    """
+
+    policy: str
+    global_batch: int
+    splits: tuple[Shares, ...]
+    ended: dict[str, Any]
+
+
+def story(trace: Path) -> Story:
+    """Return a trace's story.
+
+    Raises:
+        TraceError: the trace cannot be read.
+    """
+    policy, batch, splits, ended = "", 0, list[Shares](), dict[str, Any]()
+    for record in read_records(trace):
+        if record["kind"] == "header":
+            policy = record["policy"]
+        elif record["kind"] == "event" and record["event"]["type"] == FleetFormed.__name__:
+            batch = record["event"]["global_batch"]
+        elif record["kind"] == "instructions":
+            instructions = [decode(plain) for plain in record["instructions"]]
+            splits += [i.shares for i in instructions if isinstance(i, SetShares)]
+        elif record["kind"] == "ended":
+            ended = record["summary"]
+    return Story(policy, batch, tuple(splits), ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +97,7 @@ def run_figures(trace: Path) -> RunFigures:
     Raises:
         TraceError: the trace cannot be read, or holds no measured step.
     """
-    policy, batch, splits = "", 0, list[Shares]()
-    for record in read_records(trace):
-        if record["kind"] == "header":
-            policy = record["policy"]
-        elif record["kind"] == "event" and record["event"]["type"] == FleetFormed.__name__:
-            batch = record["event"]["global_batch"]
-        elif record["kind"] == "instructions":
-            instructions = [decode(plain) for plain in record["instructions"]]
-            splits += [i.shares for i in instructions if isinstance(i, SetShares)]
+    told = story(trace)
     steps_s = dict(leader_steps(trace))
     if not steps_s:
         raise TraceError(f"{trace} holds no measured step; let the run take more steps")
@@ -75,12 +105,12 @@ def run_figures(trace: Path) -> RunFigures:
     blocks = [times_s[i : i + BLOCK_STEPS] for i in range(0, len(times_s), BLOCK_STEPS)]
     whole = [block for block in blocks if len(block) >= BLOCK_STEPS // 2] or blocks[:1]
     return RunFigures(
-        policy=policy,
-        global_batch=batch,
+        policy=told.policy,
+        global_batch=told.global_batch,
         blocks_s=tuple(median(tuple(block)) for block in whole),
-        shares=splits[-1],
-        changes=len(splits) - 1,
-        communication_s=communication_s(Measured.of(observations(trace)), splits[-1]) or 0.0,
+        shares=told.splits[-1],
+        changes=len(told.splits) - 1,
+        communication_s=communication_s(Measured.of(observations(trace)), told.splits[-1]) or 0.0,
     )
 
 

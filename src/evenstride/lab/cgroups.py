@@ -15,6 +15,7 @@ PERIOD_S = 0.010
 """Period of a limit: short, so that a step spans many, and no shorter than kernels keep."""
 
 _HANDED_ON = "cgroup.subtree_control"
+_FREE = "free"  # the group of those that no limit is meant for
 
 # Kernels refuse a smaller quota, some of them without a word.
 _LEAST_QUOTA_S = 0.001
@@ -69,6 +70,7 @@ class CgroupLimits:
         self._enabled = False  # whether we let the base hand on its CPU control (version 2)
         self._top = files.base / f"evenstride-{os.getpid()}-{time.monotonic_ns()}"
         self._groups = [self._top / f"worker-{number}" for number in range(workers)]
+        self._free = self._top / _FREE
         try:
             _remove_left_behind(files.base)
             self._top.mkdir()
@@ -77,6 +79,7 @@ class CgroupLimits:
                 self._enabled = "cpu" not in handed_on
                 for parent in (files.base, self._top):
                     (parent / _HANDED_ON).write_text("+cpu")
+            self._free.mkdir()
             for group in self._groups:
                 group.mkdir()
                 files.limit(group, 1.0 - 1e-9)  # proves the right to limit
@@ -92,10 +95,11 @@ class CgroupLimits:
 
     def join(self, worker: int, pid: int) -> None:
         """Move a process with all its threads into the worker's group."""
-        try:
-            (self._groups[worker] / "cgroup.procs").write_text(f"{pid}\n")
-        except OSError as error:
-            raise LimitError(f"process {pid} could not be limited: {error.strerror}") from error
+        _move(pid, self._groups[worker])
+
+    def leave(self, pid: int) -> None:
+        """Move a process with all its threads into a group without a limit."""
+        _move(pid, self._free)
 
     def set_speed(self, worker: int, speed: float) -> None:
         """Write the worker's quota."""
@@ -103,7 +107,7 @@ class CgroupLimits:
 
     def close(self) -> None:
         """Lift the limits, move out what still runs, remove the groups."""
-        for group in (*self._groups, self._top):
+        for group in (*self._groups, self._free, self._top):
             if group.is_dir():
                 with contextlib.suppress(LimitError, OSError):
                     self._files.limit(group, 1.0)
@@ -112,6 +116,13 @@ class CgroupLimits:
         if self._enabled:
             with contextlib.suppress(OSError):  # somebody else's groups may need it by now
                 (self._files.base / _HANDED_ON).write_text("-cpu")
+
+
+def _move(pid: int, group: Path) -> None:
+    try:
+        (group / "cgroup.procs").write_text(f"{pid}\n")
+    except OSError as error:
+        raise LimitError(f"process {pid} could not be limited: {error.strerror}") from error
 
 
 def _empty(group: Path, into: Path) -> None:
@@ -139,7 +150,7 @@ def _remove_left_behind(base: Path) -> None:
     for top in base.glob("evenstride-*"):
         pid = top.name.split("-")[1]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            for group in (*top.glob("worker-*"), top):
+            for group in (*top.glob("worker-*"), top / _FREE, top):
                 _empty(group, base)
                 _rmdir(group)
 

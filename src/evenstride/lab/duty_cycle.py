@@ -73,6 +73,9 @@ class SignalLimits:
         with self._lock:
             self._pids[worker].append(pid)
 
+    def leave(self, pid: int) -> None:
+        """Do nothing: a process in a group of its own is not stopped with the worker's."""
+
     def set_speed(self, worker: int, speed: float) -> None:
         """Change the part of each period in which the worker runs."""
         with self._lock:

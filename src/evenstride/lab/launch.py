@@ -21,6 +21,7 @@ from evenstride.errors import LaunchError
 from evenstride.lab.limits import Limits
 from evenstride.lab.muster import MUSTER_VARIABLE, Muster, Recruit
 from evenstride.lab.placement import pin, place
+from evenstride.lab.servers import Servers
 from evenstride.lab.speeds import Change, Speeds, usable_cpus
 
 _START_S = 180.0
@@ -103,7 +104,8 @@ def run(
             pace = _Pace(limits, recruits)
             pace.set(launch.speeds)
             muster.release()
-            return _attend(launch, pace, processes, folder, _Watch(progress, watch))
+            servers = Servers(limits, [recruit.pid for recruit in recruits])
+            return _attend(launch, pace, servers, processes, folder, _Watch(progress, watch))
         finally:
             _end(processes)
             muster.close()
@@ -142,6 +144,7 @@ class _Watch:
 def _attend(
     launch: Launch,
     pace: _Pace,
+    servers: Servers,
     processes: list[subprocess.Popen[bytes]],
     folder: Path,
     watch: _Watch,
@@ -153,6 +156,7 @@ def _attend(
         for change in [c for c in waiting if c.due(standing.step, standing.elapsed_s)]:
             pace.set(change.speeds)
             waiting.remove(change)
+        servers.look()
         watch.tell(standing)
         if standing.elapsed_s > launch.deadline_s:
             raise LaunchError(f"the workers were still running after {launch.deadline_s:.0f} s")

@@ -28,6 +28,10 @@ class Limits(Protocol):
         """Put a process, and what it will start, under a worker's limit."""
         ...
 
+    def leave(self, pid: int) -> None:
+        """Take a process that a worker has started out of that worker's limit."""
+        ...
+
     def set_speed(self, worker: int, speed: float) -> None:
         """Limit a worker to a part of one core; 1 takes the limit away."""
         ...

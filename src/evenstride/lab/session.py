@@ -137,8 +137,8 @@ class Session:
 
     def trace(self, policy: str, repeat: int, sync: str = "") -> Path:
         """Return where a run's trace is."""
-        name = re.sub(r"[^\w.=+-]+", "-", f"{sync}-{policy}").strip("-")
-        return self.plan.folder / f"{name}-{repeat + 1}" / "trace.jsonl"
+        parts = (re.sub(r"[^\w.=+-]+", "-", part).strip("-") for part in (sync, policy) if part)
+        return self.plan.folder / f"{'-'.join(parts)}-{repeat + 1}" / "trace.jsonl"
 
     def _made(self, trace: Path) -> Path:
         if not trace.is_file():

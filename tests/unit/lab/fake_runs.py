@@ -26,10 +26,14 @@ class SpyLimits:
     kind: str = "numbers"
     speeds: list[tuple[int, float]] = field(default_factory=list)
     joined: list[tuple[int, int]] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
     closed: int = 0
 
     def join(self, worker: int, pid: int) -> None:
         self.joined.append((worker, pid))
+
+    def leave(self, pid: int) -> None:
+        self.left.append(pid)
 
     def set_speed(self, worker: int, speed: float) -> None:
         self.speeds.append((worker, speed))
@@ -47,6 +51,7 @@ class FakeRuns:
         tempo: factor on all times of the n-th launch.
         split: split of the adaptive policy, from its first exchange on.
         policy: policy that the script sets itself, if it does.
+        sync: mode that the script sets itself, if it does.
         traced: whether the script makes a `Stride`.
         cores: of the machine.
         communication_s: of each step, on top of the slower worker's work.
@@ -56,6 +61,7 @@ class FakeRuns:
     tempo: Callable[[int], float] = lambda _: 1.0
     split: Shares = (8, 4)
     policy: str | None = None
+    sync: str | None = None
     traced: bool = True
     cores: int = 2
     communication_s: float = 0.0
@@ -122,6 +128,7 @@ class FakeRuns:
             steps_s,
             splits,
             wait_s=self.communication_s,
+            sync=self.sync or environment.get("EVENSTRIDE_SYNC", "bsp"),
         )
 
     def _step_s(self, split: Shares) -> float:

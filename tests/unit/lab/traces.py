@@ -17,10 +17,12 @@ def write_run(
     steps_s: Sequence[float],
     splits: Sequence[Shares],
     wait_s: float = 0.0,
+    sync: str = "bsp",
 ) -> None:
     """Write the trace of a run whose leader took ``steps_s``, of which it waited ``wait_s`` each.
 
     The run opens with the first of ``splits`` and takes on the others one exchange after another.
+    It ends in order, in the mode ``sync``.
     """
     workers = tuple(Worker(f"here-{rank}") for rank in range(len(splits[0])))
     opening, *changes = splits
@@ -34,12 +36,15 @@ def write_run(
             leader = Observation(
                 0, share, first, tuple(s - wait_s for s in some), (wait_s,) * len(some)
             )
-            other = Observation(1, share, first, (9.0,) * len(some), (9.0,) * len(some))
+            works_s = tuple(0.5 * (s - wait_s) for s in some)
+            waits_s = tuple(s - w for s, w in zip(some, works_s, strict=True))
+            other = Observation(1, share, first, works_s, waits_s)
             step = first + len(some)
             answer = (
                 SetShares(step, changes.pop(0), "better") if changes else KeepShares("good as is")
             )
             trace.event(1.0, Exchanged(step, step, Measured.of((leader, other))), (answer,))
+        trace.record("ended", at_s=1.0, summary={"sync": sync, "staleness": None})
 
 
 def write_calibration(

@@ -1,0 +1,95 @@
+"""``evenstride lab --sync``: what modes of synchronisation come to on real processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from evenstride.cli.suites import print_table
+from evenstride.cli.verdict import end_with
+
+if TYPE_CHECKING:
+    from evenstride.lab.modes import ModesComparison
+    from evenstride.lab.rates import Rates
+    from evenstride.lab.session import LabPlan
+    from evenstride.report.tables import Table
+
+_EQUAL = "uniform"
+_HEADINGS = (
+    *("sync", "policy", "samples/s", "over\nequal", "waiting", "staleness\nmean"),
+    *("staleness\nmost", "period\nshortest", "period\nlongest", "samples"),
+)
+
+
+def compare_modes(plan: LabPlan, as_json: bool) -> None:
+    """Run the plan's modes in the lab, print what they came to, and leave with its exit code.
+
+    Raises:
+        EvenstrideError: it cannot be, or failed.
+    """
+    from evenstride.cli.board import Board
+    from evenstride.lab.modes import run_modes
+    from evenstride.lab.session import Viewer
+
+    with Board(plan.speeds) as board:
+        outcome = run_modes(plan, Viewer(board.say, board.follow, lambda _: board.refresh()))
+    if as_json:
+        typer.echo(json.dumps(outcome.to_dict()))
+    else:
+        _tell(outcome)
+    for mode in plan.modes:
+        for sentence in mode.forgoes:
+            typer.echo(f"note: {mode}: {sentence}", err=True)
+    end_with(outcome)
+
+
+def _tell(outcome: ModesComparison) -> None:
+    from evenstride.cli.lab import cluster_line
+
+    typer.echo(f"\n{cluster_line(outcome)}\n")
+    print_table(modes_table(outcome.by_arm()))
+    typer.echo(f"\ntraces {outcome.folder}")
+
+
+def modes_table(arms: dict[tuple[str, str], list[Rates]]) -> Table:
+    """Return a line for each mode and policy: means over its runs.
+
+    Args:
+        arms: the runs of each mode and policy.
+    """
+    from evenstride.report.tables import Table
+
+    equal = {sync: _rate(runs) for (sync, policy), runs in arms.items() if policy == _EQUAL}
+    lines = (_line(sync, policy, runs, equal.get(sync)) for (sync, policy), runs in arms.items())
+    return Table(_HEADINGS, tuple(lines), keys=2)
+
+
+def _line(sync: str, policy: str, runs: list[Rates], equal: float | None) -> tuple[str, ...]:
+    from evenstride.report.tables import NOTHING
+
+    stale = [run.staleness for run in runs if run.staleness is not None]
+    return (
+        *(sync, policy, f"{_rate(runs):.0f}"),
+        NOTHING if equal is None else f"{_rate(runs) / equal:.2f}",
+        f"{sum(run.waiting for run in runs) / len(runs):.1%}",
+        f"{sum(mean for mean, _ in stale) / len(stale):.2f}" if stale else NOTHING,
+        str(max(most for _, most in stale)) if stale else NOTHING,
+        *(_period(runs, edge) for edge in (min, max)),
+        "/".join(map(str, runs[-1].shares)),
+    )
+
+
+def _rate(runs: list[Rates]) -> float:
+    return sum(run.samples_per_s for run in runs) / len(runs)
+
+
+def _period(runs: list[Rates], edge: Callable[[Sequence[float]], float]) -> str:
+    from evenstride.report.simulated import duration
+    from evenstride.report.tables import NOTHING
+
+    found = [[one.period_s for one in run.workers if one.updates] for run in runs]
+    edges = [edge(some) for some in found if some]
+    return duration(sum(edges) / len(edges)) if edges else NOTHING

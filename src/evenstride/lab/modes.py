@@ -1,0 +1,126 @@
+"""Run a user's script on limited workers in several modes of synchronisation, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from evenstride.core.observation import median
+from evenstride.lab.calibration import (
+    TOLERANCE,
+    Curve,
+    achieved_speeds,
+    drift,
+    mean_curves,
+    true_model,
+)
+from evenstride.lab.compare import short_steps
+from evenstride.lab.rates import Rates, rates
+from evenstride.lab.session import LabPlan, Session, Viewer, check_own_choice, opened
+from evenstride.lab.speeds import Speeds
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one worker's step takes, as calibrated: ``fixed_s + per_sample_s * samples``."""
+
+    fixed_s: float
+    per_sample_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModesComparison:
+    """What modes and policies came to; field names are those of the JSON output.
+
+    Args:
+        workers: their number.
+        speeds: asked for.
+        achieved_speeds: as calibrated, on the same scale; empty without a calibration.
+        costs: of the workers' steps, as calibrated; empty without a calibration.
+        disturbed: whether the calibrations before and after differ by more than 5 %.
+        drift: by how much they differ.
+        limits: how the speeds were kept.
+        global_batch: samples per step, or per round of the workers' own updates.
+        runs: one after the other, as they ran.
+        folder: of traces and logs.
+        caveats: sentences on what makes the figures less than they could be.
+    """
+
+    workers: int
+    speeds: Speeds
+    achieved_speeds: Speeds
+    costs: tuple[Cost, ...]
+    disturbed: bool
+    drift: float
+    limits: str
+    global_batch: int
+    runs: tuple[Rates, ...]
+    folder: str
+    caveats: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON types."""
+        return asdict(self)
+
+    def by_arm(self) -> dict[tuple[str, str], list[Rates]]:
+        """Return the runs of each mode and policy."""
+        found: dict[tuple[str, str], list[Rates]] = {}
+        for run in self.runs:
+            found.setdefault((run.sync, run.policy), []).append(run)
+        return found
+
+
+def run_modes(plan: LabPlan, viewer: Viewer) -> ModesComparison:
+    """Return the outcome of a lab session in the plan's modes, each under every policy.
+
+    All arms alternate, and each run trains as many samples.
+
+    Raises:
+        ConfigError: the speeds do not fit this machine, or the script cannot be compared.
+        LaunchError: a worker failed.
+        LimitError: a limit could not be kept.
+    """
+    with opened(plan, viewer) as session:
+        before = session.calibrate("calibration-before") if plan.calibrate else []
+        runs = [
+            _train(session, str(mode), policy, repeat)
+            for repeat in range(plan.repeats)
+            for mode in plan.modes
+            for policy in plan.policies
+        ]
+        after = session.calibrate("calibration-after") if plan.calibrate else []
+        return _comparison(session, runs, before, after)
+
+
+def _train(session: Session, sync: str, policy: str, repeat: int) -> Rates:
+    found = rates(session.train(policy, repeat, sync))
+    check_own_choice("policy", policy, found.policy, "EVENSTRIDE_POLICY")
+    check_own_choice("sync", sync, found.sync, "EVENSTRIDE_SYNC")
+    session.viewer.say(
+        f"{sync} {policy}: {found.samples_per_s:.0f} samples/s, samples "
+        f"{'/'.join(map(str, found.shares))}"
+    )
+    return found
+
+
+def _comparison(
+    session: Session, runs: list[Rates], before: list[Curve], after: list[Curve]
+) -> ModesComparison:
+    plan, batch = session.plan, runs[0].global_batch
+    curves = mean_curves(before, after)
+    moved = drift(before, after) if before else 0.0
+    model = true_model(curves) if curves else None
+    steps_s = [median(tuple(one.period_s for one in run.workers if one.updates)) for run in runs]
+    return ModesComparison(
+        workers=len(plan.speeds),
+        speeds=plan.speeds,
+        achieved_speeds=achieved_speeds(curves, max(plan.speeds)) if curves else (),
+        costs=tuple(map(Cost, model.fixed_s, model.per_sample_s)) if model else (),
+        disturbed=moved > TOLERANCE,
+        drift=round(moved, 4),
+        limits=session.limits.kind,
+        global_batch=batch,
+        runs=tuple(runs),
+        folder=str(plan.folder),
+        caveats=tuple(filter(None, (session.caveat, short_steps(steps_s)))),
+    )
