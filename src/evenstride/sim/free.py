@@ -1,9 +1,11 @@
 """Workers at their own pace over parameter servers, event by event: ``asp`` and ``ssp``.
 
-A worker is given a piece of the epoch, of its present share; computes; pushes; and the answer
-brings it the weights as they are then. If it may not go on yet, or nothing is left to be given, it
-waits, and asks for the weights anew when it may: two messages more. An epoch ends when all of it is
-trained. So it is in real runs.
+A worker asks for a piece of the epoch, of its present share; computes; pushes; and the answer
+brings it the weights as they are then. With several servers it tells the first one when all have
+answered. If it may not go on yet, or nothing is left to be given, it waits, and asks for the
+weights anew when it may. An epoch ends when all of it is trained. So it is in real runs, and each
+of these calls is two messages; only the one by which workers compare what an epoch came to is left
+out.
 
 Where events and decisions count steps, a *step* is a global batch of samples trained, by whomever.
 """
@@ -88,6 +90,8 @@ class Free(Steering):
         self._mode, self._tally = mode, Tally(scenario.size, record)
         self._queues = Queues(scenario.communication.served_by(mode.servers))
         self._latency_s = scenario.communication.latency_s
+        # From an answer to the next piece: to ask for it, and before that to tell of the update.
+        self._between_s = (4 if mode.servers > 1 else 2) * self._latency_s
         self._workers = [_Worker() for _ in range(scenario.size)]
         bound = mode.staleness if isinstance(mode, StaleSynchronous) else None
         self._desk = Desk(scenario.size, bound)
@@ -121,8 +125,10 @@ class Free(Steering):
             worker = self._workers[k]
             worker.piece = piece
             self._tally.keep(Begun(k, self._now_s))
-            if k == answered or not self._now_s:  # all begin with the same weights
-                self._compute(k, worker.answered_s)
+            if not self._now_s:  # all begin with the same weights, and a piece
+                self._compute(k, 0.0)
+            elif k == answered:
+                self._compute(k, worker.answered_s + self._between_s)
             else:
                 heard_s = max(self._now_s + self._latency_s, worker.answered_s)
                 self._at(heard_s + self._latency_s, _PULL, k)
@@ -130,7 +136,7 @@ class Free(Steering):
     def _pull(self, k: int) -> None:
         worker = self._workers[k]
         worker.pulled = self._version
-        self._compute(k, self._queues.pull(self._now_s))
+        self._compute(k, self._queues.pull(self._now_s) + 2 * self._latency_s)
 
     def _compute(self, k: int, begin_s: float) -> None:
         worker = self._workers[k]

@@ -225,15 +225,27 @@ class TestFree:
 
         outcome = ran("ssp(staleness=0)", record=record, communication=links, steps=2)
 
-        # A push takes 0.1 s there. The slow one goes on with the answer, 0.1 s later; the fast one
-        # hears that it may, asks, and is answered: three messages.
+        # A push takes 0.1 s there. The slow one has the answer 0.1 s later; the fast one hears that
+        # it may, asks for weights, and is answered: three messages. Then each asks for its piece.
         times = {(k, n): t for n, (k, t, _) in enumerate(applied(record))}
         assert times[0, 0] == pytest.approx(1.1)
         assert times[1, 1] == pytest.approx(4.1)
-        assert times[0, 2] == pytest.approx(4.1 + 0.3 + 1.1)
-        assert times[1, 3] == pytest.approx(4.1 + 0.1 + 4.1)
-        assert outcome.time_s == pytest.approx(8.3 + 0.3)
+        assert times[0, 2] == pytest.approx(4.1 + 0.3 + 0.2 + 1.1)
+        assert times[1, 3] == pytest.approx(4.1 + 0.1 + 0.2 + 4.1)
+        assert outcome.time_s == pytest.approx(8.5 + 0.3)
         assert outcome.staleness.histogram[:2] == (2, 2)
+
+    @pytest.mark.parametrize(("servers", "messages"), [(1, 4), (2, 6)])
+    def test_each_call_between_two_updates_takes_its_messages(
+        self, servers: int, messages: int
+    ) -> None:
+        record, links = list[Entry](), {"latency_s": 0.1}
+
+        ran(f"asp(servers={servers})", "uniform", record, communication=links, steps=10)
+
+        mine = [t for k, t, _ in applied(record) if k == 0]
+        # A push and its answer; with several servers the first is told; a piece is asked for.
+        assert mine[1] - mine[0] == pytest.approx(1.0 + 0.1 * messages)
 
     def test_an_epoch_ends_for_all_together(self) -> None:
         record = list[Entry]()
@@ -295,7 +307,9 @@ class TestFree:
         # The fast one alone has made 20 samples at 2 + 0.1 s.
         first = next(entry for entry in record if isinstance(entry, Begun) and entry.worker == 1)
         assert first.at_s == pytest.approx(2.1)
-        assert next(t for k, t, _ in applied(record) if k == 1) == pytest.approx(2.1 + 0.3 + 4.1)
+        assert next(t for k, t, _ in applied(record) if k == 1) == pytest.approx(
+            2.1 + 0.3 + 0.2 + 4.1
+        )
 
     def test_the_controller_is_told_what_each_worked_and_waited(self) -> None:
         join, links = {"kind": "join", "at": 1, "workers": 1}, {"latency_s": 0.1}
@@ -304,8 +318,9 @@ class TestFree:
 
         told = simulation._control.policy_state
         slow = next(seen for each in told for seen in each.observations if seen.worker == 1)
-        # It came at 2.1 s and had the weights three messages later; a push and its answer are its.
-        assert slow.wait_s[0] == pytest.approx(0.3)
+        # It came at 2.1 s, had the weights three messages later and a piece two more; a push and
+        # its answer are its own time.
+        assert slow.wait_s[0] == pytest.approx(0.5)
         assert slow.busy_s[0] == pytest.approx(slow.share / 2.5 + 0.2)
 
     def test_the_controller_evens_the_periods(self) -> None:
