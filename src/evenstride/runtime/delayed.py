@@ -140,7 +140,8 @@ class DelayedTraining:
 
     def _apply(self, optimizer: Optimizer) -> None:
         _, sent = self._on_the_way.pop(id(optimizer))
-        sent.arrive()
+        with self._timer().waiting():
+            sent.arrive()
         self._applying = True
         try:
             optimizer.step()

@@ -1,0 +1,60 @@
+"""What the clock of a rank's steps is told while gradients come one step late."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from evenstride.core.rounds import Place
+from evenstride.runtime.delayed import DelayedTraining
+
+
+class Clock:
+    """Stands in for the rank's clock."""
+
+    def __init__(self) -> None:
+        self.waits = False
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        self.waits = True
+        yield
+        self.waits = False
+
+    def gradients_ready(self) -> None:
+        assert not self.waits
+
+
+@pytest.mark.parametrize("place", [Place(0, 0, 4, 99, 4), Place(0, 0, 4, 4, 4)], ids=["mid", "end"])
+def test_waiting_for_gradients_is_never_the_ranks_own_work(
+    monkeypatch: pytest.MonkeyPatch, place: Place
+) -> None:
+    clock, arrived = Clock(), list[bool]()
+
+    class Sent:
+        """Gradients that are there as soon as they are waited for."""
+
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def arrive(self) -> None:
+            arrived.append(clock.waits)
+
+    monkeypatch.setattr("evenstride.runtime.delayed.OnTheWay", Sent)
+    timer: Any = clock
+    sync = DelayedTraining(2, lambda: None, lambda: timer, lambda _: place)
+    module = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    sync.watch(module)
+    sync._place = place
+
+    for _ in range(2):
+        sync.before_step(optimizer)
+        sync.after_step(optimizer)
+
+    assert arrived == ([True] if not place.ends_epoch else [True, True])
