@@ -65,6 +65,7 @@ class RunFigures:
         shares: in force at the end.
         changes: of the split after the opening.
         communication_s: of a step, what was left of it for the worker that waited least.
+        sync: mode of synchronisation; empty if the run did not end in order.
     """
 
     policy: str
@@ -73,6 +74,7 @@ class RunFigures:
     shares: Shares
     changes: int
     communication_s: float
+    sync: str
 
     @property
     def warm_s(self) -> tuple[float, ...]:
@@ -111,6 +113,7 @@ def run_figures(trace: Path) -> RunFigures:
         shares=told.splits[-1],
         changes=len(told.splits) - 1,
         communication_s=communication_s(Measured.of(observations(trace)), told.splits[-1]) or 0.0,
+        sync=told.ended.get("sync", ""),
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from evenstride.core.allocation import equal_finish
 from evenstride.core.fleet import Fleet, Shares, Worker, as_shares
 from evenstride.core.observation import median
+from evenstride.core.sync import sync_from_spec
+from evenstride.errors import ConfigError
 from evenstride.lab.blocks import RunFigures, run_figures
 from evenstride.lab.calibration import Curve, true_model
 from evenstride.lab.limits import PERIOD_S
@@ -29,6 +31,7 @@ class _Runs:
         """Run the script once under a policy and keep its figures."""
         figures = run_figures(self.session.train(policy, repeat))
         check_own_choice("policy", policy, figures.policy, "EVENSTRIDE_POLICY")
+        _check_steps(figures.sync)
         self.session.viewer.say(
             f"{policy}: {median(figures.warm_s) * 1e3:.1f} ms per step, samples "
             f"{'/'.join(map(str, figures.shares))}"
@@ -47,6 +50,20 @@ def run_lab(plan: LabPlan, viewer: Viewer) -> Comparison:
     """
     with opened(plan, viewer) as session:
         return _compare(_Runs(session))
+
+
+def _check_steps(sync: str) -> None:
+    """Raise if the workers have no steps in common.
+
+    Raises:
+        ConfigError: the script sets such a mode.
+    """
+    if sync and not sync_from_spec(sync).lockstep:
+        raise ConfigError(
+            f"the script trains with sync={sync!r}, whose workers have no step in common, so that "
+            f"the time of a step means nothing; leave sync= out of its Stride and add --sync "
+            f"{sync!r}, which compares by time"
+        )
 
 
 def _compare(runs: _Runs) -> Comparison:

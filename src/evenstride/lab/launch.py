@@ -156,7 +156,7 @@ def _attend(
         for change in [c for c in waiting if c.due(standing.step, standing.elapsed_s)]:
             pace.set(change.speeds)
             waiting.remove(change)
-        servers.look()
+        servers.look(training=standing.step > 0 or bool(launch.alone))
         watch.tell(standing)
         if standing.elapsed_s > launch.deadline_s:
             raise LaunchError(f"the workers were still running after {launch.deadline_s:.0f} s")

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evenstride.core.observation import median
+from evenstride.errors import ConfigError
 from evenstride.lab.calibration import (
     TOLERANCE,
     Curve,
@@ -80,6 +81,7 @@ def run_modes(plan: LabPlan, viewer: Viewer) -> ModesComparison:
         LaunchError: a worker failed.
         LimitError: a limit could not be kept.
     """
+    _check_changes(plan)
     with opened(plan, viewer) as session:
         before = session.calibrate("calibration-before") if plan.calibrate else []
         runs = [
@@ -90,6 +92,15 @@ def run_modes(plan: LabPlan, viewer: Viewer) -> ModesComparison:
         ]
         after = session.calibrate("calibration-after") if plan.calibrate else []
         return _comparison(session, runs, before, after)
+
+
+def _check_changes(plan: LabPlan) -> None:
+    free = next((mode for mode in plan.modes if not mode.lockstep), None)
+    if free is not None and any(change.at_step is not None for change in plan.changes):
+        raise ConfigError(
+            f"a change of speed at a step means another moment in {free}, whose workers have no "
+            "step in common, than in other modes; give it in seconds, such as 30s:1,0.5"
+        )
 
 
 def _train(session: Session, sync: str, policy: str, repeat: int) -> Rates:

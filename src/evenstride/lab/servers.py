@@ -27,14 +27,21 @@ class Servers:
     def __init__(self, limits: Limits, workers: Sequence[int]) -> None:
         self._limits, self._workers = limits, workers
         self._freed: set[int] = set()
-        self._looked_s = 0.0
+        self._looked_s, self._last = 0.0, False
 
-    def look(self) -> None:
-        """Free those that are new; at most twice per second, as a look costs milliseconds."""
+    def look(self, *, training: bool) -> None:
+        """Free those that are new.
+
+        At most twice per second, as a look costs milliseconds, and once more when training has
+        begun: there are no new ones then.
+
+        Args:
+            training: whether a step was made.
+        """
         now_s = time.monotonic()
-        if now_s - self._looked_s < _LOOK_S:
+        if self._last or now_s - self._looked_s < _LOOK_S:
             return
-        self._looked_s = now_s
+        self._looked_s, self._last = now_s, training
         for pid in self._found():
             with contextlib.suppress(FileNotFoundError, LimitError):  # it has ended meanwhile
                 self._limits.leave(pid)

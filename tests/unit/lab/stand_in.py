@@ -6,6 +6,7 @@ JSON object that says what the workers do:
 - ``leash``: a named pipe that each worker holds open for as long as it lives.
 - ``facts``: a folder in which each worker leaves what it was given.
 - ``steps``: a step count to leave in the progress file.
+- ``serve``: the number of a worker that starts what looks like a parameter server.
 - ``wait``: a named pipe to read a byte from, after that.
 - ``hang``: never end.
 - ``exit``: the exit code.
@@ -17,12 +18,15 @@ import json
 import os
 import signal
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from evenstride.lab.guarded import die_with_parent
 from evenstride.lab.muster import MUSTER_VARIABLE, report_for_duty
+
+SERVER_MODULE = "evenstride.runtime.served.process"  # psutil takes long to import
 
 TOLD = ("OMP_NUM_THREADS", "EVENSTRIDE_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OWN")
 
@@ -63,6 +67,9 @@ def worker(number: int, arguments: list[str], orders: dict[str, Any]) -> None:
     if "steps" in orders:
         progress = Path(os.environ["EVENSTRIDE_PROGRESS"])
         progress.write_bytes(struct.pack("<q", orders["steps"]))
+    if orders.get("serve") == number:
+        pipe = {"stdin": subprocess.PIPE}  # it ends with this process, whose end of it is closed
+        subprocess.Popen([sys.executable, "-c", "input()", SERVER_MODULE], stderr=-3, **pipe)
     if "wait" in orders:
         with Path(orders["wait"]).open("rb", buffering=0) as pipe:
             pipe.read(1)

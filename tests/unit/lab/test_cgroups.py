@@ -82,6 +82,26 @@ def test_a_process_joins_its_worker_and_is_moved_out_before_the_groups_go(
     assert base.processes() == ["4711"]
 
 
+@both
+def test_a_process_that_leaves_its_worker_has_no_limit(
+    tmp_path: Path, kind: str, version: type[FakeGroup]
+) -> None:
+    base = version.hierarchy(tmp_path / "cpu")
+    limits = CgroupLimits(CgroupFiles(kind, base), 2)
+    limits.set_speed(0, 0.1)
+    limits.join(0, 4711)
+
+    limits.leave(4711)
+
+    (free,) = base.glob("evenstride-*/free")
+    assert free.processes() == ["4711"]
+    quota = free / ("cpu.max" if kind == "cgroup v2" else "cpu.cfs_quota_us")
+    assert quota.read_text().split()[0] in {"max", "-1"}
+    limits.close()
+    assert base.groups() == []
+    assert base.processes() == ["4711"]
+
+
 def test_closing_twice_is_harmless(tmp_path: Path) -> None:
     base = GroupV1.hierarchy(tmp_path / "cpu")
     limits = CgroupLimits(CgroupFiles("cgroup v1", base), 2)

@@ -75,3 +75,12 @@ def test_runs_into_a_folder_that_was_used_before_count_alone(plan: LabPlan) -> N
     assert first.runs[0].step_s == pytest.approx(1.2)
     assert again.runs[0].step_s == pytest.approx(0.12)
     assert again.runs[1].changes == 1
+
+
+def test_a_script_whose_workers_have_no_step_in_common_cannot_be_compared_by_steps(
+    plan: LabPlan,
+) -> None:
+    with pytest.raises(ConfigError, match=r"sync='asp', whose workers.*add --sync 'asp'"):
+        outcome_of(plan, FakeRuns(sync="asp"))
+
+    assert outcome_of(plan, FakeRuns(sync="local-sgd(every=8)")).runs

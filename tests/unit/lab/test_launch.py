@@ -191,6 +191,21 @@ def test_speeds_change_when_the_time_has_come(stage: Stage) -> None:
     assert limits.speeds == [(0, 1.0), (0, 0.25), (0, 1.0)]
 
 
+def test_a_parameter_server_is_not_limited_with_the_worker_that_starts_it(stage: Stage) -> None:
+    stage.orders["serve"] = 1
+    stage.gate()
+    limits = SpyLimits()
+
+    def watch(_: Standing) -> None:
+        if limits.left:
+            stage.open()
+
+    run(stage.launch(1.0, 0.5), limits, stage.folder, watch)
+
+    (server,) = limits.left
+    assert server not in [pid for _, pid in limits.joined]
+
+
 def test_a_worker_that_fails_is_told_with_its_last_output(stage: Stage) -> None:
     stage.orders["exit"] = 3
     limits = SpyLimits()
@@ -205,10 +220,15 @@ def test_a_worker_that_fails_is_told_with_its_last_output(stage: Stage) -> None:
 def test_when_one_fails_alone_the_others_are_ended(stage: Stage) -> None:
     stage.orders["hang"] = True
     launch = stage.launch(1.0, 1.0, alone=True)
-    launch.alone[1]["STAND_IN"] = json.dumps({"exit": 4})
+    stage.gate()
+    launch.alone[1]["STAND_IN"] = json.dumps({"exit": 4, "wait": stage.orders.pop("wait")})
+
+    def watch(_: Standing) -> None:
+        if select.select([stage._leash], [], [], 0.0)[0]:  # the other one is at work
+            stage.open()
 
     with pytest.raises(LaunchError, match="exit code 4"):
-        run(launch, SpyLimits(), stage.folder)
+        run(launch, SpyLimits(), stage.folder, watch)
 
     assert stage.said() == b"loose\n"
 

@@ -11,6 +11,7 @@ from evenstride.core.sync import AllReduce, Asynchronous, StaleSynchronous
 from evenstride.errors import ConfigError
 from evenstride.lab.modes import ModesComparison, run_modes
 from evenstride.lab.session import LabPlan, Viewer
+from evenstride.lab.speeds import Change
 from tests.unit.lab.fake_runs import BATCH, FakeRuns
 
 MODES = (AllReduce(), StaleSynchronous(staleness=2))
@@ -102,3 +103,15 @@ def test_a_script_that_sets_its_own_mode_cannot_be_compared(modes: LabPlan) -> N
 def test_a_script_that_sets_its_own_policy_cannot_be_compared(modes: LabPlan) -> None:
     with pytest.raises(ConfigError, match=r"but it sets dbs itself; leave policy="):
         _outcome(modes, FakeRuns(policy="dbs"))
+
+
+def test_changes_at_steps_are_refused_where_workers_have_no_step_in_common(modes: LabPlan) -> None:
+    runs, later = FakeRuns(), (0.5, 1.0)
+    by_step = replace(modes, changes=(Change(later, at_step=3),))
+
+    with pytest.raises(ConfigError, match=r"another moment in ssp\(staleness=2\).*in seconds"):
+        _outcome(by_step, runs)
+
+    assert runs.launches == []
+    assert _outcome(replace(modes, changes=(Change(later, at_s=3.0),)), runs).runs
+    assert _outcome(replace(by_step, modes=(AllReduce(),)), runs).runs

@@ -54,7 +54,7 @@ def test_a_server_is_freed_once_and_nothing_else_is(
 
     for _ in range(3):
         clock[0] += 1.0
-        servers.look()
+        servers.look(training=False)
 
     assert (limits.left, pinned) == ([child], [(child, None)])
 
@@ -64,16 +64,29 @@ def test_looks_are_some_time_apart(
 ) -> None:
     limits = SpyLimits()
     servers = Servers(limits, [os.getpid()])
-    servers.look()
+    servers.look(training=False)
     limits.left.clear()
     servers._freed.clear()
 
     clock[0] += 0.4
-    servers.look()
+    servers.look(training=False)
     assert limits.left == []
     clock[0] += 0.2
-    servers.look()
+    servers.look(training=False)
     assert limits.left == [child]
+
+
+def test_once_training_has_begun_there_is_one_look_more(
+    child: int, clock: list[float], pinned: list[tuple[int, int | None]]
+) -> None:
+    limits = SpyLimits()
+    servers = Servers(limits, [os.getpid()])
+
+    for _ in range(2):
+        clock[0] += 1.0
+        servers.look(training=True)
+        assert limits.left == [child]
+        servers._freed.clear()
 
 
 def test_a_server_that_is_gone_by_then_is_looked_for_again(
@@ -87,9 +100,9 @@ def test_a_server_that_is_gone_by_then_is_looked_for_again(
 
     limits = Late()
     servers = Servers(limits, [os.getpid()])
-    servers.look()
+    servers.look(training=False)
     clock[0] += 1.0
-    servers.look()
+    servers.look(training=False)
 
     assert (limits.left, pinned) == ([child, child], [(child, None)])
 
@@ -98,4 +111,4 @@ def test_workers_that_have_ended_have_no_servers(clock: list[float]) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
 
-    Servers(SpyLimits(), [gone.pid]).look()
+    Servers(SpyLimits(), [gone.pid]).look(training=False)
