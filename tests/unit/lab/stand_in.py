@@ -68,8 +68,11 @@ def worker(number: int, arguments: list[str], orders: dict[str, Any]) -> None:
         progress = Path(os.environ["EVENSTRIDE_PROGRESS"])
         progress.write_bytes(struct.pack("<q", orders["steps"]))
     if orders.get("serve") == number:
-        pipe = {"stdin": subprocess.PIPE}  # it ends with this process, whose end of it is closed
-        subprocess.Popen([sys.executable, "-c", "input()", SERVER_MODULE], stderr=-3, **pipe)
+        # It ends with this process, whose end of the pipe is closed then.
+        subprocess.Popen(
+            [sys.executable, "-c", "import sys; sys.stdin.read()", SERVER_MODULE],
+            stdin=subprocess.PIPE,
+        )
     if "wait" in orders:
         with Path(orders["wait"]).open("rb", buffering=0) as pipe:
             pipe.read(1)
