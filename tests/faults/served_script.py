@@ -1,7 +1,8 @@
 """A training script over parameter servers in which a process is killed.
 
-served_script.py FOLDER SYNC FATE STEP: rank 1 dies in its step STEP, or rank 0's server does. Every
-rank writes a line with the samples of each update once it is made; after each epoch all save.
+served_script.py FOLDER SYNC FATE STEP: rank 1 dies in its step STEP, or raises, or dies when all
+are to meet; or rank 0's server dies in its step STEP, or is stopped. Every rank writes a line with
+the samples of each update once it is made; after each epoch all save.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
+from evenstride.runtime.served import calls, pulse
 
 SAMPLES, EPOCHS, BATCH = 240, 3, 12
 
@@ -45,20 +47,32 @@ def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def meet(fate: str, rank: int) -> None:
-    """Kill this process, or the server that it has started."""
+    """Kill this process, or kill or stop the server that it has started."""
     if fate == "worker" and rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fate == "server" and rank == 0:
+        _die()
+    if fate == "raises" and rank == 1:
+        raise ValueError("this worker has had enough")
+    if fate in ("server", "stopped") and rank == 0:
         (server,) = psutil.Process().children()
-        server.kill()
-        server.wait()
+        if fate == "server":
+            server.kill()
+            server.wait()
+        else:
+            server.suspend()
+
+
+def _die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(folder: Path, sync: str, fate: str, step: int) -> None:
     """Train, save after each epoch, and note what was trained."""
     torch.set_num_threads(1)
+    pulse.SILENT_S = 2.0
     dist.init_process_group("gloo", timeout=timedelta(seconds=50))
     rank = dist.get_rank()
+    if fate == "early" and rank == 1:
+        vars(calls)["join"] = _die  # after it was seen by all others
     stride = evenstride.Stride(global_batch=BATCH, sync=sync, policy="static:3,4,5")
     loader = stride.loader(rows())
     net, optimizer = trained()

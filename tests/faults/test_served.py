@@ -66,10 +66,13 @@ def _logs(folder: Path) -> dict[int, str]:
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_the_others_train_the_samples_of_a_worker_that_was_killed(tmp_path: Path) -> None:
-    codes = _run(tmp_path, "ssp(staleness=1)", "worker", 9)
+@pytest.mark.parametrize(("fate", "code"), [("worker", -9), ("raises", 1)])
+def test_the_others_train_the_samples_of_a_worker_that_ended(
+    tmp_path: Path, fate: str, code: int
+) -> None:
+    codes = _run(tmp_path, "ssp(staleness=1)", fate, 9)
 
-    assert codes == [0, -9, 0], _logs(tmp_path)
+    assert codes == [0, code, 0], _logs(tmp_path)
     # What it had made counts; what it had in hand was handed out again.
     assert _trained(tmp_path) == [Counter(range(SAMPLES))] * EPOCHS
     ends = _ends(tmp_path)
@@ -114,6 +117,16 @@ def test_a_server_that_is_killed_is_named_and_the_run_goes_on_from_the_last_save
         )
 
 
+@pytest.mark.timeout(2 * DEADLINE_S)
+@pytest.mark.parametrize("sync", ["bsp-ps", "asp"])
+def test_a_server_that_hangs_is_named_and_ended(tmp_path: Path, sync: str) -> None:
+    codes = _run(tmp_path, sync, "stopped", 22)
+
+    assert all(code not in (0, -9) for code in codes), _logs(tmp_path)
+    for log in _logs(tmp_path).values():
+        assert "parameter server0 has not answered for 2 s: it hangs" in log
+
+
 def alone() -> tuple[torch.Tensor, int]:
     """Return the weights of one process that was not disturbed, and its steps."""
     stride, (model, optimizer) = evenstride.Stride(global_batch=BATCH), trained()
@@ -130,6 +143,19 @@ def alone() -> tuple[torch.Tensor, int]:
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_worker_that_is_killed_ends_synchronous_training(tmp_path: Path) -> None:
     codes = _run(tmp_path, "bsp-ps", "worker", 9)
+
+    assert codes[1] == -9
+    assert all(code not in (0, -9) for code in (codes[0], codes[2])), _logs(tmp_path)
+    for rank in (0, 2):
+        assert "rank 1 is gone" in _logs(tmp_path)[rank]
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+@pytest.mark.parametrize("sync", ["bsp-ps", "asp"])
+def test_a_worker_that_is_killed_before_all_have_met_is_missed_in_every_mode(
+    tmp_path: Path, sync: str
+) -> None:
+    codes = _run(tmp_path, sync, "early")
 
     assert codes[1] == -9
     assert all(code not in (0, -9) for code in (codes[0], codes[2])), _logs(tmp_path)

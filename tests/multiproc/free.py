@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.distributed import rpc
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
+from evenstride.runtime.served import pulse, server
 from tests.multiproc.training import net, rows, weights
 
 
@@ -53,11 +55,14 @@ def train(rank: int, run: Run) -> dict[str, Any]:
     loader = stride.loader(rows(run.length), num_workers=run.processes)
     module = net()
     model = stride.watch(DistributedDataParallel(module))
+    free = stride._member._free
+    assert free is not None
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.5)
     ids: list[list[list[int]]] = []
     ends, times, heavy = [], list[list[tuple[float, float]]](), torch.ones(64, 64)
+    places, splits = [], []
     for epoch in range(run.epochs):
-        assert stride.epoch == epoch
+        assert run.most_steps is not None or stride.epoch == epoch
         ids.append([])
         times.append([])
         for own, x, y in loader:
@@ -73,8 +78,33 @@ def train(rank: int, run: Run) -> dict[str, Any]:
             ids[-1].append(own.tolist())
         ends.append(weights(module))
         assert stride.mean(1.0, 1) == 1.0  # all ranks are there
-    free = stride._member._free
-    assert free is not None
-    report = free.report()
+        saved = stride.state_dict()
+        places.append((stride.epoch, saved["epoch"], saved["position"]))
+        splits.append(free.split)
+        assert free.present() == tuple(range(len(free.split) or free._world_size))
+    free.bring_home([optimizer])
+    momentum = [optimizer.state[p]["momentum_buffer"].tolist() for p in module.parameters()]
+    told = {"ids": ids, "ends": ends, "report": free.report(), "times": times, "splits": splits}
     stride.close()
-    return {"ids": ids, "ends": ends, "report": report, "times": times}
+    return {**told, "places": places, "momentum": momentum}
+
+
+def idle(rank: int) -> bool:
+    """Return whether a server is shown that it is needed while nothing is asked of it."""
+    del rank
+    every_s, vars(pulse)["EVERY_S"] = pulse.EVERY_S, 0.02
+    stride = evenstride.Stride(global_batch=12, sync="asp")
+    stride.watch(net())
+    end_s, begun = time.monotonic() + 20, rpc.rpc_sync("server0", _calls)
+    shown = False
+    while not shown and time.monotonic() < end_s:
+        shown = rpc.rpc_sync("server0", _calls) >= begun + 5
+    stride.mean(1.0, 1)  # so that nobody leaves, which is a call, before all have seen it
+    stride.close()
+    vars(pulse)["EVERY_S"] = every_s
+    return shown
+
+
+def _calls() -> int:
+    """Return the calls that the server of this process has had."""
+    return server._here[0].calls

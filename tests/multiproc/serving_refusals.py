@@ -31,8 +31,10 @@ class Odd(torch.optim.SGD):
 def loop(rank: int, wrong: str) -> str:
     """Do something wrong in the second step and return the error's text."""
     del rank
-    stride = evenstride.Stride(global_batch=8, policy="uniform", sync="bsp-ps")
+    sync = "asp" if wrong in ("several", "twice") else "bsp-ps"
+    stride = evenstride.Stride(global_batch=8, policy="uniform", sync=sync)
     loader, module = stride.loader(rows(64)), net()
+    first = next(module.parameters()).requires_grad_(wrong != "unfrozen")
     model: nn.Module = module if wrong == "unwatched" else stride.watch(module)
     kind = Odd if wrong == "fails" else torch.optim.SGD
     optimizer: torch.optim.Optimizer = kind(module.parameters(), lr=0.01)
@@ -44,7 +46,10 @@ def loop(rank: int, wrong: str) -> str:
             if number and wrong == "left out":
                 stride._member.scaling.optimizer_stepped()  # as a scaler's update tells it
             (other if number == 1 and wrong == "in turns" else optimizer).step()
+            if wrong in ("several", "twice"):
+                (other if wrong == "several" else optimizer).step()
             optimizer.zero_grad()
+            first.requires_grad_()
             if wrong == "clamped":
                 with torch.no_grad():
                     next(module.parameters()).clamp_(-0.1, 0.1)
@@ -52,6 +57,18 @@ def loop(rank: int, wrong: str) -> str:
         told = str(error)
     stride.close()
     return told
+
+
+def smaller(rank: int) -> list[int]:
+    """Watch a model, and then one of fewer parameters than servers; return who holds them."""
+    del rank
+    stride = evenstride.Stride(global_batch=8, sync="bsp-ps(servers=2)")
+    stride.watch(net())
+    stride.watch(nn.Linear(2, 1, bias=False))
+    sync: Any = stride._member.scaling.sync
+    places = list(sync._places.values())
+    stride.close()
+    return places
 
 
 def two(rank: int) -> str:

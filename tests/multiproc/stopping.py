@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -38,3 +41,32 @@ def stopped(
     checkpoint.close()
     stride.close()
     return None if restored is None else restored.step, stride.step, weights(module)
+
+
+def left(rank: int, sync: str, stop: int) -> list[str]:
+    """Return the warnings of a run that is closed after a step, without a checkpoint.
+
+    Args:
+        rank: of this process.
+        sync: mode of synchronisation.
+        stop: the step; an epoch has 7.
+    """
+    del rank
+    told = list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        stride = evenstride.Stride(global_batch=30, policy="static:7,23", sync=sync)
+        patch.setattr(
+            logging.getLogger("evenstride"), "warning", lambda text, *a: told.append(text % a)
+        )
+        loader, module = stride.loader(rows(200)), net()
+        model = stride.watch(module)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+        while stride.step != stop:
+            for _, x, y in loader:
+                stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+                if stride.step == stop:
+                    break
+        stride.close()
+    return told

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from evenstride.testing import RankPool
-from tests.multiproc.free import Run, train
+from tests.multiproc.free import Run, idle, train
 from tests.multiproc.training import net, relative_error, rows, weights
 
 SLOW = (0, 0, 400)
@@ -35,6 +35,8 @@ def test_each_sample_is_trained_once_in_each_epoch(ranks: RankPool, name: str) -
         seen = Counter(chain.from_iterable(i for one in everywhere for i in one["ids"][epoch]))
         assert seen == Counter(range(run.length))
         assert len({str(one["ends"][epoch]) for one in everywhere}) == 1, "one model at its end"
+        split = tuple(sum(map(len, one["ids"][epoch])) for one in everywhere)
+        assert [one["splits"][epoch] for one in everywhere] == [split] * 3
     report = everywhere[0]["report"]
     assert report["count"] == sum(len(epoch) for one in everywhere for epoch in one["ids"])
     assert report["handed_out_again"] == 0
@@ -53,6 +55,17 @@ def test_a_limit_of_steps_counts_the_samples_of_all(ranks: RankPool) -> None:
     assert seen[1].total() == 5 * 12 - 40
     assert max(seen[1].values()) == 1
     assert not seen[2]
+    for one in everywhere:  # a state from there is one of mid-epoch, as in the other modes
+        assert one["places"] == [(1, 1, 0), (1, 1, 20), (2, 1, 20)]
+
+
+def test_who_trains_nothing_counts_the_same_passes(ranks: RankPool) -> None:
+    run = Run("asp", length=40, batch=12, policy="static:12,0,0", most_steps=2)
+
+    everywhere = ranks.run(train, 3, run)
+
+    assert [len(list(chain(*one["ids"]))) > 0 for one in everywhere] == [True, False, False]
+    assert [one["places"] for one in everywhere] == [everywhere[0]["places"]] * 3
 
 
 def test_asp_is_asynchronous(ranks: RankPool) -> None:
@@ -63,6 +76,10 @@ def test_asp_is_asynchronous(ranks: RankPool) -> None:
     assert report["most_ahead"] > 2
     updates = [sum(len(epoch) for epoch in one["ids"]) for one in everywhere]
     assert min(updates[:2]) > 1.5 * updates[2]
+
+
+def test_a_server_knows_that_it_is_needed_while_nothing_is_asked_of_it(ranks: RankPool) -> None:
+    assert ranks.run(idle, 2) == [True, True]
 
 
 @pytest.mark.parametrize("bound", [0, 2])
@@ -102,6 +119,7 @@ def test_one_worker_is_sequential_training(ranks: RankPool) -> None:
 
     assert not any(none["ids"])
     assert none["ends"] == one["ends"], "also who has trained nothing has the weights"
+    assert none["momentum"] == one["momentum"], "and the optimizer's state"
     assert (one["report"]["mean"], one["report"]["maximum"]) == (0.0, 0)
     for mine, expected in zip(one["ends"], _alone(run, one["ids"]), strict=True):
         assert relative_error(mine, expected) <= 1e-12

@@ -9,7 +9,7 @@ import pytest
 
 from evenstride.testing import RankPool
 from tests.multiproc.serving import Run, train
-from tests.multiproc.serving_refusals import broken, loop, two
+from tests.multiproc.serving_refusals import broken, loop, smaller, two
 from tests.multiproc.training import relative_error
 
 CASES = {
@@ -42,6 +42,9 @@ WRONG = {
     "fails": "could not: .*this optimizer has had enough",
     "left out": "a gradient scaler found a gradient that is not finite",
     "unwatched": "no model was given to stride.watch",
+    "unfrozen": "was frozen when stride.watch.. got it",
+    "several": "use one optimizer with several parameter groups",
+    "twice": "one step.. for each batch",
 }
 
 
@@ -49,6 +52,12 @@ WRONG = {
 def test_what_servers_cannot_know_is_refused_and_said(ranks: RankPool, wrong: str) -> None:
     for text in ranks.run(loop, 2, wrong):
         assert re.search(WRONG[wrong], text), text
+
+
+def test_a_further_model_may_have_fewer_parameters_than_there_are_servers(ranks: RankPool) -> None:
+    for places in ranks.run(smaller, 2):
+        assert set(places[:-1]) == {0, 1}
+        assert places[-1] == 0
 
 
 def test_a_second_set_of_servers_is_refused(ranks: RankPool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evenstride.testing import RankPool
-from tests.multiproc.stopping import stopped
+from tests.multiproc.stopping import left, stopped
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,11 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     assert [one[:2] for one in first] == [(None, 12)] * 2
     assert [one[:2] for one in second] == [(10, whole[0][1])] * 2
     assert second[0][2] == second[1][2] == whole[0][2] == whole[1][2]
+
+
+@pytest.mark.parametrize(("stop", "whole"), [(4, True), (5, False), (7, True), (13, False)])
+def test_a_run_that_ends_with_as_many_models_as_ranks_says_so(
+    ranks: RankPool, stop: int, whole: bool
+) -> None:
+    for told in ranks.run(left, 2, "local-sgd(every=4)", stop):
+        assert any("each rank has a model of its own" in text for text in told) != whole

@@ -77,6 +77,8 @@ class _Wait:
         """Return the texts of the keys once they are there."""
         try:
             return self.channel.meet(keys, timeout, self._tell)
+        except WorkerLost:
+            raise
         except RuntimeError as error:
             who = _whom(self.channel.missing(keys))
             raise WorkerLost(

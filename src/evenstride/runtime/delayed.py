@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from evenstride.core.rounds import Place
 from evenstride.core.weighting import loss_factor
 from evenstride.errors import ConfigError
+from evenstride.runtime import misuse
 from evenstride.runtime.averaging import Sum, buckets
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.timing import StepTimer
@@ -133,8 +134,13 @@ class DelayedTraining:
             self._apply(optimizer)
 
     def close(self, *, in_order: bool) -> None:
-        """Let go of the process group. May be called again."""
-        del in_order
+        """Let go of the process group. May be called again.
+
+        Args:
+            in_order: whether all is well: then it is told if a gradient was never applied.
+        """
+        if in_order and self._on_the_way:
+            misuse.tell_of_late_gradient()
         self._group = None
         self._on_the_way.clear()
 

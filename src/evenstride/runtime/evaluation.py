@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,10 +16,21 @@ from torch.utils.data import DataLoader
 from evenstride.core.dealing import Dealing
 from evenstride.core.fleet import IntArray, Shares
 from evenstride.core.partition import cut, even_windows, micro_batches, step_shares
+from evenstride.runtime.agreement import Plain
 from evenstride.runtime.channel import finish, told
-from evenstride.runtime.loading import BatchStream, DataLoaderOptions
-from evenstride.runtime.seeding import Keys, item_seeds
+from evenstride.runtime.checks import check_whole
+from evenstride.runtime.layout import check_micro_batch, dealing, judge_loader, layout
+from evenstride.runtime.loading import (
+    BatchStream,
+    DataLoaderOptions,
+    LoaderOptions,
+    check_options,
+    own_generator,
+)
+from evenstride.runtime.seeding import Keys, SeededDataset, item_seeds, seeded_dataset
+from evenstride.runtime.setup import Settings
 from evenstride.runtime.sharded import gathered
+from evenstride.runtime.shards import indexed
 
 
 class EvalSampler:
@@ -105,18 +117,96 @@ class EvalLoader(DataLoader[Any]):
             yield from super().__iter__()
 
 
+class Evaluated(Protocol):
+    """What evaluation needs of a member."""
+
+    def agree(
+        self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
+    ) -> Plain:
+        """Return what the leader makes of what all ranks show."""
+        ...
+
+    def split(self) -> Shares:
+        """Return the shares by which all ranks cut data alike."""
+        ...
+
+    def begin_evaluation(self) -> Iterator[nn.Module]:
+        """Return the models whose parameters must be kept gathered in an evaluation."""
+        ...
+
+
+class Evaluation:
+    """Makes one rank's loaders for evaluation.
+
+    Args:
+        member: whose they are.
+        rank: this rank.
+        settings: of the run.
+    """
+
+    def __init__(self, member: Evaluated, rank: int, settings: Settings) -> None:
+        self._member, self._rank, self._settings = member, rank, settings
+
+    def loader(
+        self,
+        dataset: Any,
+        global_batch: int | None,
+        max_micro_batch: int | None,
+        options: DataLoaderOptions,
+        *,
+        seeded: bool,
+    ) -> EvalLoader:
+        """Return a loader for evaluation; see `Stride.loader`; collective."""
+        settings = self._settings
+        batch = settings.global_batch if global_batch is None else global_batch
+
+        def show() -> Plain:
+            check_options(options)
+            check_whole("global_batch", batch, least=1)
+            check_micro_batch(max_micro_batch)
+            asked = LoaderOptions(shuffle=False, max_micro_batch=max_micro_batch)
+            return {**layout(dataset, asked, options.get("num_workers", 0)), "global_batch": batch}
+
+        judge = partial(judge_loader, topic="an evaluation loader")
+        verdict = self._member.agree("loader(train=False)", show, judge)
+        samples = seeded_dataset(indexed(dataset), seeded=seeded)
+        sampler = EvalSampler(
+            verdict["length"],
+            batch,
+            self._member.split,
+            self._rank,
+            max_micro_batch or settings.max_share,
+            settings.seed if isinstance(samples, SeededDataset) else None,
+            dealing(dataset, verdict),
+        )
+        options.setdefault("generator", own_generator(settings.seed, self._rank))
+        return EvalLoader(sampler, samples, options, self._member.begin_evaluation)
+
+
 def exact_mean(
-    total: float | Tensor, count: float | Tensor, group: dist.ProcessGroup | None
+    total: float | Tensor,
+    count: float | Tensor,
+    group: dist.ProcessGroup | None,
+    summed: Callable[[list[float]], list[float]] | None = None,
 ) -> float | Tensor:
     """Return the sum of all ranks' totals over the sum of their counts; collective.
 
     Summed in float64. A tensor of several elements gives a tensor of the same shape, anything
     else a float. With a count of 0 over all ranks the result is nan.
+
+    Args:
+        total: this rank's.
+        count: likewise.
+        group: of the ranks; ``None`` for this one alone.
+        summed: returns the sums of all ranks' values where that is not for the group to do.
     """
     totals = torch.as_tensor(total, dtype=torch.float64, device="cpu").detach()
     sums = torch.cat([totals.reshape(-1), torch.tensor([float(count)], dtype=torch.float64)])
     if group is not None:
-        sums = _summed(sums.to(_device(group)), group)
+        if summed is None:
+            sums = _summed(sums.to(_device(group)), group)
+        else:
+            sums = torch.tensor(summed(sums.tolist()), dtype=torch.float64)
     mean = sums[:-1] / sums[-1]
     return float(mean) if totals.numel() == 1 else mean.reshape(totals.shape)
 

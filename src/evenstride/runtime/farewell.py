@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ _LINGER_S = 0.3
 # How long a collective that waits for a lost rank gets to fail by itself.
 _STUCK_S = 3.0
 _EXIT_CODE = 1
+_GONE = re.compile(r"rank (\d+) is gone")
 
 
 class LossReport:
@@ -41,8 +43,9 @@ class LossReport:
         restarts: whether a launcher starts the ranks again. Then a process whose collective waits
             for the lost rank ends: nothing in it can interrupt the wait, which would last for
             the process group's whole timeout.
-        forgive: where the others go on without a rank: told of each one that is gone. Rank 0, which
-            leads, is missed nevertheless.
+        forgive: where the others may go on without a rank: told of each one that is gone, and
+            returns whether they can. Rank 0, which leads, is missed nevertheless, and so is this
+            rank itself: the others have taken it for lost, and train its samples.
     """
 
     def __init__(
@@ -67,14 +70,15 @@ class LossReport:
     def found(self, rank: int, how: str) -> None:
         """This rank has found out that ``rank`` is gone."""
         text = f"rank {rank} is gone: {how}"
-        if self._forgive is not None and rank != 0:
-            self._forgive(rank)
         if self.heard(text):
             announce_loss(self._channel, self.exchange(), rank, text)
 
     def heard(self, text: str) -> bool:
         """Another rank has told so; return whether it is news."""
-        forgiven = self._forgive is not None and not text.startswith("rank 0 is")
+        with self._lock:
+            if text in self._forgiven or self.text is not None:
+                return False
+        forgiven = self._forgives(text)
         with self._lock:
             if text in self._forgiven or self.text is not None:
                 return False
@@ -101,6 +105,12 @@ class LossReport:
             timer.name, timer.daemon = "evenstride-stuck", True
             timer.start()
         return True
+
+    def _forgives(self, text: str) -> bool:
+        gone = _GONE.match(text)
+        if self._forgive is None or gone is None or int(gone[1]) in (0, self._channel.rank):
+            return False
+        return bool(self._forgive(int(gone[1])))
 
     def _end_if_stuck(self, at: tuple[str, int]) -> None:
         if self._at() != at or at[0] not in STUCK_PHASES:

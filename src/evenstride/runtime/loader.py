@@ -139,12 +139,13 @@ class TrainLoader(DataLoader[Any]):
             parts=progress.parts,
             dealing=progress.dealing,
         )
-        steps_before = progress.step
+        steps_before = progress.earlier + progress.step  # where workers do not keep step: of all
         try:
             yield from self._deliver()
             rank.scaling.timer.epoch_ended()
             rank.scaling.loop_ended()
-            progress.empty_passes += progress.step == steps_before and not progress.cursor.done
+            empty = progress.earlier + progress.step == steps_before
+            progress.empty_passes += empty and not progress.cursor.done
         finally:
             self._busy = False
             self._steps.left()

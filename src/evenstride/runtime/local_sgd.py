@@ -23,6 +23,7 @@ from evenstride.core.rounds import Place, ends_round, on_their_own
 from evenstride.core.sync import LocalSgd
 from evenstride.core.weighting import loss_factor
 from evenstride.errors import ConfigError, UsageError
+from evenstride.runtime import misuse
 from evenstride.runtime.joint import Joint
 from evenstride.runtime.outer import Outer
 from evenstride.runtime.sampler import Draw
@@ -181,8 +182,14 @@ class LocalTraining:
         self._over = self._settled = True
 
     def close(self, *, in_order: bool) -> None:
-        """Let go of the process groups. May be called again."""
-        del in_order
+        """Let go of the process groups. May be called again.
+
+        Args:
+            in_order: whether all is well: then it is told if the ranks' models differ.
+        """
+        if in_order and self._opened is not None and not self._settled:
+            misuse.tell_of_models(self._place.step + 1)
+            self._settled = True
         if self._opened is not None:
             self._opened.close()
         self._join = self._draw = self._entered = None

@@ -18,20 +18,17 @@ from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime.agreement import Plain, agree, named
 from evenstride.runtime.bond import Bond, tie
 from evenstride.runtime.calibrating import calibration
-from evenstride.runtime.checks import check_whole
 from evenstride.runtime.continuity import Continuity
 from evenstride.runtime.control_plane import Local, Position
 from evenstride.runtime.costs import CostFn, Costs
 from evenstride.runtime.environment import USUAL_SILENT_S, Environment
-from evenstride.runtime.evaluation import EvalLoader, EvalSampler, exact_mean
+from evenstride.runtime.evaluation import Evaluation, exact_mean
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.groups import own_group
 from evenstride.runtime.guard import guarded
 from evenstride.runtime.holding import Holding
 from evenstride.runtime.layout import (
     check_loader,
-    check_micro_batch,
-    dealing,
     equal,
     judge_loader,
     layout,
@@ -45,7 +42,6 @@ from evenstride.runtime.loading import (
     LoaderOptions,
     check_options,
     dataset_length,
-    own_generator,
 )
 from evenstride.runtime.modes import facts_of, free_of, sampler_of, synchroniser
 from evenstride.runtime.norm import batch_norms, check_convertible, convert
@@ -54,11 +50,10 @@ from evenstride.runtime.progress import Progress
 from evenstride.runtime.recorder import Recorder
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.scaling import Scaling
-from evenstride.runtime.seeding import SeededDataset, seeded_dataset
 from evenstride.runtime.setup import Settings, Team
 from evenstride.runtime.sharded import is_sharded
-from evenstride.runtime.shards import indexed
 from evenstride.runtime.summary import Summary, summarise
+from evenstride.runtime.survivors import survivors_of, watched
 from evenstride.runtime.timing import StepTimer
 from evenstride.runtime.unaligned import check_unaligned_mean, check_unaligned_norm, refuse_weights
 from evenstride.runtime.watching import Watching
@@ -84,12 +79,7 @@ class Member:
         self._loader: Callable[[], TrainLoader | None] = lambda: None
         self._meetings = 0
         self._closed = False
-        self._gate = Gate(
-            team.shares,
-            blocking=team.opening and settings.mode.lockstep,
-            timeout_s=team.channel.timeout.total_seconds() if team.channel else 0.0,
-            ask=self._ask if team.leader else lambda: None,
-        )
+        self._gate = self._gated(team, settings)
         here = team.peers[team.rank].place
         neighbours = sum(peer.place == here for peer in team.peers)
         self._holding = Holding(self.scaling, team.rank, neighbours, lambda: self.progress.step)
@@ -106,10 +96,22 @@ class Member:
             settings.max_steps,
         )
         self._free = free_of(self.scaling.sync)
+        self.survivors = survivors_of(self._free, team.shares, lambda: self._gate.error)
+        """Who is there, in modes in which the others go on without a worker that is lost."""
+        self.eval_loader = Evaluation(self, team.rank, settings).loader
+        """Returns a loader for evaluation; see `Stride.loader`."""
         self._watching = Watching(self, team, self._holding, settings.mode)
         self._bond = self._tied(team, environment)
         if team.opening and not settings.mode.lockstep:
             self._skip_opening()
+
+    def _gated(self, team: Team, settings: Settings) -> Gate:
+        return Gate(
+            team.shares,
+            blocking=team.opening and settings.mode.lockstep,
+            timeout_s=team.channel.timeout.total_seconds() if team.channel else 0.0,
+            ask=self._ask if team.leader else lambda: None,
+        )
 
     def _tied(self, team: Team, environment: Environment) -> Bond:
         free, silent_s = self._free, environment.silent_s
@@ -198,41 +200,7 @@ class Member:
                 "make the loader between two epochs"
             )
 
-    def eval_loader(
-        self,
-        dataset: Any,
-        global_batch: int | None,
-        max_micro_batch: int | None,
-        options: DataLoaderOptions,
-        *,
-        seeded: bool,
-    ) -> EvalLoader:
-        """Return a loader for evaluation; see `Stride.loader`."""
-        batch = self._settings.global_batch if global_batch is None else global_batch
-
-        def show() -> Plain:
-            check_options(options)
-            check_whole("global_batch", batch, least=1)
-            check_micro_batch(max_micro_batch)
-            asked = LoaderOptions(shuffle=False, max_micro_batch=max_micro_batch)
-            return {**layout(dataset, asked, options.get("num_workers", 0)), "global_batch": batch}
-
-        judge = partial(judge_loader, topic="an evaluation loader")
-        verdict = self.agree("loader(train=False)", show, judge)
-        samples = seeded_dataset(indexed(dataset), seeded=seeded)
-        sampler = EvalSampler(
-            verdict["length"],
-            batch,
-            self.latest_shares,
-            self._team.rank,
-            max_micro_batch or self._settings.max_share,
-            self._settings.seed if isinstance(samples, SeededDataset) else None,
-            dealing(dataset, verdict),
-        )
-        options.setdefault("generator", own_generator(self._settings.seed, self._team.rank))
-        return EvalLoader(sampler, samples, options, self._begin_evaluation)
-
-    def _begin_evaluation(self) -> Iterator[nn.Module]:
+    def begin_evaluation(self) -> Iterator[nn.Module]:
         """Return the models whose parameters must be kept gathered in an evaluation."""
         self.scaling.evaluated = True
         return filter(is_sharded, self.scaling.models)
@@ -288,12 +256,23 @@ class Member:
             return self.progress.parts
         return self._gate.expected(max(self.progress.step - 1, 0))
 
+    def split(self) -> Shares:
+        """Return the shares by which all ranks cut data alike, at whatever step each of them is."""
+        return self.latest_shares() if self.survivors is None else self.survivors.split()
+
     def mean(self, total: float | Tensor, count: float | Tensor) -> float | Tensor:
         """Return the exact mean over all ranks; the wait for them is not work."""
         if (loader := self._loader()) is not None and loader.busy:
             check_unaligned_mean(self._settings.mode)
         with self.timer.waiting():
-            return exact_mean(total, count, self._team.group)
+            return exact_mean(total, count, self._team.group, self._summed())
+
+    def _summed(self) -> Callable[[list[float]], list[float]] | None:
+        """Return what adds up all ranks' values where one of them may be lost."""
+        if self.survivors is None or self._team.channel is None:
+            return None
+        self._meetings += 1
+        return partial(self.survivors.summed, self._team.channel, f"mean {self._meetings}")
 
     def load(self, state: dict[str, Any]) -> None:
         """Go to a saved position."""
@@ -383,8 +362,9 @@ class Member:
         show, judge = named(call, show, judge)
         if self._team.channel is None:
             return judge([show()])
+        channel = watched(self._team.channel, self.survivors, call)
         topic = f"call {self._meetings} of loader(), watch() or sync_batch_norm()"
-        return agree(self._team.channel, topic, show, judge, call)
+        return agree(channel, topic, show, judge, call)
 
     def _skip_opening(self) -> None:
         self._gate.skip_opening()

@@ -1,10 +1,14 @@
-"""What a training loop may do wrong with a batch's loss and gradients, as errors to raise."""
+"""What a training loop may do wrong with a batch's loss and gradients: errors, and warnings."""
 
 from __future__ import annotations
+
+import logging
 
 from torch import Tensor
 
 from evenstride.errors import ScaleError, UsageError
+
+logger = logging.getLogger("evenstride")
 
 
 def not_one_number(loss: object) -> ScaleError:
@@ -108,6 +112,26 @@ def unwatched() -> UsageError:
     return UsageError(
         "no model was given to stride.watch(), and this mode of synchronisation trains those that "
         "were; call model = stride.watch(model) before the loop"
+    )
+
+
+def tell_of_models(step: int) -> None:
+    """Warn that the run ends in the midst of a round of local steps."""
+    logger.warning(
+        "the run ends after step %d, in the midst of a round of local steps, so that each rank has "
+        "a model of its own, and none is the average; train to the end of an epoch, set the limit "
+        "of steps by EVENSTRIDE_MAX_STEPS, or save with a Checkpointer before close(), which "
+        "averages them",
+        step,
+    )
+
+
+def tell_of_late_gradient() -> None:
+    """Warn that the run ends before the gradient of its last step was applied."""
+    logger.warning(
+        "the run ends while the gradient of its last step is on its way, which is never applied; "
+        "train to the end of an epoch, set the limit of steps by EVENSTRIDE_MAX_STEPS, or save "
+        "with a Checkpointer before close(), which applies it"
     )
 
 

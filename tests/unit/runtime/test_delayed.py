@@ -30,11 +30,14 @@ class Clock:
         assert not self.waits
 
 
-@pytest.mark.parametrize("place", [Place(0, 0, 4, 99, 4), Place(0, 0, 4, 4, 4)], ids=["mid", "end"])
+PLACES = {"mid": Place(0, 0, 4, 99, 4), "end": Place(0, 0, 4, 4, 4)}
+
+
+@pytest.mark.parametrize("name", PLACES)
 def test_waiting_for_gradients_is_never_the_ranks_own_work(
-    monkeypatch: pytest.MonkeyPatch, place: Place
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    clock, arrived = Clock(), list[bool]()
+    place, clock, arrived = PLACES[name], Clock(), list[bool]()
 
     class Sent:
         """Gradients that are there as soon as they are waited for."""
@@ -58,3 +61,5 @@ def test_waiting_for_gradients_is_never_the_ranks_own_work(
         sync.after_step(optimizer)
 
     assert arrived == ([True] if not place.ends_epoch else [True, True])
+    sync.close(in_order=True)
+    assert ("the gradient of its last step is on its way" in caplog.text) is (name == "mid")

@@ -63,6 +63,22 @@ def test_what_was_heard_is_not_announced_again() -> None:
     assert message(told, "go/0/0") is None
 
 
+def test_a_loss_that_the_others_can_do_without_fails_nothing_but_that_of_some() -> None:
+    told = list[int]()
+
+    def forgive(rank: int) -> bool:
+        told.append(rank)
+        return rank != 3
+
+    texts = [f"rank {rank} is gone: it ended" for rank in (2, 2, 3, 0, 1)]
+    for text, fatal in zip(texts, (False, False, True, True, True), strict=True):
+        report = LossReport(channel(rank=1), Gate((3, 4)), lambda: ("sync", 25), forgive=forgive)
+        assert report.heard(text)
+        assert report.known() == fatal
+        assert not report.heard(text), "it is no news any more"
+    assert told == [2, 2, 3], "rank 0 leads, and the others have done without rank 1 already"
+
+
 def test_announcing_survives_the_end_of_the_store() -> None:
     class Gone(Channel):
         def put(self, key: str, text: str) -> None:

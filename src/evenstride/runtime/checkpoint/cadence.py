@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,6 +45,10 @@ class Cadence:
         if self.steps:
             return "every step" if self.steps == 1 else f"every {self.steps} steps"
         return f"every {repr(self.interval_s).removesuffix('.0')} s"
+
+    def after(self, step: int) -> float:
+        """Return the next step at which a save is due; infinity if they go by time."""
+        return (step // self.steps + 1) * self.steps if self.steps else math.inf
 
     @property
     def by_clock(self) -> bool:

@@ -115,7 +115,7 @@ class Checkpointer:
         self._staging, self._saves = Staging(), self._ties.saves
         self.interval_s: Callable[[float], float] = self._ties.interval_s
         """With ``every="auto"``: seconds from save to save, by what one costs in seconds."""
-        self._seen, self._next = -1, self._due_after(stride.step)
+        self._seen, self._next = -1, self._is.cadence.after(stride.step)
         self._ask_at_s = math.inf
         self._name: Name | None = None
         self._damaged: set[Name] = set()
@@ -131,7 +131,8 @@ class Checkpointer:
         """Save if it is due; every rank must call it after every optimizer step.
 
         A save that is still going on when the next is due is waited for. Where workers do not keep
-        step (``asp``, ``ssp``) this does nothing: call `save` where an epoch has ended.
+        step (``asp``, ``ssp``) this saves nothing, and warns when it would: call `save` where an
+        epoch has ended.
 
         Raises:
             ConfigError: at the first save, if some state cannot be saved safely.
@@ -143,11 +144,16 @@ class Checkpointer:
             Some microseconds when nothing is due; a copy of this rank's part when a save is.
         """
         step = self._stride.step
-        if step == self._seen or not self._ties.lockstep:
+        if step == self._seen:
             return
         self._refuse_if_closed("step")
         self._seen = step
-        if self._ties.rank == 0 and time.monotonic() >= self._ask_at_s:
+        by_clock = self._ties.rank == 0 and time.monotonic() >= self._ask_at_s
+        if not self._ties.lockstep:
+            if by_clock or step >= self._next:
+                self._tally.due_in_vain()
+            return
+        if by_clock:
             self._ask()
         own = self._ties.committed()
         pending = self._saves.pending(own)
@@ -161,7 +167,7 @@ class Checkpointer:
         """Save now, and return when it is done; collective.
 
         Where workers go on without one that was lost (``asp``, ``ssp``) it only warns: a rank that
-        is gone cannot take part.
+        is gone cannot take part, also if it goes meanwhile.
 
         Raises:
             CheckpointError: it could not be saved; on every rank.
@@ -171,11 +177,17 @@ class Checkpointer:
         self._refuse_if_closed("save")
         if not self._ties.complete():
             return
-        self._take_over()
-        self._start(self._stride.step)
-        self._take_over()
-        if self._tally.error:
-            raise CheckpointError(self._tally.error)
+        try:
+            self._take_over()
+            self._start(self._stride.step)
+            self._take_over()
+            if self._tally.error:
+                raise CheckpointError(self._tally.error)
+        except EvenstrideError as error:
+            if not self._ties.forgives(error):
+                raise
+            self._saver.abandon()
+            self._tally.failed = None
 
     def wait(self) -> None:
         """Wait until the save that is going on, if any, has ended; however it did."""
@@ -212,7 +224,7 @@ class Checkpointer:
             self._is.storage, self._ties, self._saver.group, self._is.training, here, allowed
         )
         restored = restorer.run(self._damaged)
-        self._seen, self._next = self._stride.step, self._due_after(self._stride.step)
+        self._seen, self._next = self._stride.step, self._is.cadence.after(self._stride.step)
         if restored is not None:
             self._tally.newest = parse_name(restored.folder)
         self._plan_by_clock()
@@ -274,25 +286,16 @@ class Checkpointer:
             )
 
     def _begin(self, step: int, *, asked: bool) -> None:
-        self._next = self._due_after(step)
-        self._tell_if_busy()
+        self._next = self._is.cadence.after(step)
+        if self._saver.busy:
+            self._tally.put_off()
         self._take_over()
         if asked or not self._tally.leaves_out():
             self._start(step)
 
-    def _tell_if_busy(self) -> None:
-        if not self._saver.busy:
-            return
-        self._tally.count["put_off"] += 1
-        if self._tally.count["put_off"] == 1 and self._ties.rank == 0:
-            logger.warning(
-                "a checkpoint is due and the one before is still being written, so training "
-                "waits; save less often, or to a faster place (how long is in report())"
-            )
-
     def _start(self, step: int) -> None:
         begun_s = time.monotonic()
-        state = state_of(self._stride, self._ties)
+        state = state_of(self._stride, self._ties, self._is.training.optimizers)
         if not self._checked:
             self._ties.agree("the first save", self._show_safe, lambda shown: shown[0])
             self._checked = True
@@ -328,7 +331,7 @@ class Checkpointer:
         """Wait for the save before, if there is one, and take note of how it ended."""
         begun_s = time.monotonic()
         with self._ties.waiting():
-            outcome = self._saver.take()
+            outcome = self._saver.take(wait=self._ties.until)
         self._tally.count["blocked_s"] += time.monotonic() - begun_s
         if outcome is not None:
             self._note(outcome)
@@ -355,10 +358,6 @@ class Checkpointer:
     def _ask(self) -> None:
         self._ask_at_s = math.inf
         self._saves.ask("a checkpoint is due by the clock, or a failed one is tried again")
-
-    def _due_after(self, step: int) -> float:
-        every = self._is.cadence.steps
-        return (step // every + 1) * every if every else math.inf
 
     def _plan_by_clock(self) -> None:
         cadence = self._is.cadence

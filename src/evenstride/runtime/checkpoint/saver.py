@@ -92,16 +92,30 @@ class Saver:
         )
         self._thread.start()
 
-    def take(self, timeout_s: float | None = None) -> Outcome | None:
-        """Wait for the save to end and return how; ``None`` if there was none, or it goes on."""
+    def take(
+        self,
+        timeout_s: float | None = None,
+        wait: Callable[[Callable[[], bool]], object] = lambda _: None,
+    ) -> Outcome | None:
+        """Wait for the save to end and return how; ``None`` if there was none, or it goes on.
+
+        Args:
+            timeout_s: how long to wait; ``None`` for no limit.
+            wait: waits before that until something is so, and may raise.
+        """
         if self._thread is None:
             return None
         self._hurry.set()
+        wait(lambda: not self.busy)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return None
         outcome, self._thread, self._outcome = self._outcome, None, None
         return outcome
+
+    def abandon(self) -> None:
+        """Wait no longer for a save that cannot end: its thread waits for a rank that is lost."""
+        self._thread, self._failed = None, lambda _: None
 
     def close(self) -> None:
         """Let go of the group."""

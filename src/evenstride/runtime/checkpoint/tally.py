@@ -21,7 +21,7 @@ class Tally:
 
     def __init__(self, place: str, *, speaks: bool) -> None:
         self._place, self._speaks = place, speaks
-        self._left_out = 0
+        self._left_out, self._in_vain = 0, False
         self.count: dict[str, float] = dict.fromkeys(COUNTS, 0)
         self.failures_in_row = 0
         self.failed: Outcome | None = None
@@ -43,6 +43,25 @@ class Tally:
             self.failures_in_row, self.failed, self.newest = 0, None, outcome.name
             self.count["saved"] += 1
         self._left_out = left_out(self.failures_in_row)
+
+    def put_off(self) -> None:
+        """Take note that a save is due while the one before is still going on."""
+        self.count["put_off"] += 1
+        if self.count["put_off"] == 1 and self._speaks:
+            logger.warning(
+                "a checkpoint is due and the one before is still being written, so training "
+                "waits; save less often, or to a faster place (how long is in report())"
+            )
+
+    def due_in_vain(self) -> None:
+        """Take note that a save is due, where workers do not keep step: say so once."""
+        if self._speaks and not self._in_vain and not self.count["saved"]:
+            logger.warning(
+                "a checkpoint is due, and step() saves nothing in this mode of synchronisation, in "
+                "which workers do not keep step; call save() on every rank where an epoch has "
+                "ended"
+            )
+        self._in_vain = True
 
     def leaves_out(self) -> bool:
         """Return whether a save that is due is left out, because those before failed."""

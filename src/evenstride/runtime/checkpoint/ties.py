@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from evenstride.core.saving import Saving
-from evenstride.errors import ConfigError, StepInFlight
+from evenstride.errors import (
+    CheckpointError,
+    ConfigError,
+    EvenstrideError,
+    StepInFlight,
+    WorkerLost,
+)
 from evenstride.runtime.agreement import Plain
 from evenstride.runtime.delayed import DelayedTraining
 from evenstride.runtime.local_sgd import LocalTraining
@@ -95,12 +102,20 @@ class Ties(Protocol):
         """Whether all ranks are at the same step whenever one is."""
         ...
 
-    def bring_home(self) -> None:
-        """Let the optimizers here have the state that is kept elsewhere, such as on servers."""
+    def bring_home(self, optimizers: Sequence[Optimizer]) -> None:
+        """Let these optimizers have the state that is kept elsewhere, such as on servers."""
         ...
 
     def complete(self) -> bool:
         """Return whether all ranks are there to save together; warn if they are not."""
+        ...
+
+    def forgives(self, error: EvenstrideError) -> bool:
+        """Return whether a save failed because of a lost rank that is not missed; warn then."""
+        ...
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Wait for a save, or raise if a rank is lost that is not missed."""
         ...
 
     def begin(self, save_s: float, notices: str | None, saving: Saving | None) -> None:
@@ -124,7 +139,7 @@ class Ties(Protocol):
         ...
 
 
-def state_of(stride: Any, ties: Ties) -> dict[str, Any]:
+def state_of(stride: Any, ties: Ties, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
     """Return a `Stride`'s state to be saved; the optimizers have theirs here then.
 
     Raises:
@@ -137,7 +152,7 @@ def state_of(stride: Any, ties: Ties) -> dict[str, Any]:
             "do not keep step, so that they have different weights; call save() after the loop "
             "over an epoch has ended, on every rank"
         )
-    ties.bring_home()
+    ties.bring_home(optimizers)
     return state
 
 
@@ -184,22 +199,47 @@ class MemberTies:
 
     def complete(self) -> bool:
         """Return whether all ranks are there; at the end of an epoch all know alike."""
-        free = self._member._free
-        if free is None or not free.gone:
-            return True
-        if self.rank == min(set(range(self.world_size)) - set(free.gone)):
+        survivors = self._member.survivors
+        absent = () if survivors is None else survivors.absent()
+        self._tell_of(absent)
+        return not absent
+
+    def forgives(self, error: EvenstrideError) -> bool:
+        """Return whether a rank was lost during the save, and the others go on without it.
+
+        All of them come to this, since none can have saved without it.
+        """
+        survivors = self._member.survivors
+        if survivors is None or not isinstance(error, WorkerLost | CheckpointError):
+            return False
+        absent = survivors.blamed(error)
+        self._tell_of(absent)
+        return bool(absent)
+
+    def _tell_of(self, absent: tuple[int, ...]) -> None:
+        if absent and self.rank == min(set(range(self.world_size)) - set(absent)):
             logger.warning(
                 "nothing is saved, as worker(s) %s are gone and cannot take part; training goes "
                 "on; start the run again to have all of them, from the newest checkpoint on",
-                ", ".join(map(str, free.gone)),
+                ", ".join(map(str, absent)),
             )
-        return False
 
-    def bring_home(self) -> None:
+    def until(self, done: Callable[[], bool]) -> None:
+        """Wait for a save in modes in which the others go on without a rank; else return at once.
+
+        Raises:
+            WorkerLost: a rank is lost.
+        """
+        if self._member.survivors is not None:
+            self._member.survivors.until(done, "saving")
+
+    def bring_home(self, optimizers: Sequence[Optimizer]) -> None:
         """Let the optimizers here have the state that servers keep, or that all ranks' come to."""
         sync: object = self._member.scaling.sync
-        if isinstance(sync, Served | LocalTraining | DelayedTraining):
-            with self.waiting():
+        with self.waiting():
+            if isinstance(sync, Served):  # also those that have not stepped on this rank yet
+                sync.bring_home(optimizers)
+            elif isinstance(sync, LocalTraining | DelayedTraining):
                 sync.bring_home()
 
     def with_own(self, extra: Any) -> Any:
@@ -214,7 +254,10 @@ class MemberTies:
 
         Args:
             save_s: seconds that the first save is taken to need.
-            notices: where to look for them; ``None`` for what the environment says.
+            notices: where to look for them; ``None`` for what the environment says. They are not
+                where workers do not keep step: no rank could save when one leaves, and its
+                samples are trained by others anyway. So a signal does there what it does without
+                us.
             saving: how to decide when to save; ``None`` for the usual way.
 
         Raises:
@@ -226,7 +269,15 @@ class MemberTies:
                 "this Stride has a Checkpointer already, and the ranks agree on one save at a "
                 "time; close() that one first, or give it all that is to be saved (extra=)"
             )
-        continuity.watch(notices)
+        if self.lockstep:
+            continuity.watch(notices)
+        elif self.rank == 0 and (asked := notices or continuity.notices) not in ("auto", "off"):
+            logger.warning(
+                "notices=%s has no effect in this mode of synchronisation, in which nothing can be "
+                "saved in mid-epoch: a worker that is told to leave ends at once, and the others "
+                "train its samples; leave notices out, or use bsp",
+                asked,
+            )
         continuity.pace.saving = saving or Saving()
         continuity.saves.save_s = save_s
 

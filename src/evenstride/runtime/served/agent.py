@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -21,6 +22,8 @@ from torch.distributed import PrefixStore, TCPStore, rpc  # type: ignore[attr-de
 
 # How often those who wait for others look whether all are there.
 _LOOK_S = 0.05
+# How long agents wait for each other's addresses, with the interpreter held, when all are ready.
+_AGENTS = timedelta(seconds=60)
 # Calls that wait for other workers do so for as long as it takes; who waits watches out itself.
 _FOREVER_S = 0.0
 # Sockets, also within one machine: the shared memory's threads never sleep, and take the processor
@@ -39,6 +42,7 @@ class Meeting:
         workers: how many there are; the first ids are theirs.
         servers: how many there are.
         mode: of synchronisation.
+        timeout_s: how long they wait for each other.
     """
 
     host: str
@@ -47,6 +51,7 @@ class Meeting:
     workers: int
     servers: int
     mode: str
+    timeout_s: float
 
     def to_plain(self) -> dict[str, Any]:
         """Return it as JSON types."""
@@ -68,23 +73,33 @@ def join(
 ) -> None:
     """Make this process' agent; collective over all workers and servers.
 
-    Agents wait for each other with the interpreter held, so they are made when all are there.
+    Agents wait for each other with the interpreter held, so they are made when all are there, and
+    have seen that all are: who is lost before that is found out by `look`.
 
     Args:
         meeting: where all meet.
         name: of this one.
         number: of this one among all, workers first.
         look: called again and again until all are there; may raise to give up.
+
+    Raises:
+        RuntimeError: the others did not come in time.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:  # one that reaches the others
         os.environ.setdefault("TP_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
     client = TCPStore(meeting.host, meeting.port, None, False)
     store = PrefixStore(meeting.prefix, client)
     size = meeting.workers + meeting.servers
-    store.set(f"there/{number}", "")
-    while not store.check([f"there/{other}" for other in range(size)]):
+    end_s = time.monotonic() + meeting.timeout_s
+    for sign in ("there", "ready"):
         look()
-        time.sleep(_LOOK_S)
+        store.set(f"{sign}/{number}", "")
+        while missing := [n for n in range(size) if not store.check([f"{sign}/{n}"])]:
+            look()
+            if time.monotonic() > end_s:
+                raise RuntimeError(_late(meeting, missing))
+            time.sleep(_LOOK_S)
+    client.set_timeout(_AGENTS)
     options = rpc.TensorPipeRpcBackendOptions(
         rpc_timeout=_FOREVER_S, _transports=_TRANSPORTS, _channels=_CHANNELS
     )
@@ -94,6 +109,17 @@ def join(
         warnings.simplefilter("ignore")  # of torch's own making
         agent = parts.TensorPipeAgent(store, name, number, size, options, {}, [])
     parts.api._init_rpc_states(agent)  # starts it, once all have told their addresses
+
+
+def _late(meeting: Meeting, missing: Sequence[int]) -> str:
+    whom = [
+        worker_name(n) if n < meeting.workers else server_name(n - meeting.workers) for n in missing
+    ]
+    return (
+        f"{', '.join(whom)} did not come within {meeting.timeout_s:.0f} s, the process group's "
+        "timeout; let every rank call watch(), and give init_process_group() a longer one if they "
+        "need it"
+    )
 
 
 def reached() -> bool:

@@ -14,10 +14,14 @@ from evenstride.core.sync import sync_from_spec
 from evenstride.errors import UsageError, WorkerLost
 from evenstride.runtime.served import server
 from evenstride.runtime.served.agent import Meeting, join, part, server_name, worker_name
+from evenstride.runtime.served.office import taken_for_lost
 from evenstride.runtime.served.process import ServerProcess, start
+from evenstride.runtime.served.pulse import Care, Pulse
 
 # How often a worker that waits for a server looks whether another worker was lost.
 _LOOK_S = 0.25
+# How long servers get to hear of a worker that leaves, in order or not.
+_LEAVE_S, _BREAK_S = 10.0, 2.0
 # Texts of torch's own errors by which a server that is gone is told from one that refuses.
 _OF_CONNECTIONS = ("tensorpipe", "connection", "rpc agent")
 
@@ -43,12 +47,14 @@ class Servers:
         self._lockstep = sync_from_spec(meeting.mode).lockstep
         self._names = [server_name(index) for index in range(meeting.servers)]
         self._processes: list[ServerProcess] = [start(meeting, index) for index in mine]
-        self._closed = False
+        self._closed = self._broken = False
         try:
             join(meeting, worker_name(rank), rank, self._look)
         except BaseException:
             self._kill()
             raise
+        # Where workers go on without one that was lost, its servers must go on as well.
+        self._care = None if self._lockstep else Care(self._names)
 
     def _look(self) -> None:
         """Raise if the others would be waited for in vain.
@@ -87,7 +93,7 @@ class Servers:
             What each server answered.
 
         Raises:
-            WorkerLost: a server is gone, or another worker that the call waits for.
+            WorkerLost: a server is gone or hangs, or another worker that the call waits for is.
         """
         futures: dict[int, torch.futures.Future[Any]] = {}
         for index, own in arguments.items():
@@ -98,10 +104,12 @@ class Servers:
         arrived = threading.Event()
         together = torch.futures.collect_all(list(futures.values()))
         together.add_done_callback(lambda _: arrived.set())
+        pulse = Pulse()
         while not arrived.wait(_LOOK_S):
             lost = self._failed()
             if lost is not None:
                 raise lost
+            self._feel(pulse, [index for index, own in futures.items() if not own.done()])
         return {index: self._value(self._names[index], each) for index, each in futures.items()}
 
     def close(self, *, in_order: bool) -> None:
@@ -113,16 +121,26 @@ class Servers:
         if self._closed:
             return
         self._closed = True
-        if in_order:
-            for name in self._names:  # the last to leave may find it gone before it answers
-                with contextlib.suppress(RuntimeError):
-                    rpc.rpc_sync(name, server.leave, args=(self._rank,), timeout=10.0)
+        if self._care is not None:
+            self._care.close()
+        stays = in_order or not (self._lockstep or self._broken)  # the others may go on with them
+        for name in self._names if stays else ():
+            with contextlib.suppress(RuntimeError):  # the last to leave may find it gone
+                limit_s = _LEAVE_S if in_order else _BREAK_S
+                rpc.rpc_sync(name, server.leave, args=(self._rank,), timeout=limit_s)
         part()
-        if in_order or not self._lockstep:  # the others may go on with them
+        if stays:
             for process in self._processes:
                 process.close(wait=in_order)
         else:
             self._kill()
+
+    def _feel(self, pulse: Pulse, waited_for: Sequence[int]) -> None:
+        try:
+            pulse.feel([self._names[index] for index in waited_for])
+        except WorkerLost:
+            self._broken = True
+            raise
 
     def _kill(self) -> None:
         for process in self._processes:
@@ -135,13 +153,21 @@ class Servers:
         except RuntimeError as error:
             raise self._explained(name, error) from error
         if isinstance(value, BaseException):  # so an error of a call that had to wait arrives
-            raise UsageError(f"parameter {name} could not: {value}") from value
+            raise self._told(value) or UsageError(f"parameter {name} could not: {value}") from value
         return value
 
+    def _told(self, error: BaseException) -> WorkerLost | None:
+        """Return that this worker itself was taken for lost, if that is what it was told."""
+        text = taken_for_lost(self._rank)
+        return WorkerLost(text) if text in str(error) else None
+
     def _explained(self, name: str, error: RuntimeError) -> Exception:
+        if (told := self._told(error)) is not None:
+            return told
         text = str(error).lower()
         if not any(sign in text for sign in _OF_CONNECTIONS):
             return error
+        self._broken = True  # nobody can go on without it
         return self._failed() or WorkerLost(
             f"parameter {name} is gone, and with it its part of the model; start the run again, "
             "and it goes on from the last checkpoint"

@@ -35,7 +35,15 @@ def connect(team: Team, mode: SyncMode, failed: Callable[[], Exception | None]) 
     servers = mode.servers
     shown = {"prefix": f"evenstride/servers/{uuid.uuid4().hex}"}
     told = agree(team.channel, "parameter servers", lambda: shown, lambda all_: all_[0], "watch()")
-    meeting = Meeting(store.host, store.port, told["prefix"], team.world_size, servers, str(mode))
+    meeting = Meeting(
+        store.host,
+        store.port,
+        told["prefix"],
+        team.world_size,
+        servers,
+        str(mode),
+        team.channel.timeout.total_seconds(),
+    )
     mine = [i for i in range(servers) if i * team.world_size // servers == team.rank]
     try:
         return Servers(meeting, team.rank, mine, failed)

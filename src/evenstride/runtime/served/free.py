@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from evenstride.errors import UsageError
 from evenstride.runtime.progress import Progress
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.served import server
@@ -50,7 +51,8 @@ class Free(Served):
         self._step, self._counted = -1, -1
         self.position = 0  # samples of the epoch that are trained, by all workers
         self.waits = False  # whether this worker waits for others
-        self.gone: tuple[int, ...] = ()  # workers that were, when the latest epoch ended
+        # Samples that each worker trained in the latest epoch that ended; empty without any.
+        self.split: tuple[int, ...] = ()
         self._report: dict[str, Any] = {}
         self._before: int | None = None  # updates of the runs that this one goes on from
 
@@ -61,39 +63,46 @@ class Free(Served):
         return part * self._world_size * draw.claimed / self._global_batch
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Let the servers apply this worker's gradients, and get the weights there are then."""
+        """Let the servers apply this worker's gradients, and get the weights there are then.
+
+        Raises:
+            UsageError: the update has been made already, or another optimizer made those before.
+        """
         known, settings = self.known(optimizer), settings_of(optimizer)
-        counts = self._step != self._counted
-        may = self._push(known, settings, counts=counts)
-        if not counts:
-            return
+        if len(self._known) > 1 or self._step == self._counted:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() was called after an update was made, which is "
+                "one step of one optimizer in this mode of synchronisation: other workers go on "
+                "with the weights at once, and the epoch may end with it; use one optimizer with "
+                'several parameter groups, one step() for each batch, or sync="bsp-ps"'
+            )
+        may = self._push(known, settings)
         self._counted = self._step
         self._timer().gradients_ready()  # so far it was this worker's own time
         if not may:
             self._wait(server.turn, self._rank)
             self.pull(self._rank)
 
-    def _push(self, known: Known, settings: Settings, *, counts: bool) -> bool:
+    def _push(self, known: Known, settings: Settings) -> bool:
         """Send gradients, get weights, and return whether this worker may go on at once.
 
         The update is booked when all servers have applied it, not before: the epoch may end with
-        it, and all workers are to have the same weights then. One server can do both at once.
+        it, and all workers are to have the same weights then. One server can do both at once. Of
+        several, some may have applied it when this worker is taken for lost: then its samples are
+        trained once more by another.
         """
         pushes = {
             index: (known.number, self._rank, settings, [sent(p) for p in mine])
             for index, mine in known.parameters.items()
         }
-        if counts and len(self.servers) == 1:
+        if 0 not in pushes:  # the first server counts every update
+            pushes[0] = (known.number, self._rank, settings, [])
+        if len(self.servers) == 1:
             weights, (may, self.position) = self.servers.call(server.push_all, pushes)[0]
             receive(known, {0: weights})
             return bool(may)
-        if counts and 0 not in pushes:  # the first server counts every update
-            pushes[0] = (known.number, self._rank, settings, [])
-        calls = {index: (*push, counts) for index, push in pushes.items()}
-        answers = self.servers.call(server.push_now, calls)
+        answers = self.servers.call(server.push_now, pushes)
         receive(known, {index: weights for index, (weights, _) in answers.items()})
-        if not counts:
-            return True
         may, self.position = self.servers.call(server.made, {0: (self._rank, answers[0][1])})[0]
         return bool(may)
 
@@ -120,16 +129,20 @@ class Free(Served):
             most = None if most_steps is None else most_steps * self._global_batch
             stretches = self._wait(server.take, self._rank, epoch, end, samples, most)
             if stretches is None:
-                self._meet(end)
+                self._meet()
         return stretches
 
-    def _meet(self, end: int) -> None:
-        """Stand where all others do at the end of an epoch: weights, samples, updates made."""
+    def _meet(self) -> None:
+        """Stand where all others do at the end of an epoch: weights, samples, updates made.
+
+        A limit of steps may have ended it before its last sample, or before its first; then it is
+        no further than it was.
+        """
         self.pull(self._rank)
         progress, told = self._progress, self.servers.call(server.report, {0: ()})[0]
-        progress.position = self.position = end
+        progress.position = self.position = told["position"] or progress.position
         progress.earlier = (self._before or 0) + told["count"] - progress.step
-        self.gone = tuple(told["gone"])
+        self.split = tuple(told["trained"])
 
     def release(self) -> None:
         """Give back what was taken and not trained."""
@@ -137,12 +150,28 @@ class Free(Served):
             with contextlib.suppress(Exception):  # the loop may have been left because of it
                 self.servers.call(server.release, {0: (self._rank,)})
 
-    def lost(self, rank: int) -> None:
-        """Tell the servers that another worker is gone, from any thread."""
-        if self._reached is not None:
-            with contextlib.suppress(Exception):  # of whom nothing is expected any more
-                everywhere = dict.fromkeys(range(len(self.servers)), (rank,))
-                self.servers.call(server.leave, everywhere)
+    def lost(self, rank: int) -> bool:
+        """Tell the servers that another worker is gone, from any thread.
+
+        Returns:
+            Whether the others can go on without it: not before all have met.
+        """
+        if self._reached is None:
+            return False
+        with contextlib.suppress(Exception):  # of whom nothing is expected any more
+            self.servers.call(server.leave, self._everywhere(rank))
+        return True
+
+    def present(self) -> tuple[int, ...]:
+        """Return the workers that are not lost; the same on all that ask between two epochs.
+
+        Raises:
+            WorkerLost: the first server is gone.
+        """
+        if self._reached is None:
+            return tuple(range(self._world_size))
+        told: tuple[int, ...] = self.servers.call(server.present, {0: ()})[0]
+        return told
 
     def report(self) -> dict[str, Any]:
         """Return what the first server has counted: staleness, and samples handed out again."""

@@ -19,6 +19,15 @@ Stretches = list[tuple[int, int]]
 Answer = torch.futures.Future[Stretches | None]
 Turn = torch.futures.Future[None]
 
+
+def taken_for_lost(worker: int) -> str:
+    """Return what a worker is told that was taken for lost, and asks for something."""
+    return (
+        f"worker {worker} was taken for lost, and its samples are trained by others; start the run "
+        "again, and it goes on from the last checkpoint"
+    )
+
+
 # What `take` answers a worker that has pieces in hand while there is nothing to give: train these,
 # and ask again.
 LATER: Stretches = []
@@ -54,6 +63,11 @@ class _Due:
         """Note an answer."""
         self.calls.append(lambda: future.set_result(value))
 
+    def refuse(self, future: torch.futures.Future[Any], why: str) -> None:
+        """Note that there will be no answer."""
+        error: Any = RuntimeError(why)
+        self.calls.append(lambda: future.set_exception(error))
+
     def give(self) -> None:
         """Give all of them."""
         for call in self.calls:
@@ -83,6 +97,9 @@ class Office:
         self._away: set[int] = set()  # have left their loop
         self._told = set(range(workers))  # that the epoch is over
         self._before = 0  # samples trained in earlier epochs
+        self._trained = [0] * workers  # samples, in the present epoch
+        self._split: tuple[int, ...] = ()  # what that came to in the epoch that ended last
+        self._present: tuple[int, ...] | None = None  # what was answered since it ended
         self._again, self._ahead = 0, 0
 
     def take(
@@ -108,15 +125,19 @@ class Office:
             RuntimeError: it was.
         """
         if worker not in self._live:
-            raise RuntimeError(
-                f"worker {worker} was taken for lost, and its samples are trained by others; start "
-                "the run again, and it goes on from the last checkpoint"
-            )
+            raise RuntimeError(taken_for_lost(worker))
 
     def made(self, worker: int, staleness: int) -> tuple[bool, int]:
-        """Book an update; return whether the worker may go on, and the samples trained so far."""
+        """Book an update; return whether the worker may go on, and the samples trained so far.
+
+        Raises:
+            RuntimeError: the worker was taken for lost.
+        """
         with self._lock:
+            self.require(worker)
+            before = self._handout.position
             self._handout = self._handout.trained(worker)
+            self._trained[worker] += self._handout.position - before
             self._clocks = self._clocks.ticked(worker)
             self._stale[worker] = self._stale[worker].counted(staleness)
             self._ahead = max(self._ahead, self._waited_for(worker).ahead(worker))
@@ -141,7 +162,8 @@ class Office:
             self.require(worker)
             self._away.add(worker)
             self._back(worker)
-            due = self._look()
+            why = f"worker {worker} left its loop, and is given nothing; begin another to go on"
+            due = self._look(self._dropped(worker, why))
         due.give()
 
     def gone(self, worker: int) -> None:
@@ -152,10 +174,22 @@ class Office:
             self._live.discard(worker)
             self._back(worker)
             self._clocks = self._clocks.lost(worker)
-            self._takes = [take for take in self._takes if take.worker != worker]
-            self._turns = [(other, turn) for other, turn in self._turns if other != worker]
-            due = self._look()
+            due = self._look(self._dropped(worker, taken_for_lost(worker)))
         due.give()
+
+    def present(self) -> tuple[int, ...]:
+        """Return the workers that are not lost; one answer for all who ask between two epochs.
+
+        Who asks first is told how it is, and the others the same, until the next epoch begins:
+        what all do together is done by the same workers then, also if one is lost meanwhile.
+        """
+        with self._lock:
+            now = tuple(sorted(self._live))
+            if not self._handout.done:
+                return now
+            if self._present is None:
+                self._present = now
+            return self._present
 
     def report(self) -> dict[str, Any]:
         """Return what there is to tell of the run so far.
@@ -164,13 +198,17 @@ class Office:
             ``count``, ``mean``, ``maximum`` and ``histogram`` of all updates' staleness, and the
             same under ``workers``; ``most_ahead``, updates by which one that had just been made
             was ahead of the slowest; ``handed_out_again``, samples that were lost with a worker;
-            ``gone``, the workers that have ended.
+            ``gone``, the workers that have ended; ``position``, the samples that are trained of
+            the present epoch; ``trained``, the samples that each worker has
+            trained in the epoch that ended last, empty if there were none.
         """
         with self._lock:
             more = {
                 "most_ahead": self._ahead,
                 "handed_out_again": self._again,
                 "gone": sorted(set(range(self._workers)) - self._live),
+                "position": self._handout.position,
+                "trained": self._split,
             }
             return {**staleness_report(self._stale), **more}
 
@@ -178,6 +216,19 @@ class Office:
         before = self._handout.out
         self._handout = self._handout.lost(worker)
         self._again += before - self._handout.out
+
+    def _dropped(self, worker: int, why: str) -> _Due:
+        """Refuse what a worker waits for: it is not to be given anything any more."""
+        due, takes, turns = _Due(), self._takes, self._turns
+        for take in takes:
+            if take.worker == worker:
+                due.refuse(take.answer, why)
+        for other, turn in turns:
+            if other == worker:
+                due.refuse(turn, why)
+        self._takes = [take for take in takes if take.worker != worker]
+        self._turns = [(other, turn) for other, turn in turns if other != worker]
+        return due
 
     def _waited_for(self, worker: int) -> Clocks:
         """Return the clocks of a worker and of those who have something to train."""
@@ -191,9 +242,9 @@ class Office:
     def _may(self, worker: int) -> bool:
         return self._waited_for(worker).may_begin(worker)
 
-    def _look(self) -> _Due:
-        """Answer whoever can be answered by now."""
-        due = _Due()
+    def _look(self, due: _Due | None = None) -> _Due:
+        """Answer whoever can be answered by now, after whoever is noted already."""
+        due = due or _Due()
         self._idle.clear()
         self._end_epoch(due)
         waiting, self._takes = self._takes, []
@@ -214,6 +265,7 @@ class Office:
         Which is the next is for them to say: they may go back, or leave the rest of one.
         """
         if self._handout.done:
+            self._split = tuple(self._trained) if any(self._trained) else ()
             for take in [take for take in self._takes if not self._beyond(take)]:
                 self._takes.remove(take)
                 self._told.add(take.worker)
@@ -233,6 +285,7 @@ class Office:
         self._epoch = first.epoch
         self._handout = Handout.of(min(first.end, left), self._workers)
         self._clocks, self._told = self._clocks.aligned(), set()
+        self._trained, self._present = [0] * self._workers, None
 
     def _beyond(self, take: Take) -> bool:
         """Return whether a worker asks for another epoch than the present one."""

@@ -20,8 +20,10 @@ from evenstride.runtime.served.agent import Meeting, join, server_name
 from evenstride.runtime.served.office import Office
 from evenstride.runtime.served.server import Server, serve
 
-# How long a server stays unasked after the process that started it has gone.
-_GRACE_S = 10.0
+# How long a worker that leaves waits for its servers, which end when all have left.
+_WAIT_S = 10.0
+# How long a server stays unasked after the process that started it has gone: longer than a step.
+_GRACE_S = 20.0
 # How long the last worker to leave has to close its end of the connection first.
 _LINGER_S = 0.3
 
@@ -46,7 +48,7 @@ class ServerProcess:
         self.process.stdin.close()
         if wait:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_GRACE_S)
+                self.process.wait(_WAIT_S)
 
 
 def start(meeting: Meeting, index: int) -> ServerProcess:

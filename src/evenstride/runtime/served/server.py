@@ -12,7 +12,7 @@ from torch.distributed import rpc
 from torch.optim import Optimizer
 
 from evenstride.core.sync import rate_factor
-from evenstride.runtime.served.office import Answer, Office, Turn
+from evenstride.runtime.served.office import Answer, Office, Turn, taken_for_lost
 from evenstride.runtime.served.shard import Settings, Shard, mean_of
 
 Gradients = Sequence[Tensor | None]
@@ -78,7 +78,7 @@ class Server:
             weights.set_result(stepped)
 
     def push_now(
-        self, number: int, worker: int, settings: Settings, gradients: Gradients, *, counts: bool
+        self, number: int, worker: int, settings: Settings, gradients: Gradients
     ) -> tuple[list[Tensor], int]:
         """Step with one worker's gradients as they come.
 
@@ -87,21 +87,45 @@ class Server:
             worker: who pushes.
             settings: of the optimizer's groups.
             gradients: of its parameters here.
-            counts: whether this is the worker's update, or another optimizer's part of it.
 
         Returns:
             The weights, and the update's staleness.
+
+        Raises:
+            RuntimeError: the worker was taken for lost.
         """
         self.calls += 1
         with self._lock:
-            if self.office is not None:
-                self.office.require(worker)
-            staleness = self._updates - self._pulled[worker]
-            scale = rate_factor(self._rate, staleness)
-            stepped = self.shard.step(number, settings, gradients, scale) if gradients else []
-            self._updates += counts
-            self._pulled[worker] = self._updates
-            return [w.clone() for w in stepped], staleness
+            return self._stepped(number, worker, settings, gradients)
+
+    def push_all(
+        self, number: int, worker: int, settings: Settings, gradients: Gradients
+    ) -> tuple[list[Tensor], tuple[bool, int]]:
+        """Step as `push_now` does, and book the update; nobody is taken for lost in between.
+
+        Returns:
+            The weights, and what `Office.made` returns.
+
+        Raises:
+            RuntimeError: the worker was taken for lost.
+        """
+        self.calls += 1
+        with self._lock:
+            assert self.office is not None, "the one server has the office"
+            weights, staleness = self._stepped(number, worker, settings, gradients)
+            return weights, self.office.made(worker, staleness)
+
+    def _stepped(
+        self, number: int, worker: int, settings: Settings, gradients: Gradients
+    ) -> tuple[list[Tensor], int]:
+        if worker in self._left:
+            raise RuntimeError(taken_for_lost(worker))
+        staleness = self._updates - self._pulled[worker]
+        scale = rate_factor(self._rate, staleness)
+        stepped = self.shard.step(number, settings, gradients, scale) if gradients else []
+        self._updates += 1
+        self._pulled[worker] = self._updates
+        return [w.clone() for w in stepped], staleness
 
     def pull(self, worker: int) -> dict[int, Tensor]:
         """Return all weights as they are now, by their keys; none before the first update."""
@@ -110,16 +134,17 @@ class Server:
             self._pulled[worker] = self._updates
             return {key: weights.clone() for key, weights in self.shard.all_weights().items()}
 
-    def state(self, number: int) -> list[dict[str, Any]]:
-        """Return what an optimizer remembers of its parameters."""
+    def states(self) -> dict[int, dict[str, Any]]:
+        """Return what the optimizers remember of their parameters, by the parameters' keys."""
+        self.calls += 1
         with self._lock:
-            return self.shard.state(number)
+            return self.shard.all_states()
 
     def leave(self, worker: int) -> None:
         """Note that a worker has ended, or was lost."""
-        if self.office is not None:
-            self.office.gone(worker)
         with self._lock:
+            if self.office is not None:  # inside: an update is made and booked, or not at all
+                self.office.gone(worker)
             self._left.add(worker)
             waiting = [
                 weights for pushed in self._rounds.values() for _, weights in pushed.values()
@@ -159,18 +184,17 @@ def push(number: int, worker: int, settings: Settings, gradients: Gradients) -> 
 
 
 def push_now(
-    number: int, worker: int, settings: Settings, gradients: Gradients, counts: bool
+    number: int, worker: int, settings: Settings, gradients: Gradients
 ) -> tuple[list[Tensor], int]:
     """By RPC: `Server.push_now`."""
-    return _here[0].push_now(number, worker, settings, gradients, counts=counts)
+    return _here[0].push_now(number, worker, settings, gradients)
 
 
 def push_all(
     number: int, worker: int, settings: Settings, gradients: Gradients
 ) -> tuple[list[Tensor], tuple[bool, int]]:
-    """By RPC: `Server.push_now` of an update, and `made`, where there is one server."""
-    weights, staleness = push_now(number, worker, settings, gradients, counts=True)
-    return weights, made(worker, staleness)
+    """By RPC: `Server.push_all`, where there is one server."""
+    return _here[0].push_all(number, worker, settings, gradients)
 
 
 def made(worker: int, staleness: int) -> tuple[bool, int]:
@@ -200,6 +224,11 @@ def release(worker: int) -> None:
     _office().release(worker)
 
 
+def present() -> tuple[int, ...]:
+    """By RPC: `Office.present`."""
+    return _office().present()
+
+
 def report() -> dict[str, Any]:
     """By RPC: `Office.report`."""
     return _office().report()
@@ -212,9 +241,14 @@ def _office() -> Office:
     return server.office
 
 
-def state(number: int) -> list[dict[str, Any]]:
-    """By RPC: `Server.state`."""
-    return _here[0].state(number)
+def alive() -> None:
+    """By RPC: an answer, whatever else there is to do."""
+    _here[0].calls += 1
+
+
+def states() -> dict[int, dict[str, Any]]:
+    """By RPC: `Server.states`."""
+    return _here[0].states()
 
 
 def leave(worker: int) -> None:

@@ -85,13 +85,16 @@ class Shard:
             number: of the optimizer.
             settings: of its groups from now on.
             gradients: of its parameters; ``None`` for one that had no part in the loss.
-            scale: by which the gradients are multiplied.
+            scale: by which the learning rates are multiplied, in this step only. Gradients stay
+                as they are: many optimizers make the same step of a smaller one.
         """
         optimizer = self._optimizers[number]
         for group, values in zip(optimizer.param_groups, settings, strict=True):
             group.update(values)
+            if scale != 1 and "lr" in values:
+                group["lr"] = values["lr"] * scale
         for parameter, gradient in zip(parameters_of(optimizer), gradients, strict=True):
-            parameter.grad = gradient if gradient is None or scale == 1 else gradient * scale
+            parameter.grad = gradient
         optimizer.step()
         optimizer.zero_grad()
         self.version += 1
@@ -109,10 +112,13 @@ class Shard:
             for key, weights in zip(keys, self.weights(number), strict=True)
         }
 
-    def state(self, number: int) -> list[dict[str, Any]]:
-        """Return what the optimizer remembers of each of its parameters, in their order."""
-        optimizer = self._optimizers[number]
-        return [dict(optimizer.state.get(p, {})) for p in parameters_of(optimizer)]
+    def all_states(self) -> dict[int, dict[str, Any]]:
+        """Return what optimizers remember of the parameters by their keys; see `all_weights`."""
+        return {
+            key: dict(optimizer.state.get(parameter, {}))
+            for number, optimizer in self._optimizers.items()
+            for key, parameter in zip(self._keys[number], parameters_of(optimizer), strict=True)
+        }
 
 
 def mean_of(parts: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:

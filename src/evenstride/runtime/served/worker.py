@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -62,6 +62,7 @@ class Served:
         self._owner: dict[int, int] = {}  # number of the optimizer that steps each parameter
         # What is trained; a parameter's place here is its key, the same on all ranks.
         self._parameters: list[nn.Parameter] = []
+        self._frozen: list[nn.Parameter] = []  # of what is watched, with no place
 
     @property
     def servers(self) -> Servers:
@@ -81,10 +82,14 @@ class Served:
         """Deal a module's parameters out to the servers; collective.
 
         Raises:
-            ConfigError: there are more servers than parameters.
+            ConfigError: there are more servers than parameters of the first module.
         """
         parameters = [p for p in module.parameters() if p.requires_grad]
-        places = place([p.numel() * p.element_size() for p in parameters], self._count)
+        self._frozen += [p for p in module.parameters() if not p.requires_grad]
+        # A further, smaller module need not be on all of them.
+        first = self._reached is None
+        servers = self._count if first else min(self._count, max(len(parameters), 1))
+        places = place([p.numel() * p.element_size() for p in parameters], servers)
         self._places |= {id(p): place for p, place in zip(parameters, places, strict=True)}
         self._parameters += parameters
         if self._reached is None:
@@ -95,7 +100,17 @@ class Served:
 
         At first they take it over with weights and state as they are here, unless another worker
         was first.
+
+        Raises:
+            UsageError: the servers cannot know of what was done to the parameters.
         """
+        if any(parameter.requires_grad for parameter in self._frozen):
+            raise UsageError(
+                "a parameter of a watched model was frozen when stride.watch() got it, and needs a "
+                "gradient now; no server holds it, so each rank would train its own; let it "
+                "require a gradient before watch(), with a learning rate of 0 for as long as it "
+                "is to stay"
+            )
         if id(optimizer) in self._known:
             return self._checked(self._known[id(optimizer)])
         _require_importable(type(optimizer))
@@ -104,7 +119,7 @@ class Served:
             if id(parameter) in self._places:
                 by_server.setdefault(self._places[id(parameter)], []).append(parameter)
         known = Known(optimizer, len(self._known), by_server)
-        keys = {id(parameter): key for key, parameter in enumerate(self._parameters)}
+        keys = self._keys()
         parts = {
             index: (known.number, part_of(optimizer, mine), [keys[id(p)] for p in mine])
             for index, mine in by_server.items()
@@ -136,23 +151,42 @@ class Served:
 
     def pull(self, rank: int) -> None:
         """Get all weights as they are now, also of optimizers that have not stepped here yet."""
-        everywhere = dict.fromkeys(range(len(self.servers)), (rank,))
         with torch.no_grad():
-            for weights in self.servers.call(server.pull, everywhere).values():
+            for weights in self.servers.call(server.pull, self._everywhere(rank)).values():
                 for key, value in weights.items():
                     self._parameters[key].copy_(value)
         for known in self._known.values():
             known.received()
 
-    def bring_home(self) -> None:
-        """Give the optimizers here the state that the servers keep for them, to be saved."""
-        for known in self._known.values():
-            asked = dict.fromkeys(known.parameters, (known.number,))
-            for index, states in self.servers.call(server.state, asked).items():
-                for parameter, state in zip(known.parameters[index], states, strict=True):
-                    known.optimizer.state[parameter] = {
+    def bring_home(self, optimizers: Sequence[Optimizer] = ()) -> None:
+        """Give the optimizers here the state that the servers keep for them, to be saved.
+
+        Args:
+            optimizers: that are to have it besides those that have stepped here: a worker may
+                have had nothing to train so far.
+        """
+        states, keys = dict[int, dict[str, Any]](), self._keys()
+        for part in self.servers.call(server.states, self._everywhere()).values():
+            states |= part
+        known = {id(each.optimizer): each.optimizer for each in self._known.values()}
+        for optimizer in (known | {id(each): each for each in optimizers}).values():
+            for parameter in parameters_of(optimizer):
+                state = states.get(keys.get(id(parameter), -1))
+                if state is not None and self._owns(optimizer, parameter):
+                    optimizer.state[parameter] = {
                         name: _put(value, parameter) for name, value in state.items()
                     }
+
+    def _owns(self, optimizer: Optimizer, parameter: nn.Parameter) -> bool:
+        """Return whether an optimizer steps a parameter, as far as this worker knows."""
+        known = self._known.get(id(optimizer))
+        return known is None or self._owner[id(parameter)] == known.number
+
+    def _keys(self) -> dict[int, int]:
+        return {id(parameter): key for key, parameter in enumerate(self._parameters)}
+
+    def _everywhere(self, *arguments: Any) -> dict[int, tuple[Any, ...]]:
+        return dict.fromkeys(range(len(self.servers)), arguments)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Nothing: the weights have come already."""

@@ -212,10 +212,10 @@ def test_a_save_that_is_not_done_when_the_next_is_due_is_waited_for(
     storage.go_on.clear()
     take = run.checkpoint._saver.take
 
-    def let_go(timeout_s: float | None = None) -> Any:
+    def let_go(*args: Any, **named: Any) -> Any:
         if run.checkpoint._saver.busy:
             storage.go_on.set()
-        return take(timeout_s)
+        return take(*args, **named)
 
     monkeypatch.setattr(run.checkpoint._saver, "take", let_go)
     run.train(5)

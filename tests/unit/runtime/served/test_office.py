@@ -178,6 +178,70 @@ def test_the_update_of_one_that_was_taken_for_lost_is_refused() -> None:
     assert office.take(0, 0, 4, 4).value() == [(0, 4)]
 
 
+def test_who_waits_and_is_taken_for_lost_is_told() -> None:
+    office = Office(2, 0)
+    office.take(0, 0, 8, 4)
+    office.take(1, 0, 8, 4)
+    assert office.made(0, 0) == (False, 4)
+    turn, idle = office.turn(0), office.take(0, 0, 8, 4)
+
+    office.gone(0)
+
+    for waiting in (turn, idle):
+        with pytest.raises(RuntimeError, match="worker 0 was taken for lost"):
+            waiting.value()
+    with pytest.raises(RuntimeError, match="taken for lost"):
+        office.made(0, 0)
+
+
+def test_who_has_left_its_loop_is_given_nothing_that_it_asked_for_before() -> None:
+    office = Office(2, None)
+    office.take(0, 0, 4, 2)
+    office.take(1, 0, 4, 2)
+    office.made(0, 0)
+    asked = office.take(0, 0, 4, 2)
+
+    office.release(0)
+    office.release(1)
+
+    with pytest.raises(RuntimeError, match="left its loop"):
+        asked.value()
+    assert office.take(1, 0, 4, 2).value() == [(2, 4)], "nobody else has it in hand"
+
+
+def test_the_split_of_an_epoch_is_what_each_worker_trained_in_it() -> None:
+    office = Office(2, None)
+    assert office.report()["trained"] == ()
+
+    for epoch, split in enumerate([(3, 1), (1, 3)]):
+        for worker in (0, 1):
+            office.take(worker, epoch, 4, split[worker])
+        for worker in (0, 1):
+            assert office.report()["trained"] == ((3, 1) if epoch else ())
+            office.made(worker, 0)
+        for worker in (0, 1):
+            assert office.take(worker, epoch, 4, 1).value() is None
+        assert office.report()["trained"] == split
+        assert office.report()["position"] == 4
+
+
+def test_all_that_ask_between_two_epochs_hear_of_the_same_workers() -> None:
+    office = Office(3, None)
+    for worker in (0, 1, 2):
+        office.take(worker, 0, 3, 1)
+    office.gone(2)
+    assert office.present() == (0, 1)
+    last = [office.made(0, 0), office.take(0, 0, 3, 1), office.made(0, 0), office.made(1, 0)]
+    assert last[-1] == (True, 3)
+
+    assert office.present() == (0, 1)
+    office.gone(1)
+    assert office.present() == (0, 1)
+
+    office.take(0, 1, 3, 1)
+    assert office.present() == (0,)
+
+
 def test_all_may_leave_the_rest_of_an_epoch_and_go_back_to_an_earlier_one() -> None:
     office = Office(2, None)
     for worker in (0, 1):
@@ -231,6 +295,9 @@ def test_a_limit_of_samples_ends_the_run_for_all_alike() -> None:
     assert second[1].value() is None
     assert office.take(0, 1, 6, 2, 8).value() is None
 
+    assert office.report()["position"] == 2
+
     for epoch in (2, 3):
         rest = [office.take(worker, epoch, 6, 2, 8) for worker in (0, 1)]
         assert [one.value() for one in rest] == [None, None]
+    assert (office.report()["position"], office.report()["trained"]) == (0, ())

@@ -23,15 +23,11 @@ def _serving(rate: str = "constant", workers: int = 3) -> tuple[Server, torch.op
     return server, optimizer
 
 
-def _push(
-    server: Server, worker: int, optimizer: torch.optim.Optimizer, counts: bool = True
-) -> float:
+def _push(server: Server, worker: int, optimizer: torch.optim.Optimizer) -> float:
     gradient = torch.full((1,), 0.25, dtype=torch.float64)
+    weights, _ = server.push_all(0, worker, settings_of(optimizer), [gradient])
     assert server.office is not None
-    weights, stale = server.push_now(0, worker, settings_of(optimizer), [gradient], counts=counts)
-    if counts:
-        server.office.made(worker, stale)
-        server.office.take(worker, 0, 100, 4)
+    server.office.take(worker, 0, 100, 4)
     return float(weights[0])
 
 
@@ -58,22 +54,11 @@ def test_an_old_update_can_be_made_smaller_by_its_staleness() -> None:
     assert weights == pytest.approx([0.75, 0.5, 0.375])
 
 
-def test_another_optimizer_s_part_of_an_update_is_no_update() -> None:
-    server, optimizer = _serving()
-
-    _push(server, 0, optimizer, counts=False)
-    _push(server, 1, optimizer)
-
-    assert server.office is not None
-    report = server.office.report()
-    assert (report["count"], report["maximum"]) == (1, 0)
-
-
 def test_weights_that_were_sent_do_not_change_any_more() -> None:
     server, optimizer = _serving()
     gradient = torch.full((1,), 0.25, dtype=torch.float64)
 
-    sent, _ = server.push_now(0, 0, settings_of(optimizer), [gradient], counts=False)
+    sent, _ = server.push_now(0, 0, settings_of(optimizer), [gradient])
     _push(server, 1, optimizer)
 
     assert sent[0].tolist() == [0.75]
@@ -86,6 +71,17 @@ def test_the_update_of_a_lost_worker_changes_nothing() -> None:
 
     with pytest.raises(RuntimeError, match="taken for lost"):
         _push(server, 1, optimizer)
+
+    assert server.pull(0)[7].tolist() == [1.0]
+
+
+def test_a_server_without_the_office_refuses_a_lost_worker_as_well() -> None:
+    server, optimizer = _serving()
+    server.office = None
+    server.leave(1)
+
+    with pytest.raises(RuntimeError, match="taken for lost"):
+        server.push_now(0, 1, settings_of(optimizer), [torch.ones(1, dtype=torch.float64)])
 
     assert server.pull(0)[7].tolist() == [1.0]
 

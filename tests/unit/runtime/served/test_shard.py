@@ -51,6 +51,31 @@ def test_a_part_goes_on_from_the_state_there_was(kind: str, settings: dict[str, 
     assert shard.version == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("SGD", {"momentum": 0.9, "weight_decay": 0.1}), ("Adam", {}), ("AdamW", {})],
+)
+def test_a_smaller_step_is_one_of_smaller_learning_rates(
+    kind: str, settings: dict[str, Any]
+) -> None:
+    net, optimizer = _trained(kind, **settings)
+    shard = Shard()
+    shard.begin(0, part_of(optimizer, list(net.parameters())), range(4))
+
+    for factor in (0.25, 1):
+        net(torch.ones(2, 3).double()).square().sum().backward()
+        gradients = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+        stepped = shard.step(0, settings_of(optimizer), gradients, factor)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] *= factor
+        optimizer.step()
+        optimizer.zero_grad()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        assert [w.tolist() for w in stepped] == [p.tolist() for p in net.parameters()]
+
+
 def test_a_part_shares_nothing_with_what_it_was_made_of() -> None:
     net, optimizer = _trained("SGD", momentum=0.9)
     before = [p.tolist() for p in net.parameters()]
