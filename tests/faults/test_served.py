@@ -79,9 +79,10 @@ def test_the_others_train_the_samples_of_a_worker_that_ended(
     assert set(ends) == {0, 2}
     assert ends[0]["weights"] == ends[2]["weights"]
     assert ends[0]["staleness"]["handed_out_again"] > 0
-    assert "rank 1 is gone" in _logs(tmp_path)[0]
-    assert "the others can go on" in _logs(tmp_path)[2]
     assert "nothing is saved, as worker(s) 1 are gone" in _logs(tmp_path)[0]
+    if fate == "worker":  # one that raises tells the servers itself, and the run may end sooner
+        assert "rank 1 is gone" in _logs(tmp_path)[0]
+        assert "the others can go on" in _logs(tmp_path)[2]
 
 
 @pytest.mark.timeout(3 * DEADLINE_S)

@@ -231,8 +231,8 @@ class Burning(nn.Linear):
 
 def timed(
     rank: int, policy: str, layout: Layout, *, counted: bool = True, ahead: bool = False
-) -> tuple[float, float]:
-    """Return the median work of this rank in a step, in seconds, and its busy time over it.
+) -> tuple[float, float, float]:
+    """Return the median work of this rank in a step, its busy time over it, and its median.
 
     The work is as long for the smallest share whatever that is, and grows with the share.
 
@@ -245,7 +245,8 @@ def timed(
 
     Returns:
         The first quartile over the steps of busy time by work is the second number: both are of
-        the same step, so that whatever else runs on the machine slows both.
+        the same step, so that whatever else runs on the machine slows both. The others are in
+        seconds.
     """
     stride = evenstride.Stride(global_batch=20, policy=policy)
     records: list[StepRecord] = []
@@ -277,7 +278,8 @@ def timed(
     stride.close()
     warm = [r for r in records if r.step >= 2]
     parts = sorted(r.busy_s / work_s[r.step] for r in warm)
-    return median(tuple(work_s[r.step] for r in warm)), parts[len(parts) // 4]
+    busy_s = median(tuple(r.busy_s for r in warm))
+    return median(tuple(work_s[r.step] for r in warm)), parts[len(parts) // 4], busy_s
 
 
 class Training:

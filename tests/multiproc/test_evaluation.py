@@ -72,14 +72,15 @@ def test_a_micro_batch_is_never_too_large(ranks: RankPool) -> None:
 
 
 def test_evaluating_inside_a_run_whose_shares_change_is_exact_each_time(ranks: RankPool) -> None:
-    by_rank = ranks.run(evaluated_while_training, 3, 4)
+    epochs = 12  # long enough for a decision to be made beside it
+    by_rank = ranks.run(evaluated_while_training, 3, epochs)
 
     for everywhere in zip(*(mine["passes"] for mine in by_rank), strict=True):
         assert _ids(list(everywhere)) == list(range(50))
         assert {mine["mean"] for mine in everywhere} == {24.5}
-    assert len(by_rank[0]["passes"]) == 5
+    assert len(by_rank[0]["passes"]) == 5 * epochs // 4
     trained = sorted(pair for mine in by_rank for pair in mine["trained"])
-    assert trained == [(epoch, index) for epoch in range(4) for index in range(120)]
+    assert trained == [(epoch, index) for epoch in range(epochs) for index in range(120)]
     assert all(mine["shares"] == by_rank[0]["shares"] for mine in by_rank)
     assert len(by_rank[0]["shares"]) > 1, "the shares did change"
 

@@ -86,8 +86,8 @@ def test_the_ddp_loop_learns_and_its_loss_does_not_depend_on_the_workers() -> No
     two = _after("loss", _run("ddp", *small, split=(1024, 3072)))
     one = _after("loss", _run("ddp", *small, split=(4096,)))
 
-    assert len(two) == 3
-    assert two[2] < 0.7 * two[0]
+    assert len(two) == 30  # one each epoch
+    assert two[-1] < 0.5 * two[0]
     assert two == pytest.approx(one, abs=1.1e-3)
 
 
