@@ -7,16 +7,10 @@ from typing import Any
 
 from evenstride.core.observation import median
 from evenstride.errors import ConfigError
-from evenstride.lab.calibration import (
-    TOLERANCE,
-    Curve,
-    achieved_speeds,
-    drift,
-    mean_curves,
-    true_model,
-)
+from evenstride.lab.calibration import Curve, mean_curves, true_model
 from evenstride.lab.compare import short_steps
 from evenstride.lab.rates import Rates, rates
+from evenstride.lab.result import calibrated
 from evenstride.lab.session import LabPlan, Session, Viewer, check_own_choice, opened
 from evenstride.lab.speeds import Speeds
 
@@ -118,20 +112,25 @@ def _comparison(
     session: Session, runs: list[Rates], before: list[Curve], after: list[Curve]
 ) -> ModesComparison:
     plan, batch = session.plan, runs[0].global_batch
-    curves = mean_curves(before, after)
-    moved = drift(before, after) if before else 0.0
-    model = true_model(curves) if curves else None
+    verdict = calibrated(before, after, plan.speeds, batch) if before else None
     steps_s = [median(tuple(one.period_s for one in run.workers if one.updates)) for run in runs]
     return ModesComparison(
         workers=len(plan.speeds),
         speeds=plan.speeds,
-        achieved_speeds=achieved_speeds(curves, max(plan.speeds)) if curves else (),
-        costs=tuple(map(Cost, model.fixed_s, model.per_sample_s)) if model else (),
-        disturbed=moved > TOLERANCE,
-        drift=round(moved, 4),
+        achieved_speeds=verdict.achieved_speeds if verdict else (),
+        costs=_costs(before, after),
+        disturbed=verdict.disturbed if verdict else False,
+        drift=verdict.drift if verdict else 0.0,
         limits=session.limits.kind,
         global_batch=batch,
         runs=tuple(runs),
         folder=str(plan.folder),
         caveats=tuple(filter(None, (session.caveat, short_steps(steps_s)))),
     )
+
+
+def _costs(before: list[Curve], after: list[Curve]) -> tuple[Cost, ...]:
+    if not before:
+        return ()
+    model = true_model(mean_curves(before, after))
+    return tuple(map(Cost, model.fixed_s.tolist(), model.per_sample_s.tolist()))
