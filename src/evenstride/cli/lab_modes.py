@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -68,8 +67,10 @@ def modes_table(arms: dict[tuple[str, str], list[Rates]]) -> Table:
 
 
 def _line(sync: str, policy: str, runs: list[Rates], equal: float | None) -> tuple[str, ...]:
+    from evenstride.report.synced import mean_edge
     from evenstride.report.tables import NOTHING
 
+    periods = [[one.period_s for one in run.workers if one.updates] for run in runs]
     stale = [run.staleness for run in runs if run.staleness is not None]
     return (
         *(sync, policy, f"{_rate(runs):.0f}"),
@@ -77,19 +78,10 @@ def _line(sync: str, policy: str, runs: list[Rates], equal: float | None) -> tup
         f"{sum(run.waiting for run in runs) / len(runs):.1%}",
         f"{sum(mean for mean, _ in stale) / len(stale):.2f}" if stale else NOTHING,
         str(max(most for _, most in stale)) if stale else NOTHING,
-        *(_period(runs, edge) for edge in (min, max)),
+        *(mean_edge(periods, edge) for edge in (min, max)),
         "/".join(map(str, runs[-1].shares)),
     )
 
 
 def _rate(runs: list[Rates]) -> float:
     return sum(run.samples_per_s for run in runs) / len(runs)
-
-
-def _period(runs: list[Rates], edge: Callable[[Sequence[float]], float]) -> str:
-    from evenstride.report.simulated import duration
-    from evenstride.report.tables import NOTHING
-
-    found = [[one.period_s for one in run.workers if one.updates] for run in runs]
-    edges = [edge(some) for some in found if some]
-    return duration(sum(edges) / len(edges)) if edges else NOTHING

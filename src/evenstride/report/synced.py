@@ -37,10 +37,16 @@ def _line(scenario: str, sync: str, policy: str, lag: int, some: list[Outcome]) 
         f"{mean(lambda one: one.staleness.mean):.2f}",
         str(max(one.staleness.maximum for one in some)),
         f"{mean(lambda one: one.waiting):.1%}",
-        *(_period(periods, edge) for edge in (min, max)),
+        *(mean_edge(periods, edge) for edge in (min, max)),
     )
 
 
-def _period(periods: Sequence[Sequence[float]], edge: Callable[[Sequence[float]], float]) -> str:
+def mean_edge(periods: Sequence[Sequence[float]], edge: Callable[[Sequence[float]], float]) -> str:
+    """Return the shortest or the longest of the workers' periods, as people read it.
+
+    Args:
+        periods: in seconds, of each run's workers that made an update.
+        edge: ``min`` or ``max``; its mean over the runs is told.
+    """
     found = [edge(some) for some in periods if some]
     return duration(sum(found) / len(found)) if found else NOTHING
