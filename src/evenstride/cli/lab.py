@@ -32,28 +32,32 @@ _Sync = Annotated[
         "'ssp(staleness=3)', 'local-sgd(every=8)', delayed; the script's own if not given."
     ),
 ]
+_Speeds = Annotated[str, typer.Option(help="Speed of each worker as a part of one core.")]
+_Policies = Annotated[str, typer.Option(help="Policies to compare, in the order they alternate.")]
+_Steps = Annotated[
+    int, typer.Option(min=1, help="Steps per run; the first 40 are cold and counted apart.")
+]
+_Repeats = Annotated[int, typer.Option(min=1, help="Runs of each policy.")]
 _Calibrate = Annotated[
     bool, typer.Option(help="Measure the true curves before and after, and run fixed splits.")
 ]
+_Out = Annotated[
+    Path | None, typer.Option(help="Folder for traces and logs; runs/lab-TIME if not given.")
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def lab(
     command: _Command,
-    speeds: Annotated[str, typer.Option(help="Speed of each worker as a part of one core.")],
-    policies: Annotated[
-        str, typer.Option(help="Policies to compare, in the order they alternate.")
-    ] = "uniform,adaptive",
-    steps: Annotated[
-        int, typer.Option(min=1, help="Steps per run; the first 40 are cold and counted apart.")
-    ] = 120,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 2,
+    speeds: _Speeds,
+    policies: _Policies = "uniform,adaptive",
+    steps: _Steps = 120,
+    repeats: _Repeats = 2,
     change: _Change = None,
     sync: _Sync = None,
     calibrate: _Calibrate = True,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for traces and logs; runs/lab-TIME if not given.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    out: _Out = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Run a training script on local workers of chosen speed, under several policies.
 
