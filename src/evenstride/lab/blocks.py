@@ -144,13 +144,23 @@ def mean_step_s(traces: Iterable[Path]) -> float:
 def measured_curve(trace: Path) -> dict[int, float]:
     """Return a lone worker's mean step time at each size, from a calibration's trace.
 
+    The first step of each observation is left out where there are others. A lone worker decides in
+    the midst of training, and what that takes is in it: five milliseconds of processor time or
+    more, which at a sixth of a core is a third of a small step, and which a worker of many would
+    spend elsewhere.
+
     Raises:
         TraceError: the trace holds no measured step.
     """
     times_s: dict[int, list[float]] = {}
     for seen in observations(trace):
         if seen.modelled:
-            times_s.setdefault(seen.share, []).extend(seen.busy_s)
+            times_s.setdefault(seen.share, []).extend(undisturbed_s(seen))
     if not times_s:
         raise TraceError(f"{trace} holds no measured step, so the worker cannot be calibrated")
     return {size: sum(times) / len(times) for size, times in times_s.items()}
+
+
+def undisturbed_s(seen: Observation) -> tuple[float, ...]:
+    """Return the busy times of an observation, but for the one in which a decision may be."""
+    return seen.busy_s[1:] or seen.busy_s

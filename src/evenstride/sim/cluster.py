@@ -74,6 +74,7 @@ class Cluster:
         self.workers = tuple(_named(groups))
         self._noise, self._spike_rate = column("noise"), column("spike_rate")
         self._spike_factor = column("spike_factor")
+        self.handling_s = column("handling_s")
         self._rng = np.random.default_rng([seed, 0])
 
     def next_noise(self) -> FloatArray:

@@ -144,7 +144,8 @@ class Free(Steering):
         samples = sum(map(len, worker.piece))
         usual_s = self._cluster.usual.at_speed(self._timeline.speed(self._moment)).of(np.array([k]))
         mean_s = float(usual_s.at(np.array([samples]))[0])
-        self._at(begin_s + mean_s * self._noise_of(k), _COMPUTED, k)
+        own_s = mean_s * self._noise_of(k) + float(self._cluster.handling_s[k])
+        self._at(begin_s + own_s, _COMPUTED, k)
 
     def _push(self, k: int) -> None:
         self._at(self._queues.update(self._queues.push(self._now_s)), _APPLIED, k)

@@ -18,7 +18,7 @@ from evenstride.core.handout import Handout, Piece
 from evenstride.core.membership import Change
 from evenstride.core.partition import step_shares
 from evenstride.core.policy import Policy
-from evenstride.core.sync import SyncMode
+from evenstride.core.sync import Served, SyncMode
 from evenstride.sim.meetings import Met, meeting
 from evenstride.sim.outcome import Applied, Begun, Entry, Gone, Outcome, Tally
 from evenstride.sim.scenario import Scenario
@@ -52,11 +52,14 @@ class Rounds(Steering):
     ) -> None:
         self._mode, self._tally = mode, Tally(scenario.size, record)
         self._meeting = meeting(mode, scenario.communication)
+        self._handling_s = np.zeros(scenario.size)  # by parameter servers alone
         self._begin_s = np.zeros(scenario.size)
         self._handout = Handout.of(0, scenario.size)
         self._open: deque[dict[int, Piece]] = deque()  # of each step not applied, who trained what
         self._epoch = self._step = 0
         super().__init__(scenario, policy, seed, timeline)
+        if isinstance(mode, Served):
+            self._handling_s = self._cluster.handling_s
 
     def run(self) -> Outcome:
         """Simulate until all samples are trained and return what happened."""
@@ -89,7 +92,7 @@ class Rounds(Steering):
         busy_s = self._mean_s(shares) * self._cluster.next_noise()[here]
         self._open.append(self._give(here, shares))
         done_s = self._begin_s[here] + busy_s
-        met = self._meeting.after(step, done_s)
+        met = self._meeting.after(step, done_s + self._handling_s[here])
         for k, own_s in zip(here.tolist(), busy_s.tolist(), strict=True):
             self._tally.accounts[k].busy_s += own_s
         self._note(step, shares, busy_s, met.begin_s - done_s)

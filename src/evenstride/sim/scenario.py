@@ -110,6 +110,11 @@ class WorkerGroup(Part):
     spike_factor: float = Field(
         default=3.0, ge=1, le=1000, description="factor by which a spike lengthens a step"
     )
+    handling_s: Seconds = Field(
+        default=0.0,
+        description="seconds of its own, to pack and unpack, for each update with parameter "
+        "servers: 0.02 is 20 ms",
+    )
     cores: Resource | None = Field(
         default=None, description="number of cores it declares, for static policies"
     )

@@ -65,10 +65,12 @@ def test_a_run_that_left_no_trace_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_curve_is_the_mean_at_each_size_without_the_first_steps(tmp_path: Path) -> None:
-    times_s = {8: [0.1, 0.2, 0.3], 4: [0.05, 0.15]}
+    times_s = {8: [5.0, 0.1, 0.2, 0.3], 4: [5.0, 0.05, 0.15], 2: [0.04]}
     write_calibration(tmp_path / "trace.jsonl", times_s, unmodelled_s=77.0)
 
-    assert measured_curve(tmp_path) == {8: pytest.approx(0.2), 4: pytest.approx(0.1)}
+    curve = measured_curve(tmp_path)
+
+    assert curve == {8: pytest.approx(0.2), 4: pytest.approx(0.1), 2: pytest.approx(0.04)}
 
 
 def test_a_calibration_without_a_measured_step_is_refused(tmp_path: Path) -> None:
