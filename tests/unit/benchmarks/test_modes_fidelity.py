@@ -1,66 +1,103 @@
-"""Modes simulated against real: links are fitted to equal shares, and the rest is predicted."""
+"""Modes simulated against real: two times are fitted to equal shares, and the rest is predicted."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from benchmarks.modes_fidelity import FITTED, MODES, POLICIES, cluster, pairs, simulated
+from benchmarks.modes_fidelity import (
+    FITTED,
+    MODES,
+    POLICIES,
+    SEEDS,
+    Measured,
+    again,
+    fitted_s,
+    per_s,
+    plain,
+    row,
+    simulated,
+)
 
-from evenstride.cli.modes import read_modes
-from evenstride.lab.modes import Cost, ModesComparison
+from evenstride.core.sync import SyncMode
 from evenstride.lab.rates import Rates, WorkerRates
-from evenstride.lab.workload import SAMPLES
-from evenstride.sim.scenario import Communication, Exchange, Scenario, WorkerGroup
+from evenstride.sim.scenario import WorkerGroup
 
-COSTS = (Cost(0.01, 0.0002), Cost(0.02, 0.0004), Cost(0.05, 0.001))
-LATENCY_S, UPDATE_S, BATCH, STEPS = 0.004, 0.007, 1024, 60
+COSTS = ((0.01, 0.0002), (0.02, 0.0004), (0.05, 0.001))
+WORKERS = tuple(
+    WorkerGroup(name=f"w{k}", fixed_s=fixed_s, samples_per_s=1 / sample_s)
+    for k, (fixed_s, sample_s) in enumerate(COSTS)
+)
+REDUCE_S, SERVE_S, BATCH, STEPS = 0.008, 0.03, 1024, 60
 
 
-def _told(factor: float = 1.0) -> ModesComparison:
-    """Return real runs that are what the simulator says, some of them so many times as fast."""
-    scenario = Scenario(
-        name="true",
-        global_batch=BATCH,
-        steps=STEPS,
-        workers=[
-            WorkerGroup(name=f"w{k}", samples_per_s=1 / cost.per_sample_s, fixed_s=cost.fixed_s)
-            for k, cost in enumerate(COSTS)
-        ],
-        communication=Communication(latency_s=LATENCY_S, update_s=UPDATE_S),
-        epoch_samples=SAMPLES,
-        exchange=Exchange(every="leader"),
+def _real(mode: SyncMode, policy: str, factor: float = 1.0) -> Measured:
+    """Return a real run that is what the simulator says, or so many times as fast."""
+    wait_s = {"bsp": REDUCE_S, "bsp-ps": SERVE_S}.get(str(mode), 0.0)
+    equal_s = [fixed_s + sample_s * BATCH / 3 for fixed_s, sample_s in COSTS]
+    step_s = max(equal_s) + wait_s
+    workers = tuple(WorkerRates(STEPS, step_s, 1 - busy_s / step_s) for busy_s in equal_s)
+    rates = Rates(str(mode), policy, BATCH, 1.0, 0.0, workers, None, (342, 341, 341), 0)
+    run = Measured(str(mode), policy, rates, WORKERS, 0.01)
+    outcomes = simulated(run, mode, STEPS, (REDUCE_S, SERVE_S))
+    stale = outcomes[-1].staleness
+    told = replace(
+        rates,
+        samples_per_s=per_s(outcomes) * factor,
+        staleness=None if mode.lockstep else (stale.mean, stale.maximum),
     )
-    runs = []
-    for mode in read_modes(MODES):
-        for policy in POLICIES:
-            per_s, outcome = simulated(scenario, mode, policy)
-            per_s *= 1.0 if (str(mode), policy) in FITTED else factor
-            stale = None if mode.lockstep else (outcome.staleness.mean, outcome.staleness.maximum)
-            workers = (WorkerRates(1.0, 1.0, 0.0),)
-            runs.append(Rates(str(mode), policy, BATCH, per_s, 0.0, workers, stale, (1,), 0))
-    return ModesComparison(
-        3, (1.0, 0.5, 0.2), (), COSTS, False, 0.0, "numbers", BATCH, tuple(runs), "nowhere"
+    return replace(run, rates=told)
+
+
+def _all(factor: float = 1.0) -> list[Measured]:
+    return [
+        _real(mode, policy, 1.0 if (str(mode), policy) in FITTED else factor)
+        for mode in MODES
+        for policy in POLICIES
+    ]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.25])
+def test_what_is_as_simulated_is_predicted_and_what_is_not_is_told(factor: float) -> None:
+    runs = _all(factor)
+
+    fitted = fitted_s(runs)
+
+    assert fitted == pytest.approx((REDUCE_S, SERVE_S))
+    for number, run in enumerate(runs):
+        mode, known = MODES[number // 2], (run.sync, run.policy) in FITTED
+        found = row([run], mode, STEPS, fitted)
+        assert found.error == pytest.approx(0.0 if known else 1 / factor - 1, abs=1e-6)
+        assert found.real_staleness == pytest.approx(found.simulated_staleness)
+        assert ("fitted" in found.line()) is known
+
+
+def test_at_their_own_speed_it_does_not_matter_what_was_calibrated() -> None:
+    mode = MODES[0]
+    run = _real(mode, "uniform")
+    drifted = tuple(
+        group.model_copy(
+            update={"fixed_s": 2 * group.fixed_s, "samples_per_s": group.samples_per_s / 2}
+        )
+        for group in run.workers
     )
 
+    found = row([replace(run, workers=drifted)], mode, STEPS, (REDUCE_S, SERVE_S))
 
-def test_a_cluster_that_is_as_simulated_is_found_and_predicted() -> None:
-    told = _told()
-
-    scenario = cluster(told, STEPS)
-
-    links = scenario.communication
-    assert (links.latency_s, links.update_s) == pytest.approx((LATENCY_S, UPDATE_S))
-    found = pairs(told, scenario, read_modes(MODES))
-    assert len(found) == 12
-    assert max(abs(pair.error) for pair in found) < 1e-9
-    assert all(p.real_staleness == p.simulated_staleness for p in found)
-    assert any(pair.real_staleness > 1 for pair in found)
+    assert found.error < -0.4
+    assert found.own_error == pytest.approx(0.0, abs=0.005)
 
 
-def test_what_is_not_as_simulated_is_told() -> None:
-    told = _told(factor=1.25)
+def test_noise_is_simulated_with_several_seeds() -> None:
+    run = _real(MODES[0], "uniform")
+    noisy = tuple(group.model_copy(update={"noise": 0.1}) for group in run.workers)
 
-    found = pairs(told, cluster(told, STEPS), read_modes(MODES))
+    outcomes = simulated(replace(run, workers=noisy), MODES[0], STEPS, (REDUCE_S, SERVE_S))
 
-    wrong = [pair for pair in found if (pair.sync, pair.policy) not in FITTED]
-    assert [pair.error for pair in wrong] == pytest.approx([-0.2] * 10)
-    assert "fitted" in found[0].line() and "fitted" not in wrong[0].line()
+    assert len({outcome.time_s for outcome in outcomes}) == 2 * SEEDS
+
+
+def test_a_run_comes_back_from_its_file() -> None:
+    run = _real(MODES[2], "uniform")
+
+    assert again(plain(run)) == run
