@@ -18,6 +18,8 @@ from evenstride.cli.doctor import doctor
 from evenstride.cli.estimate import estimate
 from evenstride.cli.lab import lab
 from evenstride.cli.launch import launch
+from evenstride.cli.plan import plan
+from evenstride.cli.profile import profile
 from evenstride.cli.simulate import simulate
 from evenstride.errors import EvenstrideError
 
@@ -42,6 +44,8 @@ app.command(context_settings={"ignore_unknown_options": True, "allow_intersperse
 )
 app.command()(simulate)
 app.command()(compare)
+app.command(context_settings={"ignore_unknown_options": True})(profile)
+app.command()(plan)
 app.command()(doctor)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -79,3 +80,20 @@ class Advance:
         if self._done < self._total and now_s - self._told_s >= EVERY_S:
             self._told_s = now_s
             print(f"{self.told} ({self._about})", file=sys.stderr)
+
+
+@contextmanager
+def waiting(what: str, about_s: float) -> Iterator[Callable[[float], None]]:
+    """Yield what is told, over and over, for how many seconds there has been waiting.
+
+    Args:
+        what: is done meanwhile.
+        about_s: how long it takes, as far as that is known.
+    """
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        print(f"{what}, some {about_s:.0f} s", file=sys.stderr)
+        yield lambda _: None
+        return
+    with console.status(what) as status:
+        yield lambda elapsed_s: status.update(f"{what}: {elapsed_s:.0f} s of some {about_s:.0f}")

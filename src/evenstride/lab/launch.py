@@ -107,7 +107,7 @@ def run(
             servers = Servers(limits, [recruit.pid for recruit in recruits])
             return _attend(launch, pace, servers, processes, folder, _Watch(progress, watch))
         finally:
-            _end(processes)
+            end_all(processes)
             muster.close()
             _Pace(limits, []).set((1.0,) * workers)
 
@@ -189,7 +189,7 @@ def _start(
             "--local-addr=127.0.0.1",
             count,
         ]
-        yield _popen([*torchrun, *script], base, folder / "workers.log")
+        yield started([*torchrun, *script], base, folder / "workers.log")
         return
     for worker, own in enumerate(launch.alone):
         alone = {
@@ -201,12 +201,15 @@ def _start(
             "WORLD_SIZE": "1",
             "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(free_port()),
         }
-        yield _popen(script, {**base, **alone}, folder / f"worker-{worker}.log")
+        yield started(script, {**base, **alone}, folder / f"worker-{worker}.log")
 
 
-def _popen(arguments: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+def started(
+    arguments: list[str], environment: dict[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    """Start a Python process in a session of its own, which writes to a file."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -219,7 +222,8 @@ def _popen(arguments: list[str], environment: dict[str, str], log: Path) -> subp
         )
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -250,7 +254,7 @@ def last_words(text: str) -> str:
     return "\n".join(told[-_TAIL_LINES:])
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def end_all(processes: list[subprocess.Popen[bytes]]) -> None:
     """End what still runs, workers that torchrun started included."""
     for process in processes:
         if process.poll() is None:

@@ -88,16 +88,6 @@ class TestLockstep:
         # the weights for one after the other.
         assert outcome.time_s == pytest.approx(4 + 1.25 + 2 + 2 + 0.25)
 
-    def test_what_a_worker_packs_itself_comes_before_the_servers_update(self) -> None:
-        handled = [{**FAST, "handling_s": 0.1}, {**SLOW, "handling_s": 0.4}]
-
-        served = ran("bsp-ps", EVEN, workers=handled)
-        reduced = ran("bsp", EVEN, workers=handled)
-
-        assert served.time_s == pytest.approx(4 * (1.6 + 0.4))
-        assert served.workers[0].wait_s == pytest.approx(4 * 0.4)
-        assert reduced.time_s == pytest.approx(4 * 1.6)
-
     def test_gradients_that_come_together_wait_for_each_other(self) -> None:
         links = {"bytes_per_s": 100.0, "gradient_bytes": 100.0}
 
@@ -265,14 +255,6 @@ class TestFree:
         begun = [entry.at_s for entry in record if isinstance(entry, Begun)]
         # 30 samples: the slow one has ten of them until 4 s, and the next epoch begins then.
         assert begun[:5] == pytest.approx([0, 0, 1, 4, 4])
-
-    def test_what_a_worker_packs_itself_is_a_part_of_its_period(self) -> None:
-        handled = [{**FAST, "handling_s": 0.1}, {**SLOW, "handling_s": 0.4}]
-
-        fast, slow = ran("asp", EVEN, workers=handled, steps=50).workers
-
-        assert fast.period_s == pytest.approx(1.7, rel=0.01)  # its end is cut
-        assert slow.period_s == pytest.approx(2.0, rel=0.01)
 
     def test_updates_wait_in_line_at_the_servers(self) -> None:
         links = {"update_s": 1.0}

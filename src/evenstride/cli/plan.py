@@ -1,0 +1,128 @@
+"""``evenstride plan``: which machines to rent for a measured workload."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_Runs = Annotated[
+    list[Path], typer.Argument(help="Profiles, or folders of runs of the same workload.")
+]
+_Catalog = Annotated[
+    Path | None, typer.Option(help="Prices, as CSV; the dated ones that are shipped, if not given.")
+]
+_Epochs = Annotated[
+    float | None, typer.Option(help="Epochs that training lasts at the script's own batch.")
+]
+_Deadline = Annotated[str | None, typer.Option(help="Latest end, such as 6h, 30m or 2d.")]
+_Budget = Annotated[float | None, typer.Option(help="Most that it may cost, in USD.")]
+_Objective = Annotated[
+    str | None,
+    typer.Option(
+        help="time, cost or knee. If not given: cost with a deadline, time with a budget, and else "
+        "the knee of both."
+    ),
+]
+_Confidence = Annotated[
+    float,
+    typer.Option(
+        min=0.01, max=0.99, help="Probability with which limits are kept; 0.5 is the expected case."
+    ),
+]
+_Spot = Annotated[bool, typer.Option("--spot", help="Plan with machines that may be taken away.")]
+_Batches = Annotated[
+    str | None, typer.Option(help="Global batches to look at; about the script's own if not given.")
+]
+_MaxNodes = Annotated[int, typer.Option(min=1, max=1024, help="Most machines of a cluster.")]
+_Mixed = Annotated[bool, typer.Option(help="Whether two types may be in one cluster.")]
+_Regions = Annotated[str, typer.Option(help="Regions to look at; all if not given.")]
+_Types = Annotated[str, typer.Option(help="Types to look at; all if not given.")]
+_Transfer = Annotated[
+    bool, typer.Option(help="Whether to carry times over to types that were not measured.")
+]
+_Links = Annotated[
+    str | None,
+    typer.Option("--links", help="Measured latency and bandwidth, as MS:GBIT, such as 0.1:10."),
+]
+_Trained = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A training that reached the target, as BATCH:EPOCHS; two batches or more tell how "
+        "epochs follow the batch. Can be given often.",
+        metavar="BATCH:EPOCHS",
+    ),
+]
+_As = Annotated[
+    str, typer.Option("--as", help="Type of a run's machines; or one for each worker, by commas.")
+]
+_Sky = Annotated[Path | None, typer.Option(help="Folder to write SkyPilot's task files into.")]
+_Script = Annotated[str, typer.Option(help="Script and arguments for the start lines.")]
+_Plot = Annotated[Path | None, typer.Option(help="File for a plot of time and cost.")]
+_Force = Annotated[bool, typer.Option("--force", help="Take profiles that do not fit together.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def plan(
+    runs: _Runs,
+    catalog: _Catalog = None,
+    epochs: _Epochs = None,
+    deadline: _Deadline = None,
+    budget: _Budget = None,
+    objective: _Objective = None,
+    confidence: _Confidence = 0.5,
+    spot: _Spot = False,
+    batches: _Batches = None,
+    max_nodes: _MaxNodes = 32,
+    mixed: _Mixed = True,
+    regions: _Regions = "",
+    types: _Types = "",
+    transfer: _Transfer = True,
+    links: _Links = None,
+    trained: _Trained = None,
+    types_of_run: _As = "",
+    sky: _Sky = None,
+    script: _Script = "train.py",
+    plot: _Plot = None,
+    force: _Force = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Say which machines to rent for a measured workload, how many, and at which batch.
+
+    Times come from profiles (evenstride profile), prices from a catalogue. Every figure has a 95 %
+    interval. Clusters are in one place; of two types at most, balanced.
+
+    Examples:
+        evenstride plan profile.json --epochs 30
+
+        evenstride plan profile.json --epochs 30 --deadline 6h --catalog prices.csv --spot
+
+        evenstride plan t4.json a10g.json --epochs 90 --budget 40 --sky sky --script "train.py"
+
+        evenstride plan runs/today --as g4dn.xlarge,g5.xlarge --trained 256:12 --trained 1024:17
+    """
+    from evenstride.cli import planning
+
+    if plot is not None:
+        _check_plot(plot)
+    asked = planning.Asked(
+        *(tuple(runs), catalog, epochs, deadline, budget, objective, confidence, spot, batches),
+        *(max_nodes, mixed, regions, types, transfer, links),
+        *(tuple(trained or ()), types_of_run, force),
+    )
+    one, command = planning.planned_for(asked, date.today()), shlex.split(script)
+    files = planning.write_sky(one, sky, command) if sky is not None else []
+    if plot is not None:
+        from evenstride.report.planned import draw
+
+        draw(one.plan, plot)
+    typer.echo(planning.as_json(one, files) if as_json else planning.tell(one, command, files))
+
+
+def _check_plot(path: Path) -> None:
+    from evenstride.report.planned import check_plot
+
+    check_plot(path)

@@ -1,0 +1,237 @@
+"""What ``evenstride plan`` does with what it is asked."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evenstride._version import __version__
+from evenstride.cli import quantities
+from evenstride.errors import ConfigError
+from evenstride.planner.catalogue import read_catalogue, shipped_catalogue
+from evenstride.planner.choosing import Objective, Wishes
+from evenstride.planner.epochs import epochs_of
+from evenstride.planner.evidence import profile_of_run
+from evenstride.planner.offers import Catalogue, price_label
+from evenstride.planner.outlook import Task
+from evenstride.planner.plan import Plan, batches_about, make_plan
+from evenstride.planner.renting import Rentable, rentable
+from evenstride.planner.starting import skypilot_files, torchrun_lines
+from evenstride.planner.workload import (
+    Links,
+    Profile,
+    Training,
+    merged,
+    read_profile,
+    require_versions,
+)
+from evenstride.report import planned
+from evenstride.trace.read import trace_path
+
+_Chosen = TypeVar("_Chosen", bound=StrEnum)
+_MOST_REFUSALS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for, as on the command line; see there."""
+
+    runs: tuple[Path, ...]
+    catalog: Path | None
+    epochs: float | None
+    deadline: str | None
+    budget: float | None
+    objective: str | None
+    confidence: float
+    spot: bool
+    batches: str | None
+    max_nodes: int
+    mixed: bool
+    regions: str
+    types: str
+    transfer: bool
+    links: str | None
+    trained: tuple[str, ...]
+    types_of_run: str
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, and what it was made of."""
+
+    plan: Plan
+    profile: Profile
+    catalogue: Catalogue
+    machines: Rentable
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        return {
+            **self.plan.to_dict(),
+            "catalogue": self.catalogue.source,
+            "rows_refused": [str(one) for one in self.catalogue.refusals],
+            "types_left_out": list(self.machines.unknown),
+            "types_measured": list(self.machines.measured),
+        }
+
+
+def planned_for(asked: Asked, today: date) -> Planned:
+    """Return the plan that is asked for.
+
+    Raises:
+        ConfigError: something in it is not understood, or nothing fits.
+    """
+    wishes, links = _wishes(asked), _links(asked.links)
+    profile = merged([_read(path, asked.types_of_run) for path in asked.runs], force=asked.force)
+    if asked.trained:
+        profile = profile.model_copy(update={"trainings": tuple(map(_training, asked.trained))})
+    require_versions(profile, __version__, installed_torch(), force=asked.force)
+    epochs = epochs_of(profile, asked.epochs)
+    task = Task(profile.samples, epochs, profile.model.gradient_bytes, links or profile.links)
+    batches = (
+        batches_about(profile.global_batch, task)
+        if asked.batches is None
+        else quantities.wholes(asked.batches, "--batches")
+    )
+    whole = shipped_catalogue() if asked.catalog is None else read_catalogue(asked.catalog)
+    catalogue = whole.select(
+        regions=quantities.names(asked.regions), types=quantities.names(asked.types)
+    )
+    machines = rentable(
+        catalogue.offers, profile.devices, today, spot=asked.spot, transfer=asked.transfer
+    )
+    made = make_plan(
+        machines.kinds,
+        task,
+        wishes,
+        batches or (profile.global_batch,),
+        most_machines=asked.max_nodes,
+        mixed=asked.mixed,
+    )
+    return Planned(made, profile, catalogue, machines)
+
+
+def tell(one: Planned, command: Sequence[str], files: Sequence[Path]) -> str:
+    """Return a plan as people read it, no wider than the terminal."""
+    width = shutil.get_terminal_size((120, 24)).columns
+    refused = one.catalogue.refusals
+    lines = [f"prices: {one.catalogue.source}"]
+    lines += [f"  {note}" for note in one.catalogue.notes]
+    lines += [f"  refused, {refusal}" for refusal in refused[:_MOST_REFUSALS]]
+    if len(refused) > _MOST_REFUSALS:
+        lines.append(f"  and {len(refused) - _MOST_REFUSALS} more rows")
+    if one.machines.unknown:
+        lines.append(
+            f"{len(one.machines.unknown)} types left out, of which nothing was measured that could "
+            "be carried over"
+        )
+    lines += ["", planned.table(one.plan).text(width), "", planned.story(one.plan)]
+    lines += [f"- {kind}" for kind in _prices(one)]
+    lines += ["", "To start it:", *torchrun_lines(one.plan.chosen.outlook.choice, command)]
+    lines += [f"sky launch {shlex.quote(str(file))}" for file in files]
+    return "\n".join(lines)
+
+
+def write_sky(one: Planned, folder: Path, command: Sequence[str]) -> list[Path]:
+    """Write SkyPilot's files for the chosen cluster, and return them.
+
+    Raises:
+        ConfigError: they cannot be written.
+    """
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in skypilot_files(one.plan.chosen.outlook.choice, command).items():
+            (folder / name).write_text(text, encoding="utf-8")
+            written.append(folder / name)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written to: {error.strerror}") from None
+    return written
+
+
+def as_json(one: Planned, files: Sequence[Path]) -> str:
+    """Return a plan as one JSON object."""
+    return json.dumps({**one.to_dict(), "files": list(map(str, files))})
+
+
+def _prices(one: Planned) -> list[str]:
+    """Return what the chosen machines cost, with the days of their prices."""
+    offers = {(offer.instance_type, offer.place): offer for offer in one.catalogue.offers}
+    return [
+        f"{kind.name}: {price_label(offers[kind.type, kind.place], spot=kind.spot)}"
+        for kind in one.plan.chosen.outlook.choice.kinds
+    ]
+
+
+def _wishes(asked: Asked) -> Wishes:
+    inf = float("inf")
+    if asked.budget is not None and not 0 < asked.budget < inf:
+        raise ConfigError(f"--budget is {asked.budget}; give an amount in USD above 0, such as 40")
+    return Wishes(
+        None if asked.objective is None else _one_of(Objective, asked.objective, "--objective"),
+        inf if asked.deadline is None else quantities.seconds(asked.deadline, "--deadline"),
+        inf if asked.budget is None else asked.budget,
+        asked.confidence,
+    )
+
+
+def _read(path: Path, types: str) -> Profile:
+    """Return a profile, or what a run's trace tells."""
+    if not path.is_dir() and path.suffix != ".jsonl":
+        return read_profile(path)
+    named = quantities.names(types)
+    if not named:
+        raise ConfigError(
+            f"{path} is a run, which does not say what its machines are called; give --as TYPE, or "
+            "a type for each worker, such as --as g5.xlarge,g4dn.xlarge"
+        )
+    return profile_of_run(trace_path(path), named)
+
+
+def _training(text: str) -> Training:
+    batch, _, epochs = text.partition(":")
+    try:
+        return Training(batch=int(batch), epochs=float(epochs))
+    except ValueError:  # pydantic's is one, too
+        raise ConfigError(
+            f"--trained is {text!r}; give a batch and the epochs it took to the target, such as "
+            "256:12.5"
+        ) from None
+
+
+def _links(text: str | None) -> Links | None:
+    if text is None:
+        return None
+    latency, _, bandwidth = text.partition(":")
+    try:
+        found = Links(latency_s=float(latency) / 1e3, bytes_per_s=float(bandwidth) * 1e9 / 8)
+    except ValueError:  # pydantic's is one, too
+        raise ConfigError(
+            f"--links is {text!r}; give milliseconds and Gbit/s, such as 0.1:10"
+        ) from None
+    return found
+
+
+def _one_of(kind: type[_Chosen], text: str, option: str) -> _Chosen:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"{option} is {text!r}; it can be {', '.join(kind)}") from None
+
+
+def installed_torch() -> str:
+    """Return torch's version without importing it; empty if there is none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""

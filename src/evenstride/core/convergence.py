@@ -1,0 +1,204 @@
+"""How many epochs training takes at a global batch: two laws, fitted to runs that were measured.
+
+A run at the global batch ``B`` reaches its target after ``e`` epochs. Both laws are lines, of other
+things than ``B`` itself perhaps:
+
+- ``GAIN``, as Scavenger has it: ``e = e* + theta * gamma``, where ``gamma`` is how noisy the
+  gradient is at ``B``, from 0 to 1 (`normalised_gain`). Its own change with ``B`` is fitted, too:
+  ``gamma = a + c / sqrt(B)``.
+- ``NOISE``, the law of large batches: ``e = e_min * (1 + B / B_noise)``. ``B_noise`` is what the
+  epochs say, which need not be the noise scale that gradients say; where epochs fall as batches
+  grow, it is below 0.
+
+The two have been seen to point opposite ways: with ``theta`` above 0 the first says that larger
+batches need fewer epochs, the second that they need more. Which is so depends on how the learning
+rate follows the batch, so neither sign is built in, and what is measured decides.
+
+Source:
+    Tyagi and Sharma, "Scavenger", CCGRID 2023, sections on the statistical model, and McCandlish et
+    al., arXiv 1812.06162, section 2. The latter's law is for a well-tuned learning rate; not
+    verified in print, known from the code of others. We differ in fitting relative errors, in
+    letting signs be what they are, and in giving intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf, sqrt
+
+from evenstride.core.gradient_noise import Interval
+from evenstride.core.regression import Line, line
+
+
+class Law(StrEnum):
+    """By which law epochs follow the batch."""
+
+    GAIN = "gain"
+    NOISE = "noise"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """One measured training.
+
+    Args:
+        batch: global batch ``B`` in samples.
+        epochs: until the target was reached; a part of one counts as that.
+        gamma: normalised gain of its gradients, from 0 to 1; ``None`` if it was not measured.
+    """
+
+    batch: int
+    epochs: float
+    gamma: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Convergence:
+    """What is known of epochs by batch.
+
+    Args:
+        law: that it follows.
+        epochs_by: epochs over the law's own variable.
+        gamma_by: of `Law.GAIN`, ``gamma`` over ``1 / sqrt(B)``.
+        smallest: batch that was measured.
+        largest: batch that was measured.
+    """
+
+    law: Law
+    epochs_by: Line
+    gamma_by: Line | None
+    smallest: int
+    largest: int
+
+    def epochs(self, batch: float) -> Interval:
+        """Return the epochs that a training at a batch takes, with a 95 % interval for one run.
+
+        Beyond what was measured the interval is the line's own, which widens there; a law that is
+        no longer a line there is not seen. Epochs are never below 0.
+        """
+        found = self.epochs_by.next(self._variable(batch))
+        return Interval(max(found.value, 0.0), max(found.low, 0.0), found.high)
+
+    def steps(self, batch: int, samples: int) -> Interval:
+        """Return the steps that it takes with so many samples in an epoch."""
+        found, each = self.epochs(batch), samples / batch
+        return Interval(found.value * each, found.low * each, found.high * each)
+
+    @property
+    def noise_batch(self) -> float:
+        """``B_noise`` as the epochs tell it, in samples; below 0 where they fall."""
+        if self.law is not Law.NOISE or self.epochs_by.slope == 0:
+            return inf
+        return self.epochs_by.start / self.epochs_by.slope
+
+    def _variable(self, batch: float) -> float:
+        return self.gamma_by.at(1 / sqrt(batch)) if self.gamma_by else batch
+
+
+def normalised_gain(gain: float, parts: int) -> float:
+    """Return Scavenger's noise over its largest value, ``gamma / K``, from about 0 to 1.
+
+    Args:
+        gain: weighted mean of the parts' squared norms over the squared norm of their mean.
+        parts: ``K``, how many there are.
+
+    Source:
+        Scavenger, section on normalised noise. With unequal parts the mean is weighted by samples.
+    """
+    return gain / parts
+
+
+def gamma_of(noise_batch: float, batch: float, parts: int) -> float:
+    """Return the normalised gain that a noise scale means at a batch.
+
+    From ``E A = |G|^2 (1 + K n / B)`` and ``E T = |G|^2 (1 + n / B)`` with the noise scale ``n``;
+    Scavenger takes the mean of a ratio, we the ratio of means.
+
+    Args:
+        noise_batch: the noise scale in samples, at least 0; may be infinite.
+        batch: ``B`` in samples.
+        parts: ``K``.
+
+    >>> gamma_of(noise_batch=0.0, batch=64, parts=4), gamma_of(inf, batch=64, parts=4)
+    (0.25, 1.0)
+    """
+    if noise_batch == inf:
+        return 1.0
+    return (batch + parts * noise_batch) / (batch + noise_batch) / parts
+
+
+def noise_batch_of(gamma: float, batch: float, parts: int) -> float:
+    """Return the noise scale in samples that a normalised gain means; the other way round.
+
+    >>> round(noise_batch_of(gamma_of(100.0, batch=64, parts=4), batch=64, parts=4), 9)
+    100.0
+    """
+    gain = gamma * parts
+    return batch * (gain - 1.0) / (parts - gain) if gain < parts else inf
+
+
+def fit(runs: Sequence[Trained], law: Law) -> Convergence:
+    """Return what some trainings tell under a law.
+
+    Args:
+        runs: at least at two batches; `Law.GAIN` takes those with ``gamma``.
+        law: to fit.
+
+    Raises:
+        ValueError: there are too few.
+    """
+    batches = [float(run.batch) for run in runs]
+    epochs = [run.epochs for run in runs]
+    if law is Law.NOISE:
+        return _known(law, runs, line(batches, epochs), None)
+    noisy = [run for run in runs if run.gamma is not None]
+    if len({run.batch for run in noisy}) < 2:
+        raise ValueError("the gain law needs trainings at two batches with their gradients' noise")
+    by_batch = line([1 / sqrt(run.batch) for run in noisy], [run.gamma or 0.0 for run in noisy])
+    # Epochs over the law's gamma, not the measured one: errors of gamma would flatten the line.
+    return _known(law, runs, line([by_batch.at(1 / sqrt(b)) for b in batches], epochs), by_batch)
+
+
+def fit_best(runs: Sequence[Trained]) -> Convergence:
+    """Return the law that tells left-out batches best.
+
+    Every batch is left out in turn, with all its runs. With fewer than three batches nothing can be
+    left out, and the noise law is taken, which needs no gradients.
+
+    Raises:
+        ValueError: there are trainings at one batch only.
+
+    Cost:
+        O(batches * runs).
+    """
+    found = []
+    for law in (Law.NOISE, Law.GAIN):
+        try:
+            found.append((left_out_error(runs, law), fit(runs, law)))
+        except ValueError:
+            if law is Law.NOISE:
+                raise
+    return min(found, key=lambda one: one[0])[1]
+
+
+def left_out_error(runs: Sequence[Trained], law: Law) -> float:
+    """Return the mean relative error of epochs at batches that a law has not seen.
+
+    0 with fewer than three batches, as nothing can be left out then.
+    """
+    batches = sorted({run.batch for run in runs})
+    if len(batches) < 3:
+        return 0.0
+    errors = []
+    for out in batches:
+        told = fit([run for run in runs if run.batch != out], law)
+        real = [run.epochs for run in runs if run.batch == out]
+        errors.append(abs(told.epochs(out).value / (sum(real) / len(real)) - 1.0))
+    return sum(errors) / len(errors)
+
+
+def _known(law: Law, runs: Sequence[Trained], by: Line, gamma_by: Line | None) -> Convergence:
+    batches = [run.batch for run in runs]
+    return Convergence(law, by, gamma_by, min(batches), max(batches))

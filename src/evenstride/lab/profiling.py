@@ -1,0 +1,137 @@
+"""Measure a workload on this machine: one process, steps of several sizes, a minute."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenstride.errors import ConfigError, LaunchError, TraceError
+from evenstride.lab.launch import end_all, free_port, last_words, started
+from evenstride.planner.evidence import curve_points, facts
+from evenstride.planner.workload import Device, Model, Profile
+
+_NOT_OURS = ("EVENSTRIDE_MAX_STEPS", "EVENSTRIDE_POLICY", "EVENSTRIDE_SYNC", "EVENSTRIDE_NOISE")
+_START_S, _SLACK = 600.0, 4.0  # of the deadline: to start, and by how much stages may take longer
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """What is measured.
+
+    Args:
+        command: script and arguments.
+        type: of this machine, as a catalogue names it.
+        parts: of the script's global batch, above 0 and at most 1; measured from small to large.
+        seconds: in all, apart from starting.
+        made_on: today's date.
+    """
+
+    command: tuple[str, ...]
+    type: str
+    parts: tuple[float, ...]
+    seconds: float
+    made_on: str
+
+
+def profile(
+    measuring: Measuring,
+    say: Callable[[str], None] = lambda _: None,
+    watch: Callable[[float], None] = lambda _: None,
+) -> Profile:
+    """Return the profile of a script on this machine.
+
+    The script runs as one process and ends when all sizes have had their time. If it ends for want
+    of memory at a large size, what was measured before counts, and that size is the limit.
+
+    Args:
+        measuring: what is measured.
+        say: told what goes on, in lines.
+        watch: called ten times a second with the seconds since the start.
+
+    Raises:
+        ConfigError: there is no such script, or it used no evenstride.
+        LaunchError: it failed before anything was measured.
+    """
+    if not Path(measuring.command[0]).is_file():
+        raise ConfigError(
+            f"there is no script {measuring.command[0]}; give the path of a Python file"
+        )
+    parts = sorted(set(measuring.parts))
+    each_s = measuring.seconds / len(parts)
+    with tempfile.TemporaryDirectory(prefix="evenstride-") as name:
+        folder = Path(name)
+        trace = folder / "trace.jsonl"
+        stages = ",".join(f"{part}:{each_s}" for part in parts)
+        failed = _run(measuring, _environment(stages, trace), folder / "script.log", watch)
+        return _told(measuring, trace, failed, say)
+
+
+def _environment(stages: str, trace: Path) -> dict[str, str]:
+    plain = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ours = {"EVENSTRIDE_CALIBRATE": stages, "EVENSTRIDE_TRACE": str(trace)}
+    return {**plain, **alone, **meeting, **ours}
+
+
+def _run(
+    measuring: Measuring, environment: dict[str, str], log: Path, watch: Callable[[float], None]
+) -> str:
+    """Run the script to its end; return its last output if it failed, and else nothing.
+
+    Raises:
+        LaunchError: it would not end.
+    """
+    begun_s, deadline_s = time.monotonic(), _START_S + _SLACK * measuring.seconds
+    process = started(list(measuring.command), environment, log)
+    try:
+        while process.poll() is None:
+            elapsed_s = time.monotonic() - begun_s
+            watch(elapsed_s)
+            if elapsed_s > deadline_s:
+                raise LaunchError(f"the script was still running after {deadline_s:.0f} s")
+            time.sleep(_POLL_S)
+    finally:
+        end_all([process])
+    if not process.returncode:
+        return ""
+    output = last_words(log.read_text(errors="replace"))
+    return f"the script ended with exit code {process.returncode}; its last output:\n{output}"
+
+
+def _told(measuring: Measuring, trace: Path, failed: str, say: Callable[[str], None]) -> Profile:
+    try:
+        found, points = facts(trace), curve_points(trace)
+    except TraceError:
+        if failed:
+            raise LaunchError(failed) from None
+        raise ConfigError(
+            f"{measuring.command[0]} made no Stride or trained nothing, so there is nothing to "
+            "measure; profile needs a script that uses evenstride (see examples/ddp.py)"
+        ) from None
+    most = max(point.samples for point in points) if failed else None
+    if failed:
+        say(f"The script failed beyond {most} samples, which is taken as what fits:\n{failed}")
+    return Profile(
+        evenstride=found.evenstride,
+        torch=found.torch,
+        made_on=measuring.made_on,
+        script=_shown(measuring.command),
+        model=Model(
+            parameters=found.parameters, gradient_bytes=found.gradient_bytes, digest=found.digest
+        ),
+        samples=found.samples,
+        global_batch=found.global_batch,
+        devices=(
+            Device(type=measuring.type, device=found.device, points=points, most_samples=most),
+        ),
+    )
+
+
+def _shown(command: Sequence[str]) -> str:
+    return " ".join((Path(command[0]).name, *command[1:]))

@@ -1,0 +1,96 @@
+"""What one worker's step takes, by its share: fitted where it was measured, or carried over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, log, sqrt
+
+import numpy as np
+
+from evenstride.core.fleet import FloatArray
+from evenstride.core.observation import median
+from evenstride.core.regression import line
+from evenstride.planner.hardware import Power
+from evenstride.planner.workload import Point
+
+_LEAST_ERROR = 0.005  # no type is known better: machines of one type differ, and so do days
+# By which a type is off that obeys the rule, and the more the less alike the two are; in the
+# logarithm. Assumptions.
+_RULE_ERROR, _FAR_ERROR = 0.2, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """``fixed_s + per_sample_s * b``, for one worker of a type.
+
+    Args:
+        fixed_s: seconds that no share changes, at least 0.
+        per_sample_s: seconds per sample, above 0.
+        error: standard deviation of its mean step from the curve, as a part.
+        noise: standard deviation of one step from its mean, as a part.
+        measured: whether the type itself was measured.
+    """
+
+    fixed_s: float
+    per_sample_s: float
+    error: float
+    noise: float = 0.0
+    measured: bool = True
+
+    def at(self, samples: float) -> float:
+        """Return the seconds of a step."""
+        return self.fixed_s + self.per_sample_s * samples
+
+    def at_many(self, samples: FloatArray) -> FloatArray:
+        """Return the seconds of steps of many sizes."""
+        return self.fixed_s + self.per_sample_s * samples
+
+
+def fitted(points: Sequence[Point]) -> Curve:
+    """Return the curve through measured points, by least squares on relative errors.
+
+    A fixed time below 0, as points that scatter may give, is taken as 0. With points at one size
+    only, times are taken to be in proportion to samples.
+
+    Args:
+        points: at least one.
+
+    Cost:
+        O(points).
+    """
+    samples = [float(point.samples) for point in points]
+    times_s = [point.step_s for point in points]
+    noise = median(tuple(point.scatter for point in points))
+    if len(set(samples)) > 1:
+        found = line(samples, times_s)
+        if found.start >= 0 and found.slope > 0:
+            error = max(found.scatter, _LEAST_ERROR)
+            return Curve(found.start, found.slope, error, noise)
+    each_s = np.array(times_s) / np.array(samples)
+    apart = float(each_s.std() / each_s.mean())
+    return Curve(0.0, float(each_s.mean()), max(apart, _LEAST_ERROR), noise)
+
+
+def transferred(curve: Curve, own: Power, other: Power) -> Curve:
+    """Return the curve of a type that was not measured, from one that was.
+
+    Time per sample is taken to lie between what arithmetic and what memory bandwidth make of it, in
+    the middle of their logarithms; half their distance is the error, with what such rules are off
+    by. The fixed time, which launches and the host take, is left as it is.
+
+    Args:
+        curve: of the measured type.
+        own: what its hardware can do.
+        other: what that of the other type can do.
+
+    Source:
+        The two ends of the roofline model (Williams et al., CACM 2009), without knowing where on
+        it the workload lies; ours.
+    """
+    by_flops = log(own.flops_per_s / other.flops_per_s)
+    by_memory = log(own.bytes_per_s / other.bytes_per_s)
+    middle, half = 0.5 * (by_flops + by_memory), 0.5 * (by_flops - by_memory)
+    error = sqrt(curve.error**2 + half**2 + _RULE_ERROR**2 + (_FAR_ERROR * middle) ** 2)
+    ratio = exp(middle)
+    return replace(curve, per_sample_s=curve.per_sample_s * ratio, error=error, measured=False)

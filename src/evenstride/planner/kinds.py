@@ -1,0 +1,95 @@
+"""Kinds of machines that may be rented: an offer, and what its workers would take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from evenstride.core.gradient_noise import Interval
+from evenstride.planner.curves import Curve
+from evenstride.planner.steps import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One type of machine in one place, on demand or as spot.
+
+    Args:
+        type: as the catalogue names it.
+        place: cloud, region and zone, between which links are known; machines of one cluster are
+            in one place.
+        workers: of a machine, at least 1: its accelerators, or one.
+        curve: of one worker.
+        usd_per_h: price of a machine.
+        most_samples: that fit into a worker's memory; ``None`` for no limit.
+        losses_per_h: how often a machine is taken away; ``None`` on demand.
+    """
+
+    type: str
+    place: str
+    workers: int
+    curve: Curve
+    usd_per_h: Interval
+    most_samples: int | None = None
+    losses_per_h: Interval | None = None
+
+    @property
+    def spot(self) -> bool:
+        """Whether it may be taken away."""
+        return self.losses_per_h is not None
+
+    @property
+    def name(self) -> str:
+        """Its type, and whether it is spot."""
+        return f"{self.type} spot" if self.spot else self.type
+
+    def machines(self, count: int) -> Workers:
+        """Return the workers of so many machines."""
+        return Workers(self.curve, count * self.workers, self.most_samples)
+
+
+def by_place(kinds: Iterable[Kind]) -> dict[str, list[Kind]]:
+    """Return the kinds of each place."""
+    found: dict[str, list[Kind]] = {}
+    for kind in kinds:
+        found.setdefault(kind.place, []).append(kind)
+    return found
+
+
+def undominated(kinds: Sequence[Kind]) -> list[Kind]:
+    """Return the kinds of a place without those that another one beats in everything.
+
+    Beaten is who has as many workers, on demand or spot alike, and is neither quicker, nor cheaper,
+    nor larger, nor longer there. Putting the better kind in its place, machine by machine, makes no
+    cluster slower or dearer; so no best cluster is lost. Of equals, the first by name stays.
+
+    Cost:
+        O(n log n + n * kept).
+    """
+    kept: list[Kind] = []
+    for kind in sorted(kinds, key=lambda k: (k.usd_per_h.value, k.curve.per_sample_s, k.type)):
+        if not any(_beats(other, kind) for other in kept):
+            kept.append(kind)
+    return kept
+
+
+def _beats(one: Kind, other: Kind) -> bool:
+    """Return whether one kind is nowhere worse than another that is not cheaper."""
+    same = one.workers == other.workers and one.spot == other.spot
+    return (
+        same
+        and one.usd_per_h.value <= other.usd_per_h.value
+        and one.curve.fixed_s <= other.curve.fixed_s
+        and one.curve.per_sample_s <= other.curve.per_sample_s
+        and one.curve.noise <= other.curve.noise
+        and _room(one) >= _room(other)
+        and _losses(one) <= _losses(other)
+    )
+
+
+def _room(kind: Kind) -> float:
+    return float("inf") if kind.most_samples is None else kind.most_samples
+
+
+def _losses(kind: Kind) -> float:
+    return 0.0 if kind.losses_per_h is None else kind.losses_per_h.value

@@ -1,0 +1,166 @@
+"""What a cluster would take for a whole training, and between what that may lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, hypot, inf, log
+
+from evenstride.core.gradient_noise import Z95, Interval
+from evenstride.planner.epochs import Epochs
+from evenstride.planner.interruptions import Recovery
+from evenstride.planner.kinds import Kind
+from evenstride.planner.steps import Step, exact_step
+from evenstride.planner.workload import Links
+from evenstride.sim.links import Ring
+
+_UNKNOWN_LINKS = (
+    0.5  # by which an assumed link may be off, in the logarithm: a factor of 2.7 (95 %)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be trained.
+
+    Args:
+        samples: of an epoch.
+        epochs: by batch.
+        gradient_bytes: that a worker sends in a step.
+        links: between workers, as measured; ``None`` if they were not.
+        recovery: from losses.
+    """
+
+    samples: int
+    epochs: Epochs
+    gradient_bytes: float
+    links: Links | None = None
+    recovery: Recovery = field(default_factory=Recovery)
+
+    @property
+    def ring(self) -> Ring:
+        """The all-reduce; over links that were not measured, 0.1 ms and 10 Gbit/s are assumed."""
+        if self.links is None:
+            return Ring(1e-4, 1.25e9, self.gradient_bytes)
+        return Ring(self.links.latency_s, self.links.bytes_per_s or inf, self.gradient_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A cluster, and the batch it trains.
+
+    Args:
+        kinds: of its machines, at least one.
+        counts: machines of each kind.
+        batch: global batch in samples.
+    """
+
+    kinds: tuple[Kind, ...]
+    counts: tuple[int, ...]
+    batch: int
+
+    @property
+    def name(self) -> str:
+        """Counts and types, such as ``4 x g4dn.xlarge + 2 x g5.xlarge spot``."""
+        both = zip(self.counts, self.kinds, strict=True)
+        return " + ".join(f"{count} x {kind.name}" for count, kind in both)
+
+    @property
+    def place(self) -> str:
+        """Where all of its machines are."""
+        return self.kinds[0].place
+
+    @property
+    def machines(self) -> int:
+        """How many there are."""
+        return sum(self.counts)
+
+    @property
+    def workers(self) -> int:
+        """How many workers they make."""
+        return sum(n * kind.workers for n, kind in zip(self.counts, self.kinds, strict=True))
+
+    @property
+    def spot(self) -> bool:
+        """Whether any machine may be taken away."""
+        return any(kind.spot for kind in self.kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a choice comes to.
+
+    Args:
+        choice: cluster and batch.
+        step: that it takes.
+        time_s: of the whole training, with a 95 % interval.
+        cost_usd: the same.
+        stretch: factor that losses of machines make it longer by; in ``time_s`` already.
+    """
+
+    choice: Choice
+    step: Step
+    time_s: Interval
+    cost_usd: Interval
+    stretch: float
+
+
+def outlook(choice: Choice, task: Task) -> Outlook | None:
+    """Return what a choice comes to; ``None`` if epochs at its batch are not known.
+
+    The errors of epochs, step and price are taken as independent, in proportion. That of the step
+    is the worst of its kinds: balanced workers all wait for the one that was judged too quick.
+
+    Raises:
+        InfeasibleShares: its batch does not fit.
+    """
+    epochs = task.epochs.at(choice.batch)
+    if epochs is None:
+        return None
+    both = list(zip(choice.kinds, choice.counts, strict=True))
+    step = exact_step([kind.machines(n) for kind, n in both], choice.batch, task.ring)
+    rates = [
+        sum(n * getattr(kind.losses_per_h, end) for kind, n in both if kind.losses_per_h)
+        for end in ("value", "low", "high")
+    ]
+    stretch, least, most = (float(task.recovery.stretch(rate)) for rate in rates)
+    # As many samples as steps of the whole batch have; the tail of an epoch is a step, too.
+    steps = -(-task.samples // choice.batch)
+    part = _step_part(both, step, known=task.links is not None or choice.workers == 1)
+    time_s = product(
+        _scaled(epochs, steps * step.time_s * stretch),
+        Interval(1.0, exp(-Z95 * part), exp(Z95 * part)),
+        Interval(1.0, least / stretch, most / stretch),
+    )
+    prices = [_scaled(kind.usd_per_h, n / 3600.0) for kind, n in both]
+    price = Interval(
+        *(sum(getattr(one, end) for one in prices) for end in ("value", "low", "high"))
+    )
+    return Outlook(choice, step, time_s, product(time_s, price), stretch)
+
+
+def product(*factors: Interval) -> Interval:
+    """Return the product of independent figures, each with its 95 % interval.
+
+    Halves of the intervals add up as squares, in the logarithm and on either side.
+
+    >>> product(Interval(2.0, 1.0, 4.0), Interval(3.0, 3.0, 3.0))
+    Interval(value=6.0, low=3.0, high=12.0)
+    """
+    value, down, up = 1.0, 0.0, 0.0
+    for one in factors:
+        value *= one.value
+        down = hypot(down, log(one.value / one.low) if one.low > 0 else inf)
+        up = hypot(up, log(one.high / one.value) if one.value > 0 else inf)
+    return Interval(value, value * exp(-down), value * exp(up) if up < 700 else inf)
+
+
+def _step_part(both: Sequence[tuple[Kind, int]], step: Step, *, known: bool) -> float:
+    """Return the standard deviation of a step, as a part of it."""
+    compute = max(kind.curve.error for kind, _ in both) * step.compute_s
+    links = 0.0 if known else _UNKNOWN_LINKS * step.communication_s
+    return hypot(compute, links) / step.time_s
+
+
+def _scaled(one: Interval, factor: float) -> Interval:
+    return Interval(one.value * factor, one.low * factor, one.high * factor)

@@ -1,0 +1,142 @@
+"""Put it together: a workload, what is on offer, and wishes make a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evenstride.core.gradient_noise import Interval
+from evenstride.errors import ConfigError
+from evenstride.planner.choosing import Chosen, Wishes, choose
+from evenstride.planner.kinds import Kind
+from evenstride.planner.outlook import Outlook, Task
+from evenstride.planner.search import Found, Space, search
+
+_TIMES = (0.25, 0.5, 1, 2, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a plan comes to.
+
+    Args:
+        found: clusters that no other beats in time and cost.
+        chosen: one of them, and why.
+        caveats: what makes the figures less sure than they look, one sentence each.
+    """
+
+    found: Found
+    chosen: Chosen
+    caveats: tuple[str, ...]
+
+    @property
+    def gap(self) -> float:
+        """By which part a cluster that was not judged exactly might be better, at most.
+
+        Of time if that was the objective, of cost if that was, of the larger of both at a knee.
+        """
+        one = self.found.outlooks
+        time_s = min(o.time_s.value for o in one) / self.found.least_s - 1.0
+        usd = min(o.cost_usd.value for o in one) / self.found.least_usd - 1.0
+        return max(time_s, usd if self.found.least_usd > 0 else 0.0, 0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON types."""
+        outlooks = self.found.outlooks
+        rows = [row(one) for one in outlooks]
+        return {
+            "candidates": rows,
+            "frontier": list(range(len(rows))),
+            "chosen": outlooks.index(self.chosen.outlook),
+            "reason": self.chosen.reason,
+            "looked_at": self.found.looked_at,
+            "gap": self.gap,
+            "caveats": list(self.caveats),
+        }
+
+
+def row(one: Outlook) -> dict[str, Any]:
+    """Return an outlook as JSON types."""
+    choice = one.choice
+    return {
+        "cluster": choice.name,
+        "place": choice.place,
+        "nodes": choice.machines,
+        "workers": choice.workers,
+        "global_batch": choice.batch,
+        "shares": list(one.step.shares),
+        "step_s": one.step.time_s,
+        "communication_s": one.step.communication_s,
+        **_ends("time", "s", one.time_s),
+        **_ends("cost", "usd", one.cost_usd),
+        "spot": choice.spot,
+        "stretch": one.stretch,
+    }
+
+
+def _ends(name: str, unit: str, one: Interval) -> dict[str, float | None]:
+    high = one.high if one.high < float("inf") else None
+    return {f"{name}_{unit}": one.value, f"{name}_low_{unit}": one.low, f"{name}_high_{unit}": high}
+
+
+def batches_about(base: int, task: Task) -> tuple[int, ...]:
+    """Return the batches to look at about a script's own, where their epochs are known."""
+    about = sorted({max(round(base * times), 1) for times in _TIMES})
+    return tuple(batch for batch in about if task.epochs.at(batch) is not None)
+
+
+def make_plan(
+    kinds: Sequence[Kind],
+    task: Task,
+    wishes: Wishes,
+    batches: Sequence[int],
+    *,
+    most_machines: int = 32,
+    mixed: bool = True,
+) -> Plan:
+    """Return the plan for a workload.
+
+    Args:
+        kinds: that may be rented, at least one.
+        task: what is to be trained.
+        wishes: what the choice must keep to.
+        batches: global batches to look at.
+        most_machines: in a cluster.
+        mixed: whether two kinds may be in one.
+
+    Raises:
+        ConfigError: nothing can be rented, no batch is known of, or nothing fits the wishes.
+    """
+    if not kinds:
+        raise ConfigError(
+            "there is no machine to plan with: none on offer was measured, or has hardware like "
+            "one that was; call the measured machine what the catalogue calls it (evenstride "
+            "profile --type), or give a --catalog in which it is"
+        )
+    known = tuple(batch for batch in batches if task.epochs.at(batch) is not None)
+    if not known:
+        raise ConfigError(
+            f"how long training takes at a batch of {', '.join(map(str, batches))} is not known: "
+            f"{task.epochs.why}; measure the gradient's noise, or trainings at two batches"
+        )
+    if most_machines < 1:
+        raise ConfigError(f"{most_machines} machines are none; allow at least 1")
+    found = search(Space(tuple(kinds), known, most_machines, mixed), task)
+    chosen = choose(found.outlooks, wishes)
+    return Plan(found, chosen, tuple(_caveats(chosen.outlook, task, known)))
+
+
+def _caveats(one: Outlook, task: Task, batches: Sequence[int]) -> list[str]:
+    told = [task.epochs.why]
+    if task.links is None and one.choice.workers > 1:
+        told.append(
+            "links were not measured: 0.1 ms and 10 Gbit/s are assumed, communication takes "
+            f"{one.step.communication_s / one.step.time_s:.0%} of a step"
+        )
+    carried = [kind.type for kind in one.choice.kinds if not kind.curve.measured]
+    if carried:
+        told.append(f"{' and '.join(carried)} not measured, but carried over from another type")
+    if len(batches) > 1 and one.choice.batch in (min(batches), max(batches)):
+        told.append(f"a batch of {one.choice.batch} is at the end of what was looked at")
+    return told

@@ -1,0 +1,135 @@
+"""``evenstride plan``: tables, JSON, files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from evenstride import __version__
+from evenstride.cli.planning import installed_torch
+from evenstride.planner.workload import Device, Model, Noise, Point, Profile, write_profile
+from tests.unit.cli.conftest import Answer, Shell
+
+Plan = Callable[..., Answer]
+
+PRICES = """type,usd_per_h,accelerator,accelerators
+small,1.0,T4,1
+large,3.5,A100,1
+other,0.5,,
+broken,-1,T4,1
+"""
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    points = tuple(Point(samples=b, step_s=0.01 + 0.002 * b, scatter=0.02) for b in (32, 128, 512))
+    whole = Profile(
+        evenstride=__version__,
+        torch=installed_torch() or "2.13.0",
+        made_on="2026-05-01",
+        model=Model(parameters=1_000_000, gradient_bytes=4e6, digest="abc"),
+        samples=50_000,
+        global_batch=512,
+        devices=(Device(type="small", points=points),),
+        noise=Noise(scale=2000.0, low=1500.0, high=2600.0),
+    )
+    write_profile(whole, tmp_path / "profile.json")
+    (tmp_path / "prices.csv").write_text(PRICES)
+    return tmp_path / "profile.json"
+
+
+@pytest.fixture
+def plan(profile: Path, shell: Shell) -> Plan:
+    """Return what plans for the profile, for 20 epochs, at the prices above."""
+    prices = str(profile.parent / "prices.csv")
+    return partial(shell, "plan", str(profile), "--epochs", "20", "--catalog", prices)
+
+
+def test_a_deadline_chooses_the_cheapest_that_keeps_it(plan: Plan) -> None:
+    found = plan("--deadline", "30m", "--json").json()
+
+    chosen = found["candidates"][found["chosen"]]
+    assert chosen["time_s"] <= 1800
+    assert found["reason"] == "the cheapest within 0.5 h"
+    keeping = [row for row in found["candidates"] if row["time_s"] <= 1800]
+    assert chosen["cost_usd"] == min(row["cost_usd"] for row in keeping)
+    assert found["types_left_out"] == ["other"]
+    assert len(found["rows_refused"]) == 1
+    assert "line 5 (broken)" in found["rows_refused"][0]
+    for row in found["candidates"]:
+        assert row["time_low_s"] < row["time_s"] < row["time_high_s"]
+        assert row["cost_low_usd"] < row["cost_usd"] < row["cost_high_usd"]
+
+
+def test_people_are_told_what_and_why(plan: Plan) -> None:
+    told = plan("--objective", "cost", "--script", "train.py --lr 0.1").out
+
+    assert "Chosen: " in told
+    assert "It is the cheapest." in told
+    assert "refused, line 5 (broken)" in told
+    assert "links were not measured" in told or "1 x small" in told
+    assert "torchrun --nnodes=" in told
+    assert "train.py --lr 0.1" in told
+    assert "undated" in told
+
+
+def test_files_for_skypilot_and_a_plot_are_written(plan: Plan, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plan(
+        *("--objective", "time", "--no-mixed", "--sky", str(tmp_path / "sky")),
+        *("--plot", str(tmp_path / "plot.png")),
+    )
+
+    task = yaml.safe_load((tmp_path / "sky" / "evenstride.yaml").read_text())
+    assert task["num_nodes"] >= 1
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_trainings_take_the_place_of_given_epochs(profile: Path, shell: Shell) -> None:
+    found = shell(
+        *("plan", str(profile), "--catalog", str(profile.parent / "prices.csv"), "--json"),
+        *("--trained", "256:12", "--trained", "1024:18", "--objective", "cost"),
+    ).json()
+
+    assert any("fitted to trainings at 2 batches" in one for one in found["caveats"])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--deadline", "soon"), "--deadline is 'soon'; give a time above 0"),
+        (("--budget", "-4"), "--budget is -4.0"),
+        (("--objective", "fun"), "--objective is 'fun'; it can be time, cost, knee"),
+        (("--links", "fast"), "--links is 'fast'"),
+        (("--batches", "0,5"), "--batches is '0,5'"),
+        (("--trained", "many"), "--trained is 'many'"),
+        (("--deadline", "1s"), "no cluster ends within"),
+        (("--types", "tiny"), "no type of .* is called 'tiny'"),
+        (("--plot", "plan.txt"), "has to end in"),
+        (("--epochs", "0"), "--epochs is 0.0"),
+    ],
+)
+def test_what_cannot_be_is_refused(plan: Plan, options: tuple[str, ...], why: str) -> None:
+    answer = plan(*options)
+
+    assert answer.code == 2
+    assert answer.out == ""
+    assert re.search(why, answer.err)
+
+
+def test_a_profile_of_another_version_is_refused_unless_forced(profile: Path, plan: Plan) -> None:
+    plain = json.loads(profile.read_text())
+    profile.write_text(json.dumps({**plain, "torch": "1.0.0"}))
+
+    assert "measured with torch 1.0.0" in plan("--objective", "cost").err
+    assert "Chosen" in plan("--force", "--objective", "cost").out
+
+
+def test_a_run_needs_names_for_its_machines(tmp_path: Path, shell: Shell) -> None:
+    assert "give --as TYPE" in shell("plan", str(tmp_path)).err

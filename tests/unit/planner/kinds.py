@@ -1,0 +1,46 @@
+"""Kinds of machines and tasks for tests."""
+
+from __future__ import annotations
+
+from evenstride.core.gradient_noise import Interval
+from evenstride.planner.curves import Curve
+from evenstride.planner.epochs import ByNoise, Epochs
+from evenstride.planner.kinds import Kind
+from evenstride.planner.outlook import Task
+from evenstride.planner.workload import Links, Noise
+
+
+def exactly(value: float) -> Interval:
+    return Interval(value, value, value)
+
+
+def kind(
+    name: str,
+    per_sample_s: float = 0.001,
+    usd_per_h: float = 1.0,
+    *,
+    fixed_s: float = 0.01,
+    workers: int = 1,
+    place: str = "here",
+    noise: float = 0.0,
+    most: int | None = None,
+    losses_per_h: float | None = None,
+) -> Kind:
+    curve = Curve(fixed_s, per_sample_s, 0.02, noise)
+    losses = None if losses_per_h is None else exactly(losses_per_h)
+    return Kind(name, place, workers, curve, exactly(usd_per_h), most, losses)
+
+
+def task(
+    epochs: Epochs | None = None,
+    *,
+    samples: int = 100_000,
+    gradient_bytes: float = 4e6,
+    links: Links | None = Links(latency_s=1e-4, bytes_per_s=1.25e9),  # noqa: B008
+) -> Task:
+    return Task(
+        samples,
+        epochs or ByNoise(10.0, 256, Noise(scale=1000.0, low=700.0, high=1500.0)),
+        gradient_bytes,
+        links,
+    )

@@ -1,0 +1,81 @@
+"""Curves through measured points, and those carried over to other types."""
+
+from typing import Any
+
+import pytest
+
+from evenstride.planner.curves import fitted, transferred
+from evenstride.planner.hardware import ACCELERATORS, Power, power
+from evenstride.planner.offers import Offer
+from evenstride.planner.workload import Point
+
+
+def points(*both: tuple[int, float], scatter: float = 0.01) -> tuple[Point, ...]:
+    return tuple(Point(samples=b, step_s=t, scatter=scatter, steps=10) for b, t in both)
+
+
+def offer(name: str = "x", **rest: Any) -> Offer:
+    return Offer(instance_type=name, usd_per_h=1.0, **rest)
+
+
+def test_exact_points_give_their_line() -> None:
+    curve = fitted(points((10, 0.03), (20, 0.05), (80, 0.17)))
+
+    assert curve.fixed_s == pytest.approx(0.01)
+    assert curve.per_sample_s == pytest.approx(0.002)
+    assert curve.error == 0.005  # as well as anything is known
+    assert curve.noise == 0.01
+
+
+def test_a_fixed_time_is_never_below_0() -> None:
+    curve = fitted(points((10, 0.01), (20, 0.03)))
+
+    assert curve.fixed_s == 0.0
+    assert curve.per_sample_s == pytest.approx((0.001 + 0.0015) / 2)
+    assert curve.error == pytest.approx(0.2)
+
+
+def test_one_size_is_taken_as_proportional() -> None:
+    assert fitted(points((10, 0.02))).at(20) == pytest.approx(0.04)
+
+
+def test_points_off_the_line_are_its_error() -> None:
+    curve = fitted(points((10, 0.033), (20, 0.046), (40, 0.094), (80, 0.165)))
+
+    assert 0.03 < curve.error < 0.2
+
+
+def test_twice_the_hardware_takes_half_per_sample() -> None:
+    curve = fitted(points((10, 0.03), (20, 0.05)))
+
+    other = transferred(curve, Power(1e12, 1e11), Power(2e12, 2e11))
+
+    assert other.per_sample_s == pytest.approx(curve.per_sample_s / 2)
+    assert other.fixed_s == curve.fixed_s
+    assert other.error == pytest.approx((0.2**2 + (0.1 * 0.693) ** 2) ** 0.5, rel=0.01)
+    assert not other.measured
+
+
+def test_hardware_that_is_better_in_one_thing_only_is_less_sure() -> None:
+    curve = fitted(points((10, 0.03), (20, 0.05)))
+
+    other = transferred(curve, ACCELERATORS["T4"], ACCELERATORS["A100"])
+
+    assert other.error > 0.3
+    low, high = 320 / 1555, 8.1 / 19.5
+    assert low < other.per_sample_s / curve.per_sample_s < high
+
+
+def test_processors_are_compared_by_their_number() -> None:
+    four, eight = power(offer(vcpus=4.0)), power(offer(vcpus=8.0, memory_gib=32.0))
+
+    assert four is not None
+    assert eight is not None
+    assert eight.flops_per_s == 2 * four.flops_per_s
+    assert eight.gib == 32.0
+
+
+def test_of_unknown_and_shared_hardware_nothing_is_said() -> None:
+    assert power(offer()) is None
+    assert power(offer("t3.large", vcpus=2.0)) is None
+    assert power(offer(accelerator="NeverHeardOf", accelerators=1.0)) is None

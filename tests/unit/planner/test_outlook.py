@@ -1,0 +1,92 @@
+"""What a cluster comes to, with its intervals."""
+
+from dataclasses import replace
+from math import exp, inf
+
+import numpy as np
+import pytest
+
+from evenstride.core.gradient_noise import Interval
+from evenstride.planner.epochs import Given
+from evenstride.planner.interruptions import Recovery
+from evenstride.planner.outlook import Choice, outlook, product
+from tests.unit.planner.kinds import kind, task
+
+
+def test_time_is_epochs_steps_and_all_machines_pay() -> None:
+    """Two workers of 128 samples each: 138 ms; 391 steps an epoch; 10 epochs; 3 USD/h."""
+    choice = Choice((kind("a", usd_per_h=1.5),), (2,), 256)
+
+    told = outlook(choice, task(Given(10.0, 256)))
+
+    assert told is not None
+    reduce_s = 2 * (1e-4 + 2e6 / 1.25e9)
+    assert told.step.communication_s == pytest.approx(reduce_s)
+    assert told.time_s.value == pytest.approx(10 * 391 * (0.138 + reduce_s))
+    assert told.cost_usd.value == pytest.approx(told.time_s.value / 3600 * 3.0)
+    assert told.step.shares == (128,)
+
+
+def test_the_interval_is_that_of_the_curve_where_all_else_is_known() -> None:
+    told = outlook(Choice((kind("a"),), (1,), 256), task(Given(10.0, 256)))
+
+    assert told is not None
+    assert told.time_s.high / told.time_s.value == pytest.approx(exp(1.96 * 0.02), rel=1e-3)
+    assert told.time_s.value / told.time_s.low == pytest.approx(exp(1.96 * 0.02), rel=1e-3)
+
+
+def test_unknown_links_widen_it_for_several_workers_only() -> None:
+    measured = task(Given(10.0, 256), gradient_bytes=4e8)
+    assumed = replace(measured, links=None)
+    widths = {
+        (n, name): told.time_s.high / told.time_s.value
+        for n in (1, 4)
+        for name, one in (("measured", measured), ("assumed", assumed))
+        if (told := outlook(Choice((kind("a"),), (n,), 256), one))
+    }
+
+    assert widths[1, "assumed"] == pytest.approx(widths[1, "measured"])
+    assert widths[4, "assumed"] > 1.3 * widths[4, "measured"]
+
+
+def test_epochs_that_are_not_known_make_no_outlook() -> None:
+    assert outlook(Choice((kind("a"),), (1,), 512), task(Given(10.0, 256))) is None
+
+
+def test_spot_machines_take_longer_and_are_less_sure() -> None:
+    calm = kind("a", losses_per_h=0.0)
+    unsure = replace(kind("a"), losses_per_h=Interval(0.2, 0.02, 2.0))
+    one, other = (outlook(Choice((k,), (8,), 256), task(Given(10.0, 256))) for k in (calm, unsure))
+
+    assert one is not None
+    assert other is not None
+    assert one.stretch == 1.0
+    assert other.stretch > 1.05
+    assert other.time_s.high / other.time_s.value > one.time_s.high / one.time_s.value
+
+
+def test_a_stretch_is_what_daly_has() -> None:
+    recovery = Recovery(save_s=5.0, restart_s=300.0)
+    rates = np.array([0.0, 0.01, 0.5, 5.0])
+
+    stretch = recovery.stretch(rates)
+
+    assert stretch[0] == 1.0
+    assert (np.diff(stretch) > 0).all()
+    # One loss in two hours: saves every 268 s cost 1.9 %, lost work 1.9 %, the restart 4.2 %.
+    assert stretch[2] == pytest.approx(1.08, abs=0.005)
+
+
+def test_halves_of_intervals_add_as_squares_of_logarithms() -> None:
+    both = product(Interval(1.0, 0.5, 2.0), Interval(10.0, 5.0, 20.0))
+
+    assert both.value == 10.0
+    assert both.high == pytest.approx(10 * 2 ** (2**0.5))
+    assert both.low == pytest.approx(10 / 2 ** (2**0.5))
+
+
+def test_an_end_that_is_open_stays_open() -> None:
+    both = product(Interval(1.0, 0.0, inf), Interval(10.0, 5.0, 20.0))
+
+    assert both.low == 0.0
+    assert both.high == inf
