@@ -59,6 +59,16 @@ _Trained = Annotated[
 _As = Annotated[
     str, typer.Option("--as", help="Type of a run's machines; or one for each worker, by commas.")
 ]
+_Restart = Annotated[
+    str,
+    typer.Option(
+        help="From the loss of a spot machine until training goes on, the wait for another one "
+        "included; several equally likely ones by commas: 2m,30m,3h. 2m if not given.",
+    ),
+]
+_Live = Annotated[
+    str, typer.Option(help="Clouds to ask for today's prices, by commas, with gpuhunt: aws,gcp.")
+]
 _Sky = Annotated[Path | None, typer.Option(help="Folder to write SkyPilot's task files into.")]
 _Script = Annotated[str, typer.Option(help="Script and arguments for the start lines.")]
 _Plot = Annotated[Path | None, typer.Option(help="File for a plot of time and cost.")]
@@ -84,6 +94,8 @@ def plan(
     links: _Links = None,
     trained: _Trained = None,
     types_of_run: _As = "",
+    restart: _Restart = "",
+    live: _Live = "",
     sky: _Sky = None,
     script: _Script = "train.py",
     plot: _Plot = None,
@@ -111,7 +123,7 @@ def plan(
     asked = planning.Asked(
         *(tuple(runs), catalog, epochs, deadline, budget, objective, confidence, spot, batches),
         *(max_nodes, mixed, regions, types, transfer, links),
-        *(tuple(trained or ()), types_of_run, force),
+        *(tuple(trained or ()), types_of_run, restart, live, force),
     )
     one, command = planning.planned_for(asked, date.today()), shlex.split(script)
     files = planning.write_sky(one, sky, command) if sky is not None else []

@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from enum import StrEnum
 from pathlib import Path
@@ -19,8 +19,10 @@ from evenstride.planner.catalogue import read_catalogue, shipped_catalogue
 from evenstride.planner.choosing import Objective, Wishes
 from evenstride.planner.epochs import epochs_of
 from evenstride.planner.evidence import profile_of_run
+from evenstride.planner.live import live_catalogue
+from evenstride.planner.losses import Saves
 from evenstride.planner.offers import Catalogue, price_label
-from evenstride.planner.outlook import Task
+from evenstride.planner.outlook import USUAL_SAVES, Task
 from evenstride.planner.plan import Plan, batches_about, make_plan
 from evenstride.planner.renting import Rentable, rentable
 from evenstride.planner.starting import skypilot_files, torchrun_lines
@@ -60,6 +62,8 @@ class Asked:
     links: str | None
     trained: tuple[str, ...]
     types_of_run: str
+    restart: str
+    live: str
     force: bool
 
 
@@ -95,14 +99,15 @@ def planned_for(asked: Asked, today: date) -> Planned:
         profile = profile.model_copy(update={"trainings": tuple(map(_training, asked.trained))})
     require_versions(profile, __version__, installed_torch(), force=asked.force)
     epochs = epochs_of(profile, asked.epochs)
-    task = Task(profile.samples, epochs, profile.model.gradient_bytes, links or profile.links)
+    task = Task(
+        profile.samples, epochs, profile.model.gradient_bytes, links or profile.links, _saves(asked)
+    )
     batches = (
         batches_about(profile.global_batch, task)
         if asked.batches is None
         else quantities.wholes(asked.batches, "--batches")
     )
-    whole = shipped_catalogue() if asked.catalog is None else read_catalogue(asked.catalog)
-    catalogue = whole.select(
+    catalogue = _catalogue(asked, today).select(
         regions=quantities.names(asked.regions), types=quantities.names(asked.types)
     )
     machines = rentable(
@@ -181,6 +186,20 @@ def _wishes(asked: Asked) -> Wishes:
         inf if asked.budget is None else asked.budget,
         asked.confidence,
     )
+
+
+def _catalogue(asked: Asked, today: date) -> Catalogue:
+    if asked.live:
+        if asked.catalog is not None:
+            raise ConfigError("prices are asked for twice; give --catalog or --live")
+        return live_catalogue(today, quantities.names(asked.live))
+    return shipped_catalogue() if asked.catalog is None else read_catalogue(asked.catalog)
+
+
+def _saves(asked: Asked) -> Saves:
+    each = quantities.names(asked.restart)
+    restarts_s = tuple(quantities.seconds(one, "--restart") for one in each)
+    return replace(USUAL_SAVES, restart_s=restarts_s) if restarts_s else USUAL_SAVES
 
 
 def _read(path: Path, types: str) -> Profile:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from evenstride.core.gradient_noise import Interval
 from evenstride.planner.curves import Curve
 from evenstride.planner.steps import Workers
+from evenstride.planner.transience import Transience
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Kind:
         curve: of one worker.
         usd_per_h: price of a machine.
         most_samples: that fit into a worker's memory; ``None`` for no limit.
-        losses_per_h: how often a machine is taken away; ``None`` on demand.
+        transience: how soon machines are taken away; ``None`` on demand.
     """
 
     type: str
@@ -31,12 +32,12 @@ class Kind:
     curve: Curve
     usd_per_h: Interval
     most_samples: int | None = None
-    losses_per_h: Interval | None = None
+    transience: Transience | None = None
 
     @property
     def spot(self) -> bool:
         """Whether it may be taken away."""
-        return self.losses_per_h is not None
+        return self.transience is not None
 
     @property
     def name(self) -> str:
@@ -83,7 +84,7 @@ def _beats(one: Kind, other: Kind) -> bool:
         and one.curve.per_sample_s <= other.curve.per_sample_s
         and one.curve.noise <= other.curve.noise
         and _room(one) >= _room(other)
-        and _losses(one) <= _losses(other)
+        and _lost_less(one.transience, other.transience)
     )
 
 
@@ -91,5 +92,8 @@ def _room(kind: Kind) -> float:
     return float("inf") if kind.most_samples is None else kind.most_samples
 
 
-def _losses(kind: Kind) -> float:
-    return 0.0 if kind.losses_per_h is None else kind.losses_per_h.value
+def _lost_less(one: Transience | None, other: Transience | None) -> bool:
+    """Return whether at no level of luck one is taken away more often than the other."""
+    if one is None or other is None:
+        return True  # both are on demand then
+    return all(a <= b for a, b in zip(one.rates_per_s, other.rates_per_s, strict=True))

@@ -155,7 +155,8 @@ def slowdown(
 
     Returns:
         The mean; and an interval in which both count, that the rate is not known and that losses
-        come by chance. Infinite where some rate lets it never end.
+        come by chance. Where losses are rare the mean lies above it, as most runs have none.
+        Infinite where some rate lets it never end.
 
     Raises:
         ConfigError: there is no machine, or nothing to do.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from math import exp, hypot, inf, log
 
 from evenstride.core.gradient_noise import Z95, Interval
 from evenstride.planner.epochs import Epochs
-from evenstride.planner.interruptions import Recovery
 from evenstride.planner.kinds import Kind
+from evenstride.planner.losses import Saves, slowdown
 from evenstride.planner.steps import Step, exact_step
 from evenstride.planner.workload import Links
 from evenstride.sim.links import Ring
@@ -17,6 +17,9 @@ from evenstride.sim.links import Ring
 _UNKNOWN_LINKS = (
     0.5  # by which an assumed link may be off, in the logarithm: a factor of 2.7 (95 %)
 )
+
+USUAL_SAVES = Saves(save_s=2.0, restart_s=(120.0,))
+"""Assumed where nothing is known: how long one waits for another machine differs most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +31,14 @@ class Task:
         epochs: by batch.
         gradient_bytes: that a worker sends in a step.
         links: between workers, as measured; ``None`` if they were not.
-        recovery: from losses.
+        saves: what saves and restarts take, where machines are taken away.
     """
 
     samples: int
     epochs: Epochs
     gradient_bytes: float
     links: Links | None = None
-    recovery: Recovery = field(default_factory=Recovery)
+    saves: Saves = USUAL_SAVES
 
     @property
     def ring(self) -> Ring:
@@ -108,8 +111,9 @@ class Outlook:
 def outlook(choice: Choice, task: Task) -> Outlook | None:
     """Return what a choice comes to; ``None`` if epochs at its batch are not known.
 
-    The errors of epochs, step and price are taken as independent, in proportion. That of the step
-    is the worst of its kinds: balanced workers all wait for the one that was judged too quick.
+    The errors of epochs, step, losses and price are taken as independent, in proportion. That of
+    the step is the worst of its kinds: balanced workers all wait for the one that was judged too
+    quick. ``None``, too, if machines are lost so often that it may never end.
 
     Raises:
         InfeasibleShares: its batch does not fit.
@@ -119,24 +123,38 @@ def outlook(choice: Choice, task: Task) -> Outlook | None:
         return None
     both = list(zip(choice.kinds, choice.counts, strict=True))
     step = exact_step([kind.machines(n) for kind, n in both], choice.batch, task.ring)
-    rates = [
-        sum(n * getattr(kind.losses_per_h, end) for kind, n in both if kind.losses_per_h)
-        for end in ("value", "low", "high")
-    ]
-    stretch, least, most = (float(task.recovery.stretch(rate)) for rate in rates)
-    # As many samples as steps of the whole batch have; the tail of an epoch is a step, too.
-    steps = -(-task.samples // choice.batch)
+    # As many steps as the whole batches of an epoch, and one for the tail.
+    useful = _scaled(epochs, -(-task.samples // choice.batch) * step.time_s)
+    stretch = _stretch(choice, useful.value, task.saves)
+    if stretch is None:
+        return None
     part = _step_part(both, step, known=task.links is not None or choice.workers == 1)
-    time_s = product(
-        _scaled(epochs, steps * step.time_s * stretch),
-        Interval(1.0, exp(-Z95 * part), exp(Z95 * part)),
-        Interval(1.0, least / stretch, most / stretch),
-    )
+    time_s = product(useful, Interval(1.0, exp(-Z95 * part), exp(Z95 * part)), stretch)
     prices = [_scaled(kind.usd_per_h, n / 3600.0) for kind, n in both]
     price = Interval(
         *(sum(getattr(one, end) for one in prices) for end in ("value", "low", "high"))
     )
-    return Outlook(choice, step, time_s, product(time_s, price), stretch)
+    return Outlook(choice, step, time_s, product(time_s, price), stretch.value)
+
+
+def _stretch(choice: Choice, useful_s: float, saves: Saves) -> Interval | None:
+    """Return how many times as long losses make it; ``None`` if that has no end."""
+    spot = [
+        (kind.transience, n)
+        for kind, n in zip(choice.kinds, choice.counts, strict=True)
+        if kind.transience is not None
+    ]
+    if not spot or not useful_s:
+        return Interval(1.0, 1.0, 1.0)
+    rates = [
+        sum(n * kind.rates_per_s[i] for kind, n in spot) for i in range(len(spot[0][0].rates_per_s))
+    ]
+    together = replace(spot[0][0], rates_per_s=tuple(rates))
+    found = slowdown(together, 1, useful_s, saves, level=0.95)
+    if not found.high < inf or not found.value < inf:
+        return None
+    # With rare losses the mean lies above what nearly all runs take.
+    return Interval(found.value, min(found.low, found.value), max(found.high, found.value))
 
 
 def product(*factors: Interval) -> Interval:

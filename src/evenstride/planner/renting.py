@@ -135,5 +135,5 @@ def _kinds(offer: Offer, curve: Curve, most: int | None, on: date, *, spot: bool
         yield replace(
             kind,
             usd_per_h=price_interval(offer, on, spot=True),
-            losses_per_h=from_offer(offer).losses_per_h,
+            transience=from_offer(offer),
         )

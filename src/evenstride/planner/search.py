@@ -20,6 +20,7 @@ from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.planner.kinds import Kind, by_place, undominated
 from evenstride.planner.outlook import Choice, Outlook, Task, outlook
 from evenstride.planner.steps import lateness, least_step_s
+from evenstride.planner.stretching import mean_stretches
 
 _MOST_EXACT = 400  # choices that are judged exactly
 
@@ -220,8 +221,7 @@ def _rough(number: int, pair: tuple[Kind, Kind], grid: _Grid, task: Task) -> _Ro
     step_s = compute_s * (1.0 + noise * grid.late[together]) + grid.reduce_s[together]
     time_s = steps * step_s
     if one.spot or two.spot:
-        losses = [0.0 if kind.losses_per_h is None else kind.losses_per_h.value for kind in pair]
-        time_s *= task.recovery.stretch(losses[0] * machines[0] + losses[1] * machines[1])
+        time_s *= mean_stretches(task.saves, one.transience, two.transience, machines)
     per_h = one.usd_per_h.value * machines[0] + two.usd_per_h.value * machines[1]
     usd = time_s / 3600.0 * per_h
     return _Rough(np.full(len(batches), number), machines, batches, time_s, usd)

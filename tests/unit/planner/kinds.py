@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from evenstride.core.gradient_noise import Interval
+from evenstride.core.lifetimes import Exponential
 from evenstride.planner.curves import Curve
 from evenstride.planner.epochs import ByNoise, Epochs
 from evenstride.planner.kinds import Kind
 from evenstride.planner.outlook import Task
+from evenstride.planner.transience import Transience
 from evenstride.planner.workload import Links, Noise
 
 
@@ -27,8 +29,14 @@ def kind(
     losses_per_h: float | None = None,
 ) -> Kind:
     curve = Curve(fixed_s, per_sample_s, 0.02, noise)
-    losses = None if losses_per_h is None else exactly(losses_per_h)
-    return Kind(name, place, workers, curve, exactly(usd_per_h), most, losses)
+    lost = None if losses_per_h is None else transience(*[losses_per_h] * 20)
+    return Kind(name, place, workers, curve, exactly(usd_per_h), most, lost)
+
+
+def transience(*losses_per_h: float) -> Transience:
+    """Return twenty equally likely rates."""
+    rates = tuple(rate / 3600 for rate in losses_per_h)
+    return Transience(Exponential(1 / max(rates[9], 1e-9)), rates, "for a test")
 
 
 def task(

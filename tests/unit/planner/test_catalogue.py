@@ -125,7 +125,7 @@ def test_an_accelerator_without_a_number_is_one() -> None:
 BAD_CELLS = {
     "": "it has no price",
     "-3.06": "Price is '-3.06': a price is above 0",
-    "0": "a price is above 0",
+    "0": "Price is '0': a price is above 0 and finite",
     "1e999": "a price is above 0 and finite",
     "nan": "it is no number",
     "free": "it is no number; a price is like 3.06",

@@ -5,12 +5,15 @@ from math import exp, inf
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evenstride.core.gradient_noise import Interval
 from evenstride.planner.epochs import Given
-from evenstride.planner.interruptions import Recovery
+from evenstride.planner.losses import Saves, expected_slowdown
 from evenstride.planner.outlook import Choice, outlook, product
-from tests.unit.planner.kinds import kind, task
+from evenstride.planner.stretching import mean_stretches, stretches
+from tests.unit.planner.kinds import kind, task, transience
 
 
 def test_time_is_epochs_steps_and_all_machines_pay() -> None:
@@ -54,27 +57,55 @@ def test_epochs_that_are_not_known_make_no_outlook() -> None:
 
 
 def test_spot_machines_take_longer_and_are_less_sure() -> None:
-    calm = kind("a", losses_per_h=0.0)
-    unsure = replace(kind("a"), losses_per_h=Interval(0.2, 0.02, 2.0))
-    one, other = (outlook(Choice((k,), (8,), 256), task(Given(10.0, 256))) for k in (calm, unsure))
+    calm = kind("a", losses_per_h=1e-6)
+    unsure = replace(kind("a"), transience=transience(*np.geomspace(0.02, 2.0, 20)))
+    on_demand, one, other = (
+        outlook(Choice((k,), (8,), 256), task(Given(100.0, 256))) for k in (kind("a"), calm, unsure)
+    )
 
+    assert on_demand is not None
     assert one is not None
     assert other is not None
-    assert one.stretch == 1.0
+    assert on_demand.stretch == 1.0
+    assert one.stretch == pytest.approx(1.0, abs=0.002)
     assert other.stretch > 1.05
     assert other.time_s.high / other.time_s.value > one.time_s.high / one.time_s.value
 
 
-def test_a_stretch_is_what_daly_has() -> None:
-    recovery = Recovery(save_s=5.0, restart_s=300.0)
-    rates = np.array([0.0, 0.01, 0.5, 5.0])
+def test_rates_of_two_kinds_add_up() -> None:
+    both = (kind("a", losses_per_h=0.3), kind("b", losses_per_h=0.6))
+    mixed = outlook(Choice(both, (4, 4), 256), task(Given(100.0, 256)))
+    alone = outlook(Choice(both[:1], (12,), 256), task(Given(100.0, 256)))
 
-    stretch = recovery.stretch(rates)
+    assert mixed is not None
+    assert alone is not None
+    assert mixed.stretch == pytest.approx(alone.stretch, rel=1e-6)
 
-    assert stretch[0] == 1.0
-    assert (np.diff(stretch) > 0).all()
-    # One loss in two hours: saves every 268 s cost 1.9 %, lost work 1.9 %, the restart 4.2 %.
-    assert stretch[2] == pytest.approx(1.08, abs=0.005)
+
+def test_a_cluster_that_may_never_end_is_none() -> None:
+    hopeless = kind("a", losses_per_h=5000.0)
+
+    assert outlook(Choice((hopeless,), (8,), 256), task(Given(100.0, 256))) is None
+
+
+@given(st.floats(-8, -2))
+@settings(deadline=None)
+def test_the_table_of_stretches_is_the_exact_one(logarithm: float) -> None:
+    saves, hazard = Saves(5.0, (60.0, 600.0)), 10.0**logarithm
+
+    found = float(stretches(saves, np.array([hazard]))[0])
+
+    assert found == pytest.approx(expected_slowdown(saves, hazard), rel=0.01)
+
+
+def test_no_machine_lost_costs_next_to_nothing() -> None:
+    saves = Saves(5.0, (60.0,))
+    machines = np.array([[1, 4], [0, 4]])
+
+    assert stretches(saves, np.zeros(3)) == pytest.approx(1.0, abs=0.01)
+    assert mean_stretches(saves, None, None, machines) == pytest.approx(1.0, abs=0.01)
+    lossy = mean_stretches(saves, None, transience(*[1.0] * 20), machines)
+    assert lossy[0] < 1.01 < lossy[1]
 
 
 def test_halves_of_intervals_add_as_squares_of_logarithms() -> None:

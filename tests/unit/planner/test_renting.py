@@ -82,5 +82,5 @@ def test_spot_machines_are_kinds_of_their_own_where_asked_for() -> None:
     assert not demand.spot
     assert spot.spot
     assert spot.usd_per_h.value == 0.3
-    assert spot.losses_per_h is not None
-    assert 0.05 / 800 < spot.losses_per_h.value < 0.1 / 600
+    assert spot.transience is not None
+    assert 0.05 / 800 < spot.transience.losses_per_h.value < 0.1 / 600

