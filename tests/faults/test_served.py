@@ -97,7 +97,7 @@ def test_a_server_that_is_killed_is_named_and_the_run_goes_on_from_the_last_save
     assert all(code not in (0, -9) for code in codes), _logs(tmp_path)
     for log in _logs(tmp_path).values():
         assert "parameter server0 is gone" in log
-        assert "goes on from the last checkpoint" in log
+        assert "goes on from the newest one" in log
     done = _trained(tmp_path)[0]
     assert done == Counter(range(SAMPLES))
 

@@ -26,7 +26,7 @@ _Change = Annotated[
     typer.Option(help="Change of speed in each run, as STEP:SPEEDS or SECONDSs:SPEEDS."),
 ]
 _Sync = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         help="Modes of synchronisation to compare, each under every policy: bsp, bsp-ps, asp, "
         "'ssp(staleness=3)', 'local-sgd(every=8)', delayed; the script's own if not given."
@@ -65,8 +65,9 @@ def lab(
     must use evenstride and leave policy= out of its Stride; EVENSTRIDE_POLICY sets it.
 
     With --sync, each mode is run under every policy, and a table tells samples per second,
-    waiting, staleness, and the shortest and longest of the workers' own periods. The script
-    leaves sync= out; EVENSTRIDE_SYNC sets it. Parameter servers are not slowed down.
+    waiting, staleness, and the shortest and longest of the workers' own periods, after 40 steps
+    or half of a shorter run. The script leaves sync= out; EVENSTRIDE_SYNC sets it. Parameter
+    servers are not slowed down.
 
     Examples:
         evenstride lab --speeds 1,0.5,0.25 -- examples/ddp.py
@@ -85,7 +86,7 @@ def lab(
     from evenstride.lab.speeds import parse_change, parse_speeds
 
     wanted, names = parse_speeds(speeds), split_policies(policies, "--policies")
-    modes = read_modes(sync)
+    modes = read_modes(",".join(sync) if sync else None)
     for name in names:
         policy_from_spec(name)
     folder = out or Path("runs") / time.strftime("lab-%Y%m%d-%H%M%S")

@@ -29,7 +29,7 @@ def simulate(
     steps: Annotated[int | None, common.steps_option()] = None,
     every: common.Every = None,
     sync: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="Modes of synchronisation, instead of the scenarios' own: bsp, bsp-ps, asp, "
             "ssp(staleness=3), local-sgd(every=8), delayed. Shows time, updates and staleness.",
@@ -76,12 +76,12 @@ def simulate(
     _simulate(Asked(files, policies, seeds, lag, cold_lag, steps, every), sync, plot, as_json)
 
 
-def _simulate(asked: Asked, sync: str | None, plot: Path | None, as_json: bool) -> None:
+def _simulate(asked: Asked, sync: list[str] | None, plot: Path | None, as_json: bool) -> None:
     from evenstride.cli.modes import in_modes, read_modes, simulate_in_modes
     from evenstride.cli.suites import print_rows, print_table, run_suite
     from evenstride.report.simulated import means_line, simulation_sentence, simulation_table
 
-    modes = read_modes(sync)
+    modes = read_modes(",".join(sync) if sync else None)
     suite, drawing = asked.suite(_EXAMPLE, leave_out=False), None
     if in_modes(suite, modes):
         if plot is not None:

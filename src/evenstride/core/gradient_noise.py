@@ -40,18 +40,18 @@ class GradientNorms:
 
     Args:
         parts: ``n``, how many parts have samples; at least 2 to tell anything.
-        batch: ``B``, samples of the step.
+        batch: ``B``, samples of the step; tokens, say, where its loss is a mean over those.
         local: ``A``, mean of the parts' squared norms, weighted by their samples.
         mean: ``T``, squared norm of the step's gradient.
     """
 
     parts: int
-    batch: int
+    batch: float
     local: float
     mean: float
 
     @classmethod
-    def of(cls, samples: Sequence[int], squared: Sequence[float], mean: float) -> GradientNorms:
+    def of(cls, samples: Sequence[float], squared: Sequence[float], mean: float) -> GradientNorms:
         """Return what parts of these sizes tell.
 
         Args:

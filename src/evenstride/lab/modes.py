@@ -7,6 +7,7 @@ from typing import Any
 
 from evenstride.core.observation import median
 from evenstride.errors import ConfigError
+from evenstride.lab.blocks import BLOCK_STEPS
 from evenstride.lab.calibration import Curve, mean_curves, true_model
 from evenstride.lab.compare import short_steps
 from evenstride.lab.rates import Rates, rates
@@ -125,7 +126,17 @@ def _comparison(
         global_batch=batch,
         runs=tuple(runs),
         folder=str(plan.folder),
-        caveats=tuple(filter(None, (session.caveat, short_steps(steps_s)))),
+        caveats=tuple(filter(None, (session.caveat, short_steps(steps_s), _few_steps(plan.steps)))),
+    )
+
+
+def _few_steps(steps: int) -> str:
+    """Return a sentence if runs are so short that chance decides."""
+    if steps >= 2 * BLOCK_STEPS:
+        return ""
+    return (
+        f"runs of {steps} steps are short: only the second half of each counts, in which shares "
+        f"may still move; give --steps {2 * BLOCK_STEPS} or more"
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from evenstride.core.band import Band
 from evenstride.core.caps import Held
 from evenstride.core.fleet import Shares
+from evenstride.core.gradient_parts import StepParts
 from evenstride.errors import EvenstrideError, WorkerLost, from_plain, to_plain
 from evenstride.runtime.channel import Channel
 from evenstride.runtime.desk import Told
@@ -68,6 +69,7 @@ class Local:
     saves: Saves
     held: Callable[[], Held | None] = lambda: None
     notice: Callable[[], Told | None] = lambda: None
+    norms: Callable[[], tuple[StepParts, ...]] = lambda: ()
 
 
 def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
@@ -273,6 +275,7 @@ def _reply_of(local: Local, held: Barrier, position: Position) -> Reply:
         local.recorder.take(),
         held=local.held(),
         notice=local.notice(),
+        norms=local.norms(),
     )
 
 

@@ -28,6 +28,8 @@ class Environment:
         silent_s: ``EVENSTRIDE_SILENT_S``, or 30 s: a rank whose heart stops for so long while a
             step waits for it is lost. ``None`` where no elastic launcher starts ranks again.
         sync: ``EVENSTRIDE_SYNC``, a mode of synchronisation.
+        noise_every: ``EVENSTRIDE_NOISE``; the noise of every so-many-th step's gradient is
+            measured, of none if it is 0.
     """
 
     policy: str | None = None
@@ -39,6 +41,7 @@ class Environment:
     notices: str | None = None
     silent_s: float | None = None
     sync: str | None = None
+    noise_every: int = 0
 
 
 def read_environment(variables: Mapping[str, str]) -> Environment:
@@ -60,6 +63,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         world_size=1 if world_size is None else world_size,
         notices=variables.get("EVENSTRIDE_NOTICES") or None,
         silent_s=_silent_s(variables),
+        noise_every=_count(variables, "EVENSTRIDE_NOISE", least=0) or 0,
     )
 
 

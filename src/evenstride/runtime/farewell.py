@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from evenstride.errors import WorkerLost
+from evenstride.errors import EvenstrideError, WorkerLost
 from evenstride.runtime.channel import Channel
 from evenstride.runtime.control_plane import announce_loss
 from evenstride.runtime.gate import Gate
@@ -140,10 +140,10 @@ def look_for_the_lost(report: LossReport, liveness: Liveness, rank: int, step: i
         report.found(*found)
     if report.known():  # whoever found out: one that heard of it may host the store
         time.sleep(_LINGER_S)
-    else:
+    elif not isinstance(ending_exception(), EvenstrideError):  # which says what is wrong itself
         logger.error(
-            "evenstride: a collective of step %d failed on rank %d, though all ranks answer; the "
-            "error above says why",
+            "evenstride: what step %d needed of all ranks failed on rank %d, though all of them "
+            "answer; the error above says why",
             step,
             rank,
         )

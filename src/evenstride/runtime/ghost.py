@@ -9,7 +9,7 @@ term the user adds beside the scaled loss, such as a penalty on the weights, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,31 @@ def silence(loss: Tensor, models: Iterable[nn.Module]) -> list[RemovableHandle]:
     reached = [*_leaves(loss), *(p for model in models for p in model.parameters())]
     silenced = {id(p): p for p in reached if p.requires_grad}.values()
     return [p.register_hook(_finite) for p in silenced]  # type: ignore[no-untyped-call]
+
+
+class Ghosts:
+    """Keeps what a rank without samples computes out of the gradients, until its next batch.
+
+    Args:
+        models: the watched ones; more may come.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._models = models
+        self._silenced: list[RemovableHandle] = []
+
+    def silent(self, loss: Tensor) -> Tensor:
+        """Return a loss of 0 whose backward pass adds exact zeros until `end`."""
+        silent = zero_loss(loss)
+        if silent.requires_grad:
+            # Until the next batch: a step may have several losses, whatever their order.
+            self._silenced += silence(silent, self._models)
+        return silent
+
+    def end(self) -> None:
+        """Let backward passes add what they compute again."""
+        while self._silenced:
+            self._silenced.pop().remove()
 
 
 def _finite(gradient: Tensor) -> Tensor:

@@ -21,8 +21,9 @@ import torch
 from evenstride.errors import OutOfMemory
 from evenstride.runtime.late import syncs_late
 from evenstride.runtime.memory import is_out_of_memory
+from evenstride.runtime.retry import Retry
 from evenstride.runtime.sampler import Draw
-from evenstride.runtime.scaling import Retry, Scaling
+from evenstride.runtime.scaling import Scaling
 from evenstride.runtime.sharded import is_sharded
 from evenstride.runtime.watch import engine_of, reforward
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from evenstride.core.caps import Held
@@ -20,6 +20,7 @@ from evenstride.core.events import (
     Recalled,
 )
 from evenstride.core.fleet import Shares
+from evenstride.core.gradient_parts import NoiseOfRun
 from evenstride.core.ledger import Ledger
 from evenstride.core.observation import Measured
 from evenstride.core.profiles import Profile
@@ -63,6 +64,7 @@ class Leader:
         self.exchange_at = 0  # the leader's own step at which the next exchange is due
         self.changes = 0
         self.saves: Saves | None = None  # of rank 0, which knows how long a save takes
+        self.noise = NoiseOfRun()  # of the gradients, as far as it is measured
         self._desk = Desk((), ())
 
     @property
@@ -126,6 +128,7 @@ class Leader:
             self.ledger = self.ledger.book(sound, self._yardstick())
         else:
             self.ledger = self.ledger.add_up(sound)
+        self._hear_of_noise(replies)
         verdict = self._with_members(verdict, replies, step)
         if verdict.shares is not None:
             self.changes += 1
@@ -159,6 +162,12 @@ class Leader:
         self.note("ended", summary=summary)
         if self._writer is not None:
             self._writer.close()
+
+    def _hear_of_noise(self, replies: list[Reply]) -> None:
+        told = (parts for reply in replies for parts in reply.norms)
+        self.noise, whole = self.noise.hear(told)
+        for parts in whole:
+            self.note("noise", step=parts.step, **asdict(parts.norms))
 
     def _with_members(self, verdict: Verdict, replies: list[Reply], step: int) -> Verdict:
         """Return the verdict with what notices, and wishes to save, add to it."""

@@ -14,8 +14,9 @@ from evenstride.runtime.gate import Gate
 from evenstride.runtime.loading import BatchStream, DataLoaderOptions, LoaderOptions, own_generator
 from evenstride.runtime.pieces import Item, check_weights, merge, smaller
 from evenstride.runtime.progress import Progress
+from evenstride.runtime.retry import Retry
 from evenstride.runtime.sampler import Draw, StepSampler
-from evenstride.runtime.scaling import Retry, Scaling
+from evenstride.runtime.scaling import Scaling
 from evenstride.runtime.seeding import SeededDataset, seeded_dataset
 from evenstride.runtime.shards import ShardReader, indexed
 from evenstride.runtime.weights import checked

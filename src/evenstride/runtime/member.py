@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from evenstride.core.fleet import Shares
 from evenstride.errors import ConfigError, LoaderBusy
+from evenstride.runtime import misuse
 from evenstride.runtime.agreement import Plain, agree, named
 from evenstride.runtime.bond import Bond, tie
 from evenstride.runtime.calibrating import calibration
@@ -23,6 +23,7 @@ from evenstride.runtime.control_plane import Local, Position
 from evenstride.runtime.costs import CostFn, Costs
 from evenstride.runtime.environment import USUAL_SILENT_S, Environment
 from evenstride.runtime.evaluation import Evaluation, exact_mean
+from evenstride.runtime.facts import tell_workload
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.groups import own_group
 from evenstride.runtime.guard import guarded
@@ -44,6 +45,8 @@ from evenstride.runtime.loading import (
     dataset_length,
 )
 from evenstride.runtime.modes import facts_of, free_of, sampler_of, synchroniser
+from evenstride.runtime.noise import meter_of, told_by
+from evenstride.runtime.noise_summary import noise_summary
 from evenstride.runtime.norm import batch_norms, check_convertible, convert
 from evenstride.runtime.normalising import RankContext
 from evenstride.runtime.progress import Progress
@@ -59,8 +62,6 @@ from evenstride.runtime.unaligned import check_unaligned_mean, check_unaligned_n
 from evenstride.runtime.watching import Watching
 from evenstride.runtime.weights import WeightExchange
 
-logger = logging.getLogger("evenstride")
-
 
 class Member:
     """One member of the team, with its clock, gate, control thread and position."""
@@ -73,6 +74,7 @@ class Member:
             team.world_size, StepTimer(self._recorder.add), self._commit, self._weight_exchange
         )
         self.scaling.fit.spans = team.spans
+        self.scaling.noise = meter_of(settings.noise_every, team.world_size, lambda: self.timer)
         self._weights: WeightExchange | None = None
         self._contexts: list[RankContext] = []
         # Weak, because a loader in a reference cycle takes its workers down slowly (5 s each).
@@ -122,6 +124,7 @@ class Member:
             self.continuity.saves,
             self._holding.take,
             self.continuity.notified.told,
+            partial(told_by, self.scaling.noise),
         )
         if free is None:
             return tie(local, team, self._at, silent_s)
@@ -289,11 +292,13 @@ class Member:
     def summary(self) -> Summary:
         """Return the run so far."""
         own_s = self.scaling.own_s + self._bond.cpu_s
+        leader, noise = self._team.leader, self.scaling.noise
+        own_s += noise.own_s if noise is not None else 0.0
         loader, order = self._loader(), self.progress.order
         own_s += loader.own_s if loader is not None else 0.0
         dropped = order.length - self.progress.cursor.end if order is not None else 0
         return summarise(
-            self._team.leader,
+            leader,
             rank=self._team.rank,
             epoch=self.progress.epoch,
             step=self.progress.step,
@@ -307,6 +312,7 @@ class Member:
             fits=self.scaling.fit.learned,
             drift_checks=0 if self.scaling.drift is None else self.scaling.drift.checks,
             drifts=0 if self.scaling.drift is None else self.scaling.drift.drifts,
+            noise=noise_summary(None if leader is None else leader.noise, noise),
             **facts_of(self._settings.mode, self.scaling.sync),
         )
 
@@ -318,6 +324,8 @@ class Member:
         self.continuity.notified.close()
         if not at_exit:  # a device that waits for a lost rank would never come to the mark
             self.timer.settle()
+        if self.scaling.noise is not None:
+            self.scaling.noise.close()
         if self.scaling.sync is not None:
             self.scaling.sync.close(in_order=not (at_exit and ending_exception()))
         self._bond.close(at_exit=at_exit)
@@ -345,11 +353,9 @@ class Member:
 
     def _commit(self, draw: Draw) -> None:
         if not self.progress.step and not self.scaling.models and self._team.world_size > 1:
-            logger.warning(
-                "rank %d trains a model that stride.watch() was not given, so its waits for other "
-                "ranks may be taken for work; call model = stride.watch(model) before the loop",
-                self._team.rank,
-            )
+            misuse.tell_of_unwatched(self._team.rank)
+        if not self.progress.step:
+            tell_workload(self._team.leader, self.scaling.models, self.progress.order)
         self.progress.commit(draw.window, draw.dealing)
         if self._free is not None:
             self.progress.position = self._free.position

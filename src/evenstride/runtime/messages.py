@@ -15,6 +15,7 @@ from evenstride.core.events import (
     SetShares,
 )
 from evenstride.core.fleet import Shares
+from evenstride.core.gradient_parts import StepParts
 from evenstride.core.observation import Observation
 from evenstride.runtime.desk import Told
 
@@ -31,6 +32,7 @@ class Reply:
         leaving: the rank's program is ending.
         held: the memory it held since then, if it is watched.
         notice: that it will be taken away, if it knows so.
+        norms: of its gradients in the steps measured since then.
     """
 
     barrier: int
@@ -40,6 +42,7 @@ class Reply:
     leaving: bool = False
     held: Held | None = None
     notice: Told | None = None
+    norms: tuple[StepParts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,15 @@ def unwatched() -> UsageError:
     )
 
 
+def tell_of_unwatched(rank: int) -> None:
+    """Warn that the model is not known, so that waits of its engine are not."""
+    logger.warning(
+        "rank %d trains a model that stride.watch() was not given, so its waits for other ranks "
+        "may be taken for work; call model = stride.watch(model) before the loop",
+        rank,
+    )
+
+
 def tell_of_models(step: int) -> None:
     """Warn that the run ends in the midst of a round of local steps."""
     logger.warning(

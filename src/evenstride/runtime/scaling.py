@@ -7,7 +7,6 @@ written for few calls.
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,11 +25,13 @@ from evenstride.errors import UsageError
 from evenstride.runtime import misuse
 from evenstride.runtime.drift import DriftGuard
 from evenstride.runtime.fit import Fit
-from evenstride.runtime.ghost import silence, zero_loss
+from evenstride.runtime.ghost import Ghosts
 from evenstride.runtime.holdback import hold_back
 from evenstride.runtime.late import LateSync
+from evenstride.runtime.noise import NoiseMeter
 from evenstride.runtime.normalising import PlainNorms
 from evenstride.runtime.overflow import register_scaler_update_hook
+from evenstride.runtime.retry import Retry
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.stream_timer import CudaMarks, StreamTimer
 from evenstride.runtime.synchronising import Synchroniser
@@ -43,17 +44,6 @@ _queue_callback: Callable[[Callable[[], None]], None] = Variable._execution_engi
 
 # Steps after which what ran proves something: optimizers make their states in the first.
 _STEPS_TO_WARM = 2
-
-
-class Retry(enum.Enum):
-    """What comes again because a batch did not fit into memory."""
-
-    NO = 0
-    BATCH = 1
-    STEP = 2
-
-    def __bool__(self) -> bool:
-        return self is not Retry.NO
 
 
 class Scaling:
@@ -86,6 +76,7 @@ class Scaling:
         self.fit = Fit()
         self.norms = PlainNorms(world_size, self.fit)
         self.drift: DriftGuard | None = None
+        self.noise: NoiseMeter | None = None
         self.sync: Synchroniser | None = None  # what takes the place of the engine's averaging
         self.syncing = False  # whether that has begun, and not come through
         self.guarding = False  # whether the loop is inside `Stride.guard`
@@ -99,7 +90,7 @@ class Scaling:
         self._scaled = self._backward = self._committed = self._stepped = False
         self._accumulating = self._queued = False
         self.by_argument = False  # whether weights were given to `scale`
-        self._silenced: list[RemovableHandle] = []
+        self._ghosts = Ghosts(self.models)
 
     def listen(self) -> tuple[RemovableHandle, ...]:
         """Be told of every step that an optimizer takes, until the handles are removed."""
@@ -156,8 +147,10 @@ class Scaling:
 
     def begin(self, draw: Draw, weight: float | None) -> None:
         """Take note of a batch handed to the training loop."""
-        self._loud_again()
+        self._ghosts.end()
         self.norms.begin(draw)
+        if self.noise is not None:
+            self.noise.begin(draw)
         self.draw, self._weight = draw, weight
         if draw.samples > self._largest:
             self._largest = draw.samples
@@ -178,6 +171,8 @@ class Scaling:
             for parameter in self.parameters:
                 parameter.grad = None
         self.timer.spoil()
+        if self.noise is not None:
+            self.noise.gave_up()
 
     def went_through(self) -> None:
         """Note that the batch in hand fitted, in a loop that could have repeated it."""
@@ -202,7 +197,9 @@ class Scaling:
                 "again as a whole, so call optimizer.zero_grad() first",
                 self.draw.step if self.draw else 0,
             )
-        self._loud_again()
+        self._ghosts.end()
+        if self.noise is not None:
+            self.noise.pass_ended()
         self.draw, self.retry = None, Retry.NO
 
     def optimizer_steps(self, optimizer: Optimizer, args: Any = (), named: Any = None) -> None:
@@ -289,7 +286,7 @@ class Scaling:
         else:
             factor, waited_s = self._weighed(draw, weight)
         self._queued = False  # a backward pass that raised never came to the callback
-        scaled = loss if factor == 1.0 else loss * factor if factor else self._silent(loss)
+        scaled = loss if factor == 1.0 else loss * factor if factor else self._ghosts.silent(loss)
         self._late.make_ready(scaled)
         if scaled.requires_grad:
             scaled.register_hook(self._backward_began)  # type: ignore[no-untyped-call]
@@ -352,15 +349,9 @@ class Scaling:
             exchange.start(local)
         total = exchange.total()
         assert local is not None, "one of the two weights is given"
+        if self.noise is not None:
+            self.noise.weighed(local, total)
         return loss_factor(self.world_size, local, total), self.timer.now() - started_s
-
-    def _silent(self, loss: Tensor) -> Tensor:
-        """Return a loss of 0 whose backward pass adds exact zeros; see `ghost`."""
-        silent = zero_loss(loss)
-        if silent.requires_grad:
-            # Until the next batch: a step may have several losses, whatever their order.
-            self._silenced += silence(silent, self.models)
-        return silent
 
     def _backward_began(self, _: Tensor) -> None:
         """Ask the engine to tell when this rank's last gradient is there.
@@ -371,6 +362,8 @@ class Scaling:
         if not self._queued and self.draw is not None:
             self._queued = True
             _queue_callback(self._gradients_ready)
+            if self.noise is not None:
+                self.noise.backward_began()
 
     def _gradients_ready(self) -> None:
         started_s, self._queued = self.timer.now(), False
@@ -390,9 +383,7 @@ class Scaling:
         if self.draw is not None and not self._committed:
             self._committed, self.unrecorded = True, False
             self._commits += 1
+            if self.noise is not None:
+                self.noise.committed()
             self._commit(self.draw)
         self.own_s += self.timer.now() - started_s
-
-    def _loud_again(self) -> None:
-        while self._silenced:
-            self._silenced.pop().remove()

@@ -32,6 +32,7 @@ from evenstride.runtime.environment import Environment
 from evenstride.runtime.fit import Spans
 from evenstride.runtime.islands import Islands, islands_of, show_island
 from evenstride.runtime.leader import Leader
+from evenstride.runtime.noise import check_mode
 from evenstride.runtime.peers import Peer, myself
 from evenstride.runtime.resources import measured_flops_per_s, usable_cores
 from evenstride.runtime.step_file import StepFile
@@ -58,6 +59,7 @@ class Settings:
         max_steps: steps after which the training loader yields nothing.
         step_file: where the leader keeps its step count; ``None`` for nowhere.
         sync: mode of synchronisation.
+        noise_every: steps from one whose gradient's noise is measured to the next; 0 for none.
     """
 
     global_batch: int
@@ -71,6 +73,7 @@ class Settings:
     max_steps: int | None
     step_file: Path | None = None
     sync: str = "bsp"
+    noise_every: int = 0
 
     @property
     def mode(self) -> SyncMode:
@@ -220,6 +223,7 @@ def _show(settings: Settings, rank: int) -> Plain:
         "seed": settings.seed,
         "policy": settings.policy,
         "sync": str(settings.mode),
+        "noise_every": settings.noise_every,
         "memory_fraction": settings.memory_fraction,
         "max_steps": settings.max_steps,
         "min_share": settings.min_share,
@@ -255,6 +259,8 @@ def _compare(shown: list[Plain]) -> None:
 def _check(settings: Settings) -> None:
     check_whole("global_batch", settings.global_batch, least=1)
     check_whole("seed", settings.seed)
+    check_whole("noise_every", settings.noise_every, least=0)
+    check_mode(settings.noise_every, settings.mode)
     _check_fraction(settings.memory_fraction)
     if not isinstance(settings.policy, str):
         raise ConfigError(

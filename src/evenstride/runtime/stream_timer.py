@@ -198,6 +198,9 @@ class StreamTimer(StepTimer):
         self._mark(_WAIT)
         self._read()
 
+    def exclude(self, seconds: float) -> None:
+        """Leave what the device did as it is: how long it took for that is not known."""
+
     def control_waited(self, seconds: float) -> None:
         """Count up to ``seconds`` of the fetch in progress as waiting for a decision.
 

@@ -59,6 +59,9 @@ class Stride:
             they take. Not with micro-batches, which are as large as ``max_micro_batch`` says.
         trace: folder or ``.jsonl`` file in which the leader records the run;
             ``EVENSTRIDE_TRACE`` sets it where the script does not.
+        noise_every: measure the noise of every so-many-th step's gradient, from which follows how
+            large a batch is worth its time; 0 for none. ``None`` leaves it to ``EVENSTRIDE_NOISE``,
+            else none. See the page on gradient noise.
 
     Raises:
         ConfigError: there are several processes but no process group, the global batch does
@@ -92,6 +95,7 @@ class Stride:
         quantum: int = 1,
         memory_fraction: float | None = 0.9,
         trace: str | os.PathLike[str] | None = None,
+        noise_every: int | None = None,
     ) -> None:
         try:
             environment = read_environment(os.environ)
@@ -111,6 +115,7 @@ class Stride:
             max_steps=environment.max_steps,
             step_file=environment.progress,
             sync=sync or environment.sync or "bsp",
+            noise_every=whole(environment.noise_every if noise_every is None else noise_every),
         )
         self._member = Member(form_team(settings, group, shard_group), settings, environment)
         self._hooks = self._member.scaling.listen()

@@ -8,6 +8,7 @@ from typing import Any
 from evenstride.core.ledger import Ledger
 from evenstride.core.state import Control
 from evenstride.runtime.leader import Leader
+from evenstride.runtime.noise_summary import NoiseSummary
 
 # Workers whose memory is told of one by one.
 _MOST_CAPS = 8
@@ -80,6 +81,7 @@ class Summary:
         staleness: of the updates, where workers do not keep step: ``count``, ``mean``, ``maximum``
             and ``histogram``, the same of each of the ``workers``, ``most_ahead`` and
             ``handed_out_again``; see `evenstride.runtime.served.office.Office.report`.
+        noise: of the gradient, where it is measured; see `NoiseSummary`.
     """
 
     rank: int
@@ -104,6 +106,7 @@ class Summary:
     sync: str = "bsp"
     forgoes: tuple[str, ...] = ()
     staleness: dict[str, Any] | None = None
+    noise: NoiseSummary | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON types."""
@@ -143,6 +146,8 @@ class Summary:
                 f"the ranks' weights differed in {self.drifts} of {self.drift_checks} comparisons"
                 + ("; rank 0's were broadcast" if self.drifts else "")
             )
+        if self.noise is not None:
+            lines.append(str(self.noise))
         lines.append(f"evenstride itself took {self.overhead_s * 1e3:.3f} ms per step")
         return "\n".join(lines)
 
@@ -253,8 +258,8 @@ def _stale(told: dict[str, Any]) -> str:
     again = told["handed_out_again"]
     return (
         f"{told['count']} updates ({made} by the workers) of staleness {told['mean']:.2f} on "
-        f"average and {told['maximum']} at most; nobody was more than {told['most_ahead']} updates "
-        "ahead of the slowest"
+        f"average and {told['maximum']} at most; who had ended an update was at most "
+        f"{told['most_ahead']} ahead of the slowest"
         + (f"; {again} samples of workers that were lost were handed out again" if again else "")
     )
 

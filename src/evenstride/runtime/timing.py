@@ -192,6 +192,10 @@ class StepTimer:
         else:
             self._wait_s += seconds
 
+    def exclude(self, seconds: float) -> None:
+        """Count ``seconds`` that have just passed as neither work nor waiting."""
+        self._excluded_s += seconds
+
     def control_waited(self, seconds: float) -> None:
         """Count ``seconds`` of the fetch in progress as waiting for a decision."""
         self._excluded_s += seconds

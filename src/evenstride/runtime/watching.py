@@ -17,6 +17,7 @@ from evenstride.runtime.drift import USUAL_STEPS, DriftGuard
 from evenstride.runtime.holding import Holding
 from evenstride.runtime.islands import check_island
 from evenstride.runtime.meeting import meet
+from evenstride.runtime.noise import check_model
 from evenstride.runtime.scaling import Scaling
 from evenstride.runtime.setup import Team
 from evenstride.runtime.sharded import check_engine, subtract_collectives
@@ -89,6 +90,8 @@ class Watching:
         else:
             watch_forward(model, lambda: self._member.timer, team.world_size)
         scaling.watch(model)
+        if scaling.noise is not None:
+            scaling.noise.watch(model)
         self._holding.watch(model)
         scaling.unrecorded = scaling.unrecorded or static_graph(model)
 
@@ -103,6 +106,8 @@ class Watching:
             shown = show()  # first, because it refuses engines that have no islands
             check_island(model, self._team.group, self._team.islands)
             self._member.refuse_in_loop("watch()")
+            if self._member.scaling.noise is not None:
+                check_model(self._member.scaling.noise.every, model)
             if self._member.scaling.sync is not None:
                 require_plain(model, self._mode)
                 _refuse_hook(asked["compress"], self._mode)

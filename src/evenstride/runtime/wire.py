@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 from evenstride.core.caps import Held
+from evenstride.core.gradient_parts import StepParts
 from evenstride.runtime.desk import Told
 from evenstride.runtime.messages import Reply, Verdict
 from evenstride.trace.codec import decode_observation, dumps, encode_observation
@@ -23,6 +24,7 @@ def reply_to_text(reply: Reply) -> str:
             "leaving": reply.leaving,
             "held": None if reply.held is None else asdict(reply.held),
             "notice": None if reply.notice is None else asdict(reply.notice),
+            "norms": [astuple(parts) for parts in reply.norms],
         }
     )
 
@@ -38,6 +40,7 @@ def reply_from_text(text: str) -> Reply:
         plain["leaving"],
         None if plain["held"] is None else Held(**plain["held"]),
         None if plain["notice"] is None else Told(**plain["notice"]),
+        tuple(StepParts(*parts) for parts in plain["norms"]),
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from evenstride.core.gradient_noise import GradientNorms
 from evenstride.errors import TraceError
 from evenstride.trace.write import FORMAT
 
@@ -56,6 +58,27 @@ def read_records(run: Path) -> Iterator[dict[str, Any]]:
             yield record
     if broken == 1 and path.stat().st_size > 0 and not _may_be_cut_header(path):
         raise _unreadable(path, 1)
+
+
+def read_noise(run: Path) -> Iterator[tuple[int, GradientNorms]]:
+    """Yield the measured steps of a run, each with what its gradient told of its noise.
+
+    Steps are counted from the start of the process that trained them, as in all records; they come
+    in the order in which the leader heard of them. A run that did not measure yields nothing.
+
+    Raises:
+        TraceError: the trace cannot be read, or a record of noise lacks a number.
+    """
+    names = [field.name for field in fields(GradientNorms)]
+    for record in read_records(run):
+        if record["kind"] != "noise":
+            continue
+        if not all(isinstance(record.get(name), int | float) for name in ("step", *names)):
+            raise TraceError(
+                f"a record of noise in {run} lacks one of the numbers step, {', '.join(names)}; it "
+                "was changed after it was written"
+            )
+        yield record["step"], GradientNorms(**{name: record[name] for name in names})
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

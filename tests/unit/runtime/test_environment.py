@@ -29,11 +29,12 @@ def test_every_variable_is_read() -> None:
             "EVENSTRIDE_SILENT_S": "4.5",
             "TORCHELASTIC_RUN_ID": "job",
             "EVENSTRIDE_SYNC": "bsp-ps",
+            "EVENSTRIDE_NOISE": "25",
         }
     )
 
     paths = Path("runs/one"), Path("runs/steps")
-    assert found == Environment("static:1,2", 40, *paths, "0.5:1", 8, "off", 4.5, "bsp-ps")
+    assert found == Environment("static:1,2", 40, *paths, "0.5:1", 8, "off", 4.5, "bsp-ps", 25)
 
 
 def test_silence_is_waited_for_where_nobody_starts_the_ranks_again() -> None:
@@ -48,7 +49,7 @@ def test_a_silence_that_cannot_be_is_refused(text: str) -> None:
 
 
 def test_an_empty_variable_counts_as_absent() -> None:
-    names = ("POLICY", "MAX_STEPS", "TRACE", "PROGRESS", "CALIBRATE")
+    names = ("POLICY", "MAX_STEPS", "TRACE", "PROGRESS", "CALIBRATE", "NOISE")
 
     found = read_environment({f"EVENSTRIDE_{name}": "" for name in names} | {"WORLD_SIZE": ""})
 
@@ -59,7 +60,9 @@ def test_no_step_at_all_is_a_possible_wish() -> None:
     assert read_environment({"EVENSTRIDE_MAX_STEPS": "0"}).max_steps == 0
 
 
-@pytest.mark.parametrize(("name", "least"), [("EVENSTRIDE_MAX_STEPS", 0), ("WORLD_SIZE", 1)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("EVENSTRIDE_MAX_STEPS", 0), ("WORLD_SIZE", 1), ("EVENSTRIDE_NOISE", 0)]
+)
 @pytest.mark.parametrize(
     "text",
     [

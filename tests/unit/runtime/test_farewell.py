@@ -162,7 +162,8 @@ def test_if_all_ranks_answer_that_is_said(
     assert clock.now_s == 0
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert "step 25 failed on rank 1, though all ranks answer" in record.getMessage()
+    told = record.getMessage()
+    assert "step 25 needed of all ranks failed on rank 1, though all of them answer" in told
 
 
 def test_nobody_is_looked_for_when_the_loss_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstride.runtime.ghost import silence, zero_loss
+from evenstride.runtime.ghost import Ghosts, silence, zero_loss
 
 LOSSES = [2.5, 0.0, float("inf"), float("-inf"), float("nan")]
 
@@ -114,3 +114,15 @@ def test_all_watched_models_are_silenced_and_what_else_the_loss_reaches() -> Non
 
     for model in (one, other, third):
         assert all(torch.equal(g, torch.zeros_like(g)) for g in _gradients(model))
+
+
+def test_a_ghost_is_silent_until_its_next_batch() -> None:
+    model, poison = _model(), torch.full((1, 2), torch.inf)
+    ghosts = Ghosts([model])
+
+    ghosts.silent(model(poison).mean()).backward()  # type: ignore[no-untyped-call]
+    assert all(torch.equal(g, torch.zeros_like(g)) for g in _gradients(model))
+
+    ghosts.end()
+    model(poison).mean().backward()
+    assert not all(torch.isfinite(g).all() for g in _gradients(model))

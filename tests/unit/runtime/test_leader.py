@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from evenstride.core.events import FleetFormed
 from evenstride.core.fleet import Worker
+from evenstride.core.gradient_noise import GradientNorms
+from evenstride.core.gradient_parts import StepParts
 from evenstride.core.observation import Observation
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.state import Control
@@ -23,7 +26,7 @@ from evenstride.runtime.wire import (
     verdict_from_plain,
     verdict_to_plain,
 )
-from evenstride.trace.read import read_records
+from evenstride.trace.read import read_noise, read_records
 from evenstride.trace.replay import replay
 from evenstride.trace.write import TraceWriter
 
@@ -124,6 +127,23 @@ def test_the_trace_holds_everything_from_the_forming_on(tmp_path: Path) -> None:
     assert outcome.events == 2
 
 
+def test_the_noise_of_whole_steps_is_kept_and_recorded(tmp_path: Path) -> None:
+    leader = _leader("static:4,8")
+    leader.record_to(TraceWriter(tmp_path / "trace.jsonl", {"policy": "static:4,8"}))
+    mine, others = StepParts(3, 1, 4, 12, 4 * 5.0, 2.0), StepParts(3, 1, 8, 12, 8 * 3.5, 2.0)
+
+    leader.exchange(5, [replace(_reply(0), norms=(mine,)), _reply(1)], 5)
+    assert leader.noise.steps == 0
+    leader.exchange(9, [_reply(0), replace(_reply(1), norms=(others,))], 5)
+    leader.close({})
+
+    norms = GradientNorms.of((4, 8), (5.0, 3.5), 2.0)
+    assert list(read_noise(tmp_path)) == [(3, norms)]
+    assert leader.noise.steps == 1
+    assert leader.noise.estimate.noise == norms.noise
+    assert replay(tmp_path).identical
+
+
 observations = st.builds(
     Observation,
     worker=st.integers(0, 9),
@@ -132,6 +152,15 @@ observations = st.builds(
     busy_s=st.lists(st.floats(0, 99), min_size=1, max_size=4).map(tuple),
     wait_s=st.lists(st.floats(0, 99), min_size=1, max_size=4).map(tuple),
     modelled=st.booleans(),
+)
+parts = st.builds(
+    StepParts,
+    step=st.integers(0, 9**9),
+    parts=st.integers(1, 9),
+    weight=st.integers(1, 99) | st.floats(0, 99),
+    batch=st.integers(1, 99) | st.floats(0, 99),
+    local=st.floats(0, 1e300),
+    mean=st.floats(0, 1e300),
 )
 
 
@@ -143,6 +172,7 @@ observations = st.builds(
         stands=st.lists(st.tuples(*[st.integers(0, 9**9)] * 3), max_size=3).map(tuple),
         observations=st.lists(observations, max_size=3).map(tuple),
         leaving=st.booleans(),
+        norms=st.lists(parts, max_size=3).map(tuple),
     )
 )
 def test_a_reply_arrives_as_it_was_sent(reply: Reply) -> None:

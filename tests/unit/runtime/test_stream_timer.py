@@ -116,6 +116,19 @@ def test_queued_work_is_measured_where_it_runs() -> None:
     assert bench.records == [StepRecord(n, 8, 10.0, 5.0, 0.0, 0.0, 0.0, True) for n in range(4)]
 
 
+def test_host_time_of_ours_is_not_taken_from_what_the_device_did() -> None:
+    bench = Bench()
+
+    for number in range(2):
+        bench.step(number, forward_s=3.0, others_s=5.0)
+        marks = bench.device.out
+        bench.timer.exclude(2.0)
+        assert bench.device.out == marks, "each would cost time"
+    bench.end()
+
+    assert bench.records == [StepRecord(n, 8, 3.0, 5.0, 0.0, 0.0, 0.0, True) for n in range(2)]
+
+
 @pytest.mark.parametrize(
     ("loading_s", "noticed_s"),
     [(4.0, [4.0, 0.0, 0.0]), (25.0, [25.0, 15.0, 15.0])],

@@ -66,6 +66,22 @@ def test_busy_is_data_and_compute_and_between_and_the_rest_is_waiting() -> None:
     assert bench.records == [StepRecord(3, 5, 13.0, 4.0, 2.0, 0.0, 0.0, True)]
 
 
+def test_what_is_excluded_is_neither_work_nor_waiting() -> None:
+    bench = Bench()
+
+    bench.timer.fetch_started()
+    bench.clock.spend(2.0)
+    bench.timer.exclude(1.0)
+    bench.timer.fetch_ended(3, 5, modelled=True)
+    bench.clock.spend(10.0)
+    bench.timer.exclude(4.0)
+    bench.train(0.0, 4.0, 1.5)
+    bench.timer.exclude(0.5)
+    bench.leave()
+
+    assert bench.records == [StepRecord(3, 5, 8.0, 4.0, 1.0, 0.0, 0.0, True)]
+
+
 def test_a_step_is_told_when_the_next_batch_is_asked_for() -> None:
     bench = Bench()
     bench.fetch(0)

@@ -149,8 +149,9 @@ def state_of(stride: Any, ties: Ties, optimizers: Sequence[Optimizer]) -> dict[s
     if not ties.lockstep and state["position"]:
         raise StepInFlight(
             "a checkpoint was asked for in mid-epoch, and in this mode of synchronisation workers "
-            "do not keep step, so that they have different weights; call save() after the loop "
-            "over an epoch has ended, on every rank"
+            "do not keep step, so that they have different weights; call save() on every "
+            "rank after the loop over an epoch has ended. A limit of steps (EVENSTRIDE_MAX_STEPS) "
+            "cuts an epoch, which cannot be saved"
         )
     ties.bring_home(optimizers)
     return state

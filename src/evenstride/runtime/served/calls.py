@@ -169,6 +169,6 @@ class Servers:
             return error
         self._broken = True  # nobody can go on without it
         return self._failed() or WorkerLost(
-            f"parameter {name} is gone, and with it its part of the model; start the run again, "
-            "and it goes on from the last checkpoint"
+            f"parameter {name} is gone, and with it its part of the model; start the run again: "
+            "with checkpoints it goes on from the newest one"
         )

@@ -24,7 +24,7 @@ def taken_for_lost(worker: int) -> str:
     """Return what a worker is told that was taken for lost, and asks for something."""
     return (
         f"worker {worker} was taken for lost, and its samples are trained by others; start the run "
-        "again, and it goes on from the last checkpoint"
+        "again: with checkpoints it goes on from the newest one"
     )
 
 

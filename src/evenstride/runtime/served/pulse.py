@@ -43,8 +43,8 @@ class Pulse:
                 if now_s - asked_s > SILENT_S:
                     raise WorkerLost(
                         f"parameter {name} has not answered for {SILENT_S:.0f} s: it hangs, or "
-                        "its machine cannot be reached; end it and start the run again, which "
-                        "goes on from the last checkpoint"
+                        "its machine cannot be reached; end it and start the run again: with "
+                        "checkpoints it goes on from the newest one"
                     )
             elif now_s - asked_s >= EVERY_S:
                 self._asked[name] = now_s, rpc.rpc_async(name, server.alive)
