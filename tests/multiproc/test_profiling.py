@@ -55,6 +55,15 @@ def test_what_does_not_fit_is_the_limit(tmp_path: Path) -> None:
     assert "64 samples do not fit" in told[0]
 
 
+def test_a_script_that_fails_for_another_reason_has_no_profile(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="no space left"):
+        profile(
+            measuring(
+                tmp_path, SCRIPT.replace("MemoryError(f", "OSError(f'no space left' + f"), "40"
+            )
+        )
+
+
 def test_a_script_that_fails_at_once_is_told_with_its_words(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="16 samples do not fit"):
         profile(measuring(tmp_path, SCRIPT, "8"))

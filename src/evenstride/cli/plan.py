@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from evenstride.errors import ConfigError
+
 _Runs = Annotated[
     list[Path], typer.Argument(help="Profiles, or folders of runs of the same workload.")
 ]
@@ -30,14 +32,14 @@ _Objective = Annotated[
 _Confidence = Annotated[
     float,
     typer.Option(
-        min=0.01, max=0.99, help="Probability with which limits are kept; 0.5 is the expected case."
+        min=0.5, max=0.99, help="Probability with which limits are kept; 0.5 is the expected case."
     ),
 ]
 _Spot = Annotated[bool, typer.Option("--spot", help="Plan with machines that may be taken away.")]
 _Batches = Annotated[
     str | None, typer.Option(help="Global batches to look at; about the script's own if not given.")
 ]
-_MaxNodes = Annotated[int, typer.Option(min=1, max=1024, help="Most machines of a cluster.")]
+_MaxNodes = Annotated[int, typer.Option(min=1, max=128, help="Most machines of a cluster.")]
 _Mixed = Annotated[bool, typer.Option(help="Whether two types may be in one cluster.")]
 _Regions = Annotated[str, typer.Option(help="Regions to look at; all if not given.")]
 _Types = Annotated[str, typer.Option(help="Types to look at; all if not given.")]
@@ -125,13 +127,21 @@ def plan(
         *(max_nodes, mixed, regions, types, transfer, links),
         *(tuple(trained or ()), types_of_run, restart, live, force),
     )
-    one, command = planning.planned_for(asked, date.today()), shlex.split(script)
+    command = _words(script)
+    one = planning.planned_for(asked, date.today())
     files = planning.write_sky(one, sky, command) if sky is not None else []
     if plot is not None:
         from evenstride.report.planned import draw
 
         draw(one.plan, plot)
     typer.echo(planning.as_json(one, files) if as_json else planning.tell(one, command, files))
+
+
+def _words(script: str) -> list[str]:
+    try:
+        return shlex.split(script)
+    except ValueError as error:
+        raise ConfigError(f"--script is {script!r}: {error}; close what is quoted") from None
 
 
 def _check_plot(path: Path) -> None:

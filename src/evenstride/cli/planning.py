@@ -22,7 +22,7 @@ from evenstride.planner.evidence import profile_of_run
 from evenstride.planner.live import live_catalogue
 from evenstride.planner.losses import Saves
 from evenstride.planner.offers import Catalogue, price_label
-from evenstride.planner.outlook import USUAL_SAVES, Task
+from evenstride.planner.outlook import USUAL_SAVES, Choice, Task
 from evenstride.planner.plan import Plan, batches_about, make_plan
 from evenstride.planner.renting import Rentable, rentable
 from evenstride.planner.starting import skypilot_files, torchrun_lines
@@ -94,24 +94,31 @@ def planned_for(asked: Asked, today: date) -> Planned:
         ConfigError: something in it is not understood, or nothing fits.
     """
     wishes, links = _wishes(asked), _links(asked.links)
-    profile = merged([_read(path, asked.types_of_run) for path in asked.runs], force=asked.force)
+    profiles = [_read(path, asked.types_of_run) for path in asked.runs]
+    _check(profiles, asked)
+    profile = merged(profiles, force=asked.force)
     if asked.trained:
         profile = profile.model_copy(update={"trainings": tuple(map(_training, asked.trained))})
-    require_versions(profile, __version__, installed_torch(), force=asked.force)
     epochs = epochs_of(profile, asked.epochs)
     task = Task(
         profile.samples, epochs, profile.model.gradient_bytes, links or profile.links, _saves(asked)
     )
     batches = (
-        batches_about(profile.global_batch, task)
+        batches_about(profile.global_batch, task, (one.batch for one in profile.trainings))
         if asked.batches is None
         else quantities.wholes(asked.batches, "--batches")
     )
-    catalogue = _catalogue(asked, today).select(
+    whole = _catalogue(asked, today)
+    catalogue = whole.select(
         regions=quantities.names(asked.regions), types=quantities.names(asked.types)
     )
     machines = rentable(
-        catalogue.offers, profile.devices, today, spot=asked.spot, transfer=asked.transfer
+        catalogue.offers,
+        profile.devices,
+        today,
+        spot=asked.spot,
+        transfer=asked.transfer,
+        known_offers=whole.offers,
     )
     made = make_plan(
         machines.kinds,
@@ -140,9 +147,21 @@ def tell(one: Planned, command: Sequence[str], files: Sequence[Path]) -> str:
         )
     lines += ["", planned.table(one.plan).text(width), "", planned.story(one.plan)]
     lines += [f"- {kind}" for kind in _prices(one)]
-    lines += ["", "To start it:", *torchrun_lines(one.plan.chosen.outlook.choice, command)]
-    lines += [f"sky launch {shlex.quote(str(file))}" for file in files]
+    choice = one.plan.chosen.outlook.choice
+    lines += ["", f"To start it, with a global batch of {choice.batch} in the script:"]
+    lines += [*torchrun_lines(choice, command), *_sky_lines(choice, files)]
     return "\n".join(lines)
+
+
+def _sky_lines(choice: Choice, files: Sequence[Path]) -> list[str]:
+    """Return how SkyPilot starts the tasks; it looks for other machines only in managed jobs."""
+    if len(files) == 1:
+        how = "sky jobs launch" if choice.spot else "sky launch"
+        return [f"{how} {shlex.quote(str(file))}" for file in files]
+    return [
+        f"sky launch {'--env EVENSTRIDE_HEAD=ADDRESS ' if number else ''}{shlex.quote(str(file))}"
+        for number, file in enumerate(files)
+    ]
 
 
 def write_sky(one: Planned, folder: Path, command: Sequence[str]) -> list[Path]:
@@ -186,6 +205,19 @@ def _wishes(asked: Asked) -> Wishes:
         inf if asked.budget is None else asked.budget,
         asked.confidence,
     )
+
+
+def _check(profiles: Sequence[Profile], asked: Asked) -> None:
+    for profile in profiles:
+        require_versions(profile, __version__, installed_torch(), force=asked.force)
+    if asked.epochs is not None and asked.trained:
+        raise ConfigError("how long training lasts is said twice; give --epochs or --trained")
+    batches = sorted({profile.global_batch for profile in profiles})
+    if asked.epochs is not None and len(batches) > 1:
+        raise ConfigError(
+            f"the profiles are of scripts with batches of {' and '.join(map(str, batches))}, so it "
+            "is not clear at which of them --epochs counts; give --trained BATCH:EPOCHS instead"
+        )
 
 
 def _catalogue(asked: Asked, today: date) -> Catalogue:

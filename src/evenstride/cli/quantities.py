@@ -6,6 +6,7 @@ import re
 
 from evenstride.errors import ConfigError
 
+_LARGEST = 10**9
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -31,7 +32,7 @@ def wholes(text: str, option: str) -> tuple[int, ...]:
         found = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
         found = ()
-    if not found or found[0] < 1:
+    if not found or found[0] < 1 or found[-1] > _LARGEST:
         raise ConfigError(f"{option} is {text!r}; give whole numbers above 0, such as 256,512,1024")
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from evenstride.planner.workload import Device, Model, Profile
 _NOT_OURS = ("EVENSTRIDE_MAX_STEPS", "EVENSTRIDE_POLICY", "EVENSTRIDE_SYNC", "EVENSTRIDE_NOISE")
 _START_S, _SLACK = 600.0, 4.0  # of the deadline: to start, and by how much stages may take longer
 _POLL_S = 0.1
+# What torch, Python and the kernel say; a process that was killed says nothing.
+_OF_MEMORY = re.compile(r"out of memory|MemoryError|OutOfMemory|annot allocate|exit code -9")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ def profile(
     """Return the profile of a script on this machine.
 
     The script runs as one process and ends when all sizes have had their time. If it ends for want
-    of memory at a large size, what was measured before counts, and that size is the limit.
+    of memory at a large size, what was measured before counts, and is the limit.
 
     Args:
         measuring: what is measured.
@@ -55,7 +58,7 @@ def profile(
 
     Raises:
         ConfigError: there is no such script, or it used no evenstride.
-        LaunchError: it failed before anything was measured.
+        LaunchError: it failed before anything was measured, or for want of something else.
     """
     if not Path(measuring.command[0]).is_file():
         raise ConfigError(
@@ -114,6 +117,8 @@ def _told(measuring: Measuring, trace: Path, failed: str, say: Callable[[str], N
             f"{measuring.command[0]} made no Stride or trained nothing, so there is nothing to "
             "measure; profile needs a script that uses evenstride (see examples/ddp.py)"
         ) from None
+    if failed and not _OF_MEMORY.search(failed):
+        raise LaunchError(failed)
     most = max(point.samples for point in points) if failed else None
     if failed:
         say(f"The script failed beyond {most} samples, which is taken as what fits:\n{failed}")

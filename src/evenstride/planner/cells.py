@@ -221,8 +221,8 @@ def band(text: str) -> tuple[float, float]:
     first = float(found["low"]) / 100.0
     low = 0.0 if found["sign"] == "<" else first
     high = 1.0 if found["sign"] == ">" else float(found["high"] or found["low"]) / 100.0
-    if not low <= high <= 1.0:
-        raise ValueError("a band goes from a smaller part to a larger one, 100 % at most")
+    if not low <= high <= 1.0 or low == 1.0:
+        raise ValueError("a band goes from a part below 100 % to a larger one, 100 % at most")
     return low, high
 
 

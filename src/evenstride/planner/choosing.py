@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf
+from math import ceil, floor, inf, log10
 from statistics import NormalDist
 
 from evenstride.core.gradient_noise import Z95, Interval
@@ -31,7 +31,8 @@ class Wishes:
         deadline_s: for the whole training; infinite for none.
         budget_usd: likewise.
         confidence: probability with which deadline and budget are to be kept, and at which times
-            and costs are compared; above 0, below 1. One half is the expected case.
+            and costs are compared; one half (the expected case) or more, below 1. The
+            clusters looked at are those that no other beats in expectation.
     """
 
     objective: Objective | None = None
@@ -94,10 +95,12 @@ def choose(outlooks: Sequence[Outlook], wishes: Wishes) -> Chosen:
             return Chosen(min(fitting, key=time_s), f"the quickest{within}")
         case Objective.COST:
             return Chosen(min(fitting, key=usd), f"the cheapest{within}")
-    at = knee([time_s(one) for one in fitting], [usd(one) for one in fitting])
-    return Chosen(
-        fitting[at], f"the knee of time and cost{within}: beyond it, money buys less time"
-    )
+    best = list[Outlook]()  # at the end of the intervals others may be beaten than in expectation
+    for one in sorted(fitting, key=lambda o: (time_s(o), usd(o))):
+        if not best or usd(one) < usd(best[-1]):
+            best.append(one)
+    at = knee([time_s(one) for one in best], [usd(one) for one in best])
+    return Chosen(best[at], f"the knee of time and cost{within}: beyond it, money buys less time")
 
 
 def at_most(one: Interval, confidence: float) -> float:
@@ -110,7 +113,7 @@ def at_most(one: Interval, confidence: float) -> float:
         one: the figure with its 95 % interval, above 0.
         confidence: the probability, above 0 and below 1.
 
-    >>> at_most(Interval(100.0, 80.0, 125.0), 0.975)
+    >>> round(at_most(Interval(100.0, 80.0, 125.0), 0.975), 3)
     125.0
     """
     z = NormalDist().inv_cdf(confidence) / Z95
@@ -184,19 +187,25 @@ def _binding(
         return (
             f"no cluster ends within {wishes.deadline_s / 3600:.4g} h{sure}: the quickest, "
             f"{quickest.choice.name}, takes {hours:.4g} h; raise --deadline by "
-            f"{hours - wishes.deadline_s / 3600:.3g} h, or allow more machines"
+            f"{_up(hours - wishes.deadline_s / 3600)} h, or allow more machines"
         )
     if usd(cheapest) > wishes.budget_usd:
         return (
             f"no cluster costs at most {wishes.budget_usd:.4g} USD{sure}: the cheapest, "
             f"{cheapest.choice.name}, costs {usd(cheapest):.4g}; raise --budget by "
-            f"{usd(cheapest) - wishes.budget_usd:.3g}, or allow spot machines"
+            f"{_up(usd(cheapest) - wishes.budget_usd)}, or allow spot machines"
         )
     soon = min((o for o in outlooks if time_s(o) <= wishes.deadline_s), key=usd)
     cheap = min((o for o in outlooks if usd(o) <= wishes.budget_usd), key=time_s)
     return (
         f"no cluster keeps both limits{sure}: within {wishes.deadline_s / 3600:.4g} h the cheapest "
-        f"costs {usd(soon):.4g} USD (raise --budget by {usd(soon) - wishes.budget_usd:.3g}), and "
+        f"costs {usd(soon):.4g} USD (raise --budget by {_up(usd(soon) - wishes.budget_usd)}), and "
         f"for {wishes.budget_usd:.4g} USD the quickest takes {time_s(cheap) / 3600:.4g} h (raise "
-        f"--deadline by {(time_s(cheap) - wishes.deadline_s) / 3600:.3g} h)"
+        f"--deadline by {_up((time_s(cheap) - wishes.deadline_s) / 3600)} h)"
     )
+
+
+def _up(amount: float) -> str:
+    """Return an amount with two digits, rounded up, so that it is enough."""
+    unit = 10.0 ** (floor(log10(amount)) - 1)
+    return f"{ceil(amount / unit - 1e-9) * unit:.6g}"

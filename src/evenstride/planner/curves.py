@@ -14,6 +14,8 @@ from evenstride.core.regression import line
 from evenstride.planner.hardware import Power
 from evenstride.planner.workload import Point
 
+_ONE_SIZE_ERROR = 0.35  # a factor of 2 with 95 %
+_NEARLY_NOTHING = 1e-9
 _LEAST_ERROR = 0.005  # no type is known better: machines of one type differ, and so do days
 # By which a type is off that obeys the rule, and the more the less alike the two are; in the
 # logarithm. Assumptions.
@@ -30,6 +32,7 @@ class Curve:
         error: standard deviation of its mean step from the curve, as a part.
         noise: standard deviation of one step from its mean, as a part.
         measured: whether the type itself was measured.
+        largest: samples that were measured, or of the type that it was carried over from.
     """
 
     fixed_s: float
@@ -37,6 +40,7 @@ class Curve:
     error: float
     noise: float = 0.0
     measured: bool = True
+    largest: int = 0
 
     def at(self, samples: float) -> float:
         """Return the seconds of a step."""
@@ -50,8 +54,9 @@ class Curve:
 def fitted(points: Sequence[Point]) -> Curve:
     """Return the curve through measured points, by least squares on relative errors.
 
-    A fixed time below 0, as points that scatter may give, is taken as 0. With points at one size
-    only, times are taken to be in proportion to samples.
+    A fixed time below 0, as points that scatter may give, is taken as 0, and times that do not grow
+    with the size as all fixed. With points at one size only it is not known which part is fixed:
+    half is taken to be, and the error is as wide as that.
 
     Args:
         points: at least one.
@@ -62,14 +67,26 @@ def fitted(points: Sequence[Point]) -> Curve:
     samples = [float(point.samples) for point in points]
     times_s = [point.step_s for point in points]
     noise = median(tuple(point.scatter for point in points))
+    largest = max(point.samples for point in points)
     if len(set(samples)) > 1:
         found = line(samples, times_s)
         if found.start >= 0 and found.slope > 0:
             error = max(found.scatter, _LEAST_ERROR)
-            return Curve(found.start, found.slope, error, noise)
-    each_s = np.array(times_s) / np.array(samples)
-    apart = float(each_s.std() / each_s.mean())
-    return Curve(0.0, float(each_s.mean()), max(apart, _LEAST_ERROR), noise)
+            return Curve(found.start, found.slope, error, noise, largest=largest)
+        if found.slope <= 0:
+            return _flat(times_s, noise, largest)
+        each_s = np.array(times_s) / np.array(samples)
+        apart = float(each_s.std() / each_s.mean())
+        return Curve(0.0, float(each_s.mean()), max(apart, _LEAST_ERROR), noise, largest=largest)
+    mean_s = float(np.mean(times_s))
+    return Curve(0.5 * mean_s, 0.5 * mean_s / largest, _ONE_SIZE_ERROR, noise, largest=largest)
+
+
+def _flat(times_s: Sequence[float], noise: float, largest: int) -> Curve:
+    """Return a curve that does not grow, but for next to nothing."""
+    mean_s = float(np.mean(times_s))
+    apart = float(np.std(times_s)) / mean_s
+    return Curve(mean_s, _NEARLY_NOTHING * mean_s, max(apart, _LEAST_ERROR), noise, largest=largest)
 
 
 def transferred(curve: Curve, own: Power, other: Power) -> Curve:

@@ -22,6 +22,7 @@ from evenstride.trace.read import read_noise, read_records
 
 _MOST_SIZES = 12  # of a run that balances, in which a worker may have had hundreds of shares
 _FEWEST_STEPS = 3
+_USUAL_LATENCY_S = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def links(measured: Iterable[tuple[int, float]], gradient_bytes: float) -> Links
     """Return the links that communication measured with several numbers of workers means.
 
     A ring of ``W`` takes ``2 (W - 1) (latency + bytes / W / bandwidth)``. With one number of
-    workers only, all of it is taken as latency, which makes more workers look worse than they are.
+    workers only, a latency of 0.1 ms is taken out, and the rest is bandwidth.
 
     Args:
         measured: workers, at least 2, and seconds of their communication.
@@ -151,6 +152,11 @@ def links(measured: Iterable[tuple[int, float]], gradient_bytes: float) -> Links
         if per_byte_s > 0:
             only = float(design[:, 1] @ times_s / (design[:, 1] @ design[:, 1]))
             return Links(latency_s=0.0, bytes_per_s=1 / only)
+    rest_s = times_s - messages * _USUAL_LATENCY_S
+    carried = float(design[:, 1] @ rest_s)
+    if gradient_bytes > 0 and carried > 0:
+        per_byte_s = carried / float(design[:, 1] @ design[:, 1])
+        return Links(latency_s=_USUAL_LATENCY_S, bytes_per_s=1 / per_byte_s)
     return Links(latency_s=max(float(messages @ times_s / (messages @ messages)), 0.0))
 
 
@@ -160,15 +166,19 @@ def noise(trace: Path) -> Noise | None:
     Raises:
         TraceError: the trace cannot be read.
     """
-    estimate = NoiseEstimate()
+    estimate, batches = NoiseEstimate(), list[float]()
     for _, norms in read_noise(trace):
         estimate = estimate.after(norms)
+        batches.append(norms.batch)
     if not estimate.steps:
         return None
     found = estimate.scale()
     if not isfinite(found.value):
         return None
-    return Noise(scale=found.value, low=found.low, high=found.high if found.high < inf else None)
+    # Where losses are means over tokens, so is the scale: back to samples.
+    unit = facts(trace).global_batch / (sum(batches) / len(batches))
+    high = unit * found.high if found.high < inf else None
+    return Noise(scale=max(unit * found.value, 0.0), low=unit * found.low, high=high)
 
 
 def profile_of_run(trace: Path, types: Sequence[str]) -> Profile:

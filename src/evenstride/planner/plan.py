@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from evenstride.core.gradient_noise import Interval
@@ -32,9 +33,9 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """By which part a cluster that was not judged exactly might be better, at most.
+        """By which part the least time or cost is above the rough look's, whichever is more.
 
-        Of time if that was the objective, of cost if that was, of the larger of both at a knee.
+        No cluster that was not judged exactly is quicker, or cheaper, by more than about that.
         """
         one = self.found.outlooks
         time_s = min(o.time_s.value for o in one) / self.found.least_s - 1.0
@@ -80,10 +81,23 @@ def _ends(name: str, unit: str, one: Interval) -> dict[str, float | None]:
     return {f"{name}_{unit}": one.value, f"{name}_low_{unit}": one.low, f"{name}_high_{unit}": high}
 
 
-def batches_about(base: int, task: Task) -> tuple[int, ...]:
-    """Return the batches to look at about a script's own, where their epochs are known."""
-    about = sorted({max(round(base * times), 1) for times in _TIMES})
-    return tuple(batch for batch in about if task.epochs.at(batch) is not None)
+def batches_about(base: int, task: Task, trained: Iterable[int] = ()) -> tuple[int, ...]:
+    """Return the batches to look at about a script's own, where their epochs are known.
+
+    Args:
+        base: of the script.
+        task: what is trained; a batch is at most all samples.
+        trained: batches to look at, too, with those in the middle between them.
+    """
+    known = sorted(set(trained))
+    between = [round((a * b) ** 0.5) for a, b in pairwise(known)]
+    about = {max(round(base * times), 1) for times in _TIMES}.union(known, between)
+    return _possible(sorted(about), task)
+
+
+def _possible(batches: Iterable[int], task: Task) -> tuple[int, ...]:
+    known = (batch for batch in batches if batch <= task.samples)
+    return tuple(batch for batch in known if task.epochs.at(batch) is not None)
 
 
 def make_plan(
@@ -114,7 +128,7 @@ def make_plan(
             "one that was; call the measured machine what the catalogue calls it (evenstride "
             "profile --type), or give a --catalog in which it is"
         )
-    known = tuple(batch for batch in batches if task.epochs.at(batch) is not None)
+    known = _possible(batches, task)
     if not known:
         raise ConfigError(
             f"how long training takes at a batch of {', '.join(map(str, batches))} is not known: "
@@ -134,6 +148,12 @@ def _caveats(one: Outlook, task: Task, batches: Sequence[int]) -> list[str]:
             "links were not measured: 0.1 ms and 10 Gbit/s are assumed, communication takes "
             f"{one.step.communication_s / one.step.time_s:.0%} of a step"
         )
+    shares = zip(one.choice.kinds, one.step.shares, strict=True)
+    told += [
+        f"shares of {share} on {kind.type} are larger than what was measured ({kind.curve.largest})"
+        for kind, share in shares
+        if share > kind.curve.largest > 0
+    ]
     carried = [kind.type for kind in one.choice.kinds if not kind.curve.measured]
     if carried:
         told.append(f"{' and '.join(carried)} not measured, but carried over from another type")

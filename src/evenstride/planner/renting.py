@@ -48,6 +48,7 @@ def rentable(
     *,
     spot: bool = False,
     transfer: bool = True,
+    known_offers: Iterable[Offer] = (),
 ) -> Rentable:
     """Return the kinds of machines that offers and measured devices make.
 
@@ -60,10 +61,11 @@ def rentable(
         devices: of a profile.
         on: day for which prices are asked.
         spot: whether machines that may be taken away are planned with, too.
-        transfer: whether types that were not measured are.
+        transfer: whether types that were not measured are; not those with a part of an accelerator.
+        known_offers: more offers, which tell what hardware the measured types have.
     """
     all_offers = list(offers)
-    by_type = {offer.instance_type: offer for offer in all_offers}
+    by_type = {offer.instance_type: offer for offer in (*known_offers, *all_offers)}
     known = [_known(device, by_type.get(device.type)) for device in devices]
     kinds, unknown = list[Kind](), dict[str, None]()
     for offer in all_offers:
@@ -87,7 +89,7 @@ def _curve(offer: Offer, known: list[_Known], *, transfer: bool) -> tuple[Curve,
     for one in known:
         if one.device.type == offer.instance_type:
             return one.curve, one.device.most_samples
-    hardware = power(offer)
+    hardware = power(offer) if float(offer.accelerators).is_integer() else None
     alike = [
         one
         for one in known

@@ -31,8 +31,8 @@ def story(plan: Plan) -> str:
         f"{_usd(one.cost_usd.value)} USD. It is {plan.chosen.reason}."
     )
     looked = (
-        f"{plan.found.looked_at:,} clusters and batches were looked at; none is better by more "
-        f"than {plan.gap:.1%}."
+        f"{plan.found.looked_at:,} clusters and batches were looked at; none is quicker than the "
+        f"quickest shown, or cheaper than the cheapest, by more than about {plan.gap:.1%}."
     )
     notes = [f"- {caveat}" for caveat in plan.caveats]
     return "\n".join([first, looked, *notes])

@@ -108,11 +108,14 @@ def test_trainings_take_the_place_of_given_epochs(profile: Path, shell: Shell) -
         (("--objective", "fun"), "--objective is 'fun'; it can be time, cost, knee"),
         (("--links", "fast"), "--links is 'fast'"),
         (("--batches", "0,5"), "--batches is '0,5'"),
-        (("--trained", "many"), "--trained is 'many'"),
         (("--deadline", "1s"), "no cluster ends within"),
         (("--types", "tiny"), "no type of .* is called 'tiny'"),
         (("--plot", "plan.txt"), "has to end in"),
         (("--epochs", "0"), "--epochs is 0.0"),
+        (("--trained", "256:12"), "is said twice; give --epochs or --trained"),
+        (("--script", "train.py 'x"), "--script is .* close what is quoted"),
+        (("--batches", "99999999999999999999"), "give whole numbers above 0"),
+        (("--batches", "60000"), "how long training takes at a batch of 60000 is not known"),
     ],
 )
 def test_what_cannot_be_is_refused(plan: Plan, options: tuple[str, ...], why: str) -> None:
@@ -133,3 +136,15 @@ def test_a_profile_of_another_version_is_refused_unless_forced(profile: Path, pl
 
 def test_a_run_needs_names_for_its_machines(tmp_path: Path, shell: Shell) -> None:
     assert "give --as TYPE" in shell("plan", str(tmp_path)).err
+
+
+def test_what_is_no_training_is_refused(profile: Path, shell: Shell) -> None:
+    assert "--trained is 'many'" in shell("plan", str(profile), "--trained", "many").err
+
+
+def test_epochs_count_at_one_batch(profile: Path, plan: Plan) -> None:
+    plain = json.loads(profile.read_text())
+    other = profile.with_name("other.json")
+    other.write_text(json.dumps({**plain, "global_batch": 1024}))
+
+    assert "batches of 512 and 1024" in plan(str(other)).err

@@ -35,8 +35,21 @@ def test_a_fixed_time_is_never_below_0() -> None:
     assert curve.error == pytest.approx(0.2)
 
 
-def test_one_size_is_taken_as_proportional() -> None:
-    assert fitted(points((10, 0.02))).at(20) == pytest.approx(0.04)
+def test_of_one_size_nobody_knows_which_part_is_fixed() -> None:
+    curve = fitted(points((10, 0.02)))
+
+    assert curve.at(10) == pytest.approx(0.02)
+    assert curve.at(20) == pytest.approx(0.03)
+    assert curve.error > 0.3
+
+
+def test_times_that_do_not_grow_are_all_fixed() -> None:
+    curve = fitted(points((32, 0.0101), (64, 0.0100), (128, 0.0100), (256, 0.0099)))
+
+    assert curve.at(8) == pytest.approx(0.01, rel=0.01)
+    assert curve.at(512) == pytest.approx(0.01, rel=0.01)
+    assert curve.per_sample_s > 0
+    assert curve.largest == 256
 
 
 def test_points_off_the_line_are_its_error() -> None:

@@ -74,6 +74,22 @@ def test_less_memory_holds_less_than_was_measured() -> None:
     assert (big.most_samples, half.most_samples) == (None, 32)
 
 
+def test_a_part_of_an_accelerator_is_planned_with_only_where_it_was_measured() -> None:
+    part = offer("sixth", accelerator="A10", accelerators=1 / 6)
+    whole = offer("whole", accelerator="A10", accelerators=1)
+
+    assert rentable([part, whole], [device("whole")], TODAY).unknown == ("sixth",)
+    assert [kind.type for kind in rentable([part], [device("sixth")], TODAY).kinds] == ["sixth"]
+
+
+def test_what_is_left_out_of_the_choice_still_tells_the_hardware() -> None:
+    t4, v100 = (offer(f"{name}-box", accelerator=name, accelerators=1) for name in ("T4", "V100"))
+
+    assert rentable([v100], [device("T4-box")], TODAY).kinds == ()
+    found = rentable([v100], [device("T4-box")], TODAY, known_offers=[t4, v100])
+    assert [kind.type for kind in found.kinds] == ["V100-box"]
+
+
 def test_spot_machines_are_kinds_of_their_own_where_asked_for() -> None:
     some = [offer("t4-box", spot_usd_per_h=0.3, interruption=(0.05, 0.1), spot_on=TODAY)]
 

@@ -163,7 +163,7 @@ def test_it_says_what_a_mode_forgoes_and_how_old_updates_were() -> None:
 
     assert "sync asp: No bound." in text
     assert "60 updates (30/30 by the workers) of staleness 1.50 on average and 4 at most" in text
-    assert "more than 5 updates ahead" in text
+    assert "who had ended an update was at most 5 ahead" in text
     assert "7 samples of workers that were lost were handed out again" in text
     assert "staleness" not in str(RUN)
 

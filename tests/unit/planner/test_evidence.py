@@ -1,0 +1,112 @@
+"""What traces tell of a workload."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstride.errors import ConfigError, TraceError
+from evenstride.planner.evidence import curve_points, facts, links, noise, profile_of_run
+from tests.unit.lab.traces import write_calibration
+
+
+def lone(folder: Path, *more: dict[str, Any]) -> Path:
+    """Return the trace of a lone process that trained on two sizes, with more records."""
+    path = folder / "trace.jsonl"
+    path.unlink(missing_ok=True)
+    write_calibration(path, {8: [9.0, 0.1, 0.1, 0.1], 32: [9.0, 0.3, 0.3, 0.3]})
+    lines = path.read_text().splitlines()
+    header = json.loads(lines[0])
+    header.update(evenstride="0.1.0", torch="2.13.0", world_size=1, started_unix_s=1.77e9)
+    header.update(global_batch=32)
+    workload: dict[str, Any] = {
+        "kind": "workload",
+        "parameters": 10,
+        "gradient_bytes": 40,
+        "digest": "d",
+    }
+    workload.update(samples=640, device="")
+    records = [json.dumps(one) for one in (workload, *more)]
+    path.write_text("\n".join([json.dumps(header), *lines[1:], *records]) + "\n")
+    return path
+
+
+def test_steps_by_size_without_those_in_which_a_lone_process_decides(tmp_path: Path) -> None:
+    small, large = curve_points(lone(tmp_path))
+
+    assert (small.samples, large.samples) == (8, 32)
+    assert (small.step_s, large.step_s) == pytest.approx((0.1, 0.3))
+
+
+def test_a_run_makes_a_profile(tmp_path: Path) -> None:
+    found = profile_of_run(lone(tmp_path), ["box"])
+
+    assert (found.samples, found.global_batch, found.model.digest) == (640, 32, "d")
+    assert [device.type for device in found.devices] == ["box"]
+    assert found.links is None
+    assert found.noise is None
+    with pytest.raises(ConfigError, match="2 types for the 1 workers"):
+        profile_of_run(lone(tmp_path), ["box", "other"])
+
+
+def test_noise_is_in_samples_whatever_losses_are_means_over(tmp_path: Path) -> None:
+    """Of a batch of 32 samples with 10 tokens each; a scale of 3200 tokens is 320 samples."""
+    steps = [
+        {
+            "kind": "noise",
+            "step": n,
+            "parts": 2,
+            "batch": 320,
+            "local": 2.0 + 10.0,
+            "mean": 1.0 + 5.5,
+        }
+        for n in range(20)
+    ]
+    told = noise(lone(tmp_path, *steps))
+    plain = noise(lone(tmp_path, *({**one, "batch": 32} for one in steps)))
+
+    assert told is not None
+    assert plain is not None
+    assert told.scale == pytest.approx(plain.scale)
+
+
+def test_noise_that_comes_out_below_0_is_none_at_all(tmp_path: Path) -> None:
+    steps = [
+        {"kind": "noise", "step": n, "parts": 2, "batch": 32, "local": 0.9, "mean": 1.0}
+        for n in range(20)
+    ]
+    told = noise(lone(tmp_path, *steps))
+
+    assert told is not None
+    assert told.scale == 0.0
+
+
+def test_a_trace_that_does_not_say_what_was_trained_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_calibration(path, {8: [0.1, 0.1]})
+
+    with pytest.raises(TraceError, match="does not say what was trained"):
+        facts(path)
+
+
+def test_links_follow_from_two_numbers_of_workers() -> None:
+    def time_s(workers: int) -> float:
+        return 2 * (workers - 1) * (2e-4 + 1e8 / workers / 1e9)
+
+    found = links([(2, time_s(2)), (4, time_s(4)), (8, time_s(8))], 1e8)
+
+    assert found is not None
+    assert found.latency_s == pytest.approx(2e-4)
+    assert found.bytes_per_s == pytest.approx(1e9)
+
+
+def test_with_one_number_of_workers_most_of_it_is_bandwidth() -> None:
+    found = links([(2, 0.08)], 1e8)
+
+    assert found is not None
+    assert found.latency_s == 1e-4
+    assert found.bytes_per_s == pytest.approx(1e8 / (0.08 - 2e-4), rel=1e-6)
+    assert links([(1, 0.0)], 1e8) is None
