@@ -156,7 +156,8 @@ BAD_ROWS = {
     "bad,3,12 GB,,": "memory is '12 GB': it is no number; units belong into the column's name",
     "bad,3,-1,,": "it has to be at least 0",
     "bad,3,,often,": "it is no band; one is written <5%, 5-10% or >20%",
-    "bad,3,,10-5%,": "a band goes from a smaller part to a larger one",
+    "bad,3,,10-5%,": "a band goes from a part below 100 % to a larger one, 100 % at most",
+    "bad,3,,90-120%,": "a band goes from a part below 100 % to a larger one, 100 % at most",
     "bad,3,,0.07,": "it is no band",
     "bad,3,,,yesterday": "date is 'yesterday': it is no date; one is written 2025-06-28",
 }
