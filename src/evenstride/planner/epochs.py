@@ -42,7 +42,7 @@ class Measured:
     @property
     def why(self) -> str:
         """One sentence on where they come from."""
-        law = {Law.NOISE: "the noise law", Law.GAIN: "the gain law"}[self.convergence.law]
+        law = f"the {self.convergence.law} law"
         unsure = "" if self._scatter_known else ", too few to tell their scatter: 25 % is assumed"
         return f"epochs by {law}, fitted to trainings at {self.batches} batches{unsure}"
 

@@ -53,8 +53,44 @@ def test_the_law_that_holds_is_the_one_that_is_chosen(law: Law) -> None:
     runs = by_gain(20.0, 200.0)
     if law is Law.NOISE:
         runs = [Trained(run.batch, 10 + run.batch / 50, run.gamma) for run in runs]
+    if law is Law.POWER:
+        runs = [Trained(run.batch, 0.5 + 0.02 * run.batch**0.7, run.gamma) for run in runs]
 
     assert fit_best(runs).law is law
+
+
+@pytest.mark.parametrize("power", [-0.5, 0.0, 0.4, 0.7, 1.3])
+def test_the_power_is_found(power: float) -> None:
+    raised = [b**power if power else np.log(b) for b in BATCHES]
+    found = fit(
+        [Trained(b, 3.0 + 0.5 * x) for b, x in zip(BATCHES, raised, strict=True)], Law.POWER
+    )
+
+    assert found.power == pytest.approx(power)
+    told = found.epochs(384)
+    assert told.value == pytest.approx(3.0 + 0.5 * (384**power if power else np.log(384)), rel=1e-6)
+
+
+def test_a_power_needs_a_batch_to_be_judged_by_more_than_its_three() -> None:
+    runs = [Trained(b, 0.5 + 0.02 * b**0.7) for b in BATCHES]
+
+    assert fit_best(runs[:3]).law is Law.NOISE
+    assert fit_best(runs[:4]).law is Law.POWER
+    with pytest.raises(ValueError, match="three batches"):
+        fit(runs[:2], Law.POWER)
+
+
+def test_the_power_costs_a_degree_of_freedom_so_that_its_interval_holds_as_often_as_it_says() -> (
+    None
+):
+    random, inside = np.random.default_rng(2), 0
+    for _ in range(400):
+        true = {b: 0.5 + 0.02 * b**0.7 for b in (*BATCHES, 384)}
+        noisy = [Trained(b, true[b] * (1 + 0.04 * random.standard_normal())) for b in 2 * BATCHES]
+        told = fit(noisy, Law.POWER).epochs(384)
+        inside += told.low <= true[384] * (1 + 0.04 * random.standard_normal()) <= told.high
+
+    assert inside / 400 == pytest.approx(0.95, abs=0.035)
 
 
 def test_epochs_may_fall_as_batches_grow_as_scavengers_do() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from evenstride.lab.demo.plan import Plan
 from evenstride.lab.demo.probe import Bench
 from evenstride.lab.demo.run import run_demo
 from evenstride.lab.demo.script import NEWS, REPORT
-from evenstride.lab.demo.task import Task
+from evenstride.lab.demo.task import Task, small_net
 from evenstride.lab.launch import Launch, Standing
 from evenstride.lab.limits import Limits
 from evenstride.lab.result import Comparison
@@ -103,7 +104,8 @@ def test_the_demos_limits_are_taken_away_after_a_good_end_and_after_a_bad_one(
 def _task() -> Task:
     images = torch.arange(12.0).reshape(12, 1, 1, 1).expand(12, 1, 4, 4) / 12
     data = TensorDataset(torch.arange(12), images, torch.arange(12) % 10)
-    return Task("numbers", data, TensorDataset(*(t[:5] for t in data.tensors)), stride=1)
+    test = TensorDataset(*(t[:5] for t in data.tensors))
+    return Task("numbers", data, test, partial(small_net, 1))
 
 
 def _train(rank: int, folder: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from evenstride.lab.demo.task import Task, small_net
+from evenstride.lab.demo.task import Task
 from evenstride.runtime.stride import Stride
 
 LEARNING_RATE, MOMENTUM = 0.02, 0.9
@@ -46,7 +46,7 @@ class Arm:
         self.stride = Stride(global_batch, policy=policy, seed=1, trace=trace)
         self.loader = self.stride.loader(task.train)
         self.test = self.stride.loader(task.test, train=False)
-        self.net = small_net(task.stride)
+        self.net = task.net()
         self.model = self.stride.watch(DistributedDataParallel(self.net))
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
 

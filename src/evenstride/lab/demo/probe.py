@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
 from evenstride.lab.demo.arm import LEARNING_RATE, MOMENTUM
-from evenstride.lab.demo.task import Task, small_net
+from evenstride.lab.demo.task import Task
 from evenstride.lab.links import reduce_s
 
 _FEWEST_STEPS = 3
@@ -31,7 +31,7 @@ class Bench:
 
     def __init__(self, task: Task, alone: dist.ProcessGroup | None = None) -> None:
         self._data = task.train
-        self._net = small_net(task.stride)
+        self._net = task.net()
         if alone is not None:
             self._net = DistributedDataParallel(self._net, process_group=alone)
         self._optimizer = torch.optim.SGD(

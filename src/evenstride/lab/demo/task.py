@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +17,19 @@ from evenstride.lab.demo.fashion import check_data, read_images
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A data set of small grey images with ten classes.
+    """What is learned: a data set, and how to make the net for it.
 
     Args:
         name: for people.
-        train: (sample id, image, label) per sample.
+        train: (sample id, input, label) per sample.
         test: the same, held out.
-        stride: of the net's first layer, so that larger images cost no more.
+        net: makes one, always the same; what it returns goes into a cross-entropy.
     """
 
     name: str
     train: TensorDataset
     test: TensorDataset
-    stride: int
+    net: Callable[[], nn.Module]
 
 
 def load_task(folder: Path | None) -> Task:
@@ -40,7 +42,7 @@ def load_task(folder: Path | None) -> Task:
     if folder is None:
         return _digits()
     train, test = (_fashion(folder, part) for part in ("train", "test"))
-    return Task("Fashion-MNIST", _numbered(*train), _numbered(*test), stride=4)
+    return Task("Fashion-MNIST", _numbered(*train), _numbered(*test), partial(small_net, 4))
 
 
 def _digits() -> Task:
@@ -51,7 +53,8 @@ def _digits() -> Task:
     classes = torch.tensor(labels)
     held_out = torch.arange(len(classes)) % 6 == 5
     train = _numbered(pixels[~held_out], classes[~held_out])
-    return Task("digits", train, _numbered(pixels[held_out], classes[held_out]), stride=1)
+    test = _numbered(pixels[held_out], classes[held_out])
+    return Task("digits", train, test, partial(small_net, 1))
 
 
 def _fashion(folder: Path, part: str) -> tuple[Tensor, Tensor]:
@@ -69,6 +72,11 @@ def small_net(stride: int, seed: int = 0, width: int = 128) -> nn.Module:
 
     Group norm rather than batch norm: it does not mix samples, so that unequal batches change
     nothing. Wide for such small images, so that a step is long against a limit's period.
+
+    Args:
+        stride: of the first layer, so that larger images cost no more.
+        seed: of its parameters.
+        width: of its last layers, in channels.
     """
     generator_state = torch.get_rng_state()
     torch.manual_seed(seed)

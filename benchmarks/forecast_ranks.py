@@ -1,0 +1,180 @@
+"""What the workers of `forecast.py` do; ``forecast_ranks.py SCHEDULE REPORT``, under the lab.
+
+A schedule is one of two jobs. *trainings*: train to a loss on held-out data, at each batch and with
+each seed, and tell after how many epochs it came and how noisy the gradients were. *steps*: take
+some steps at each batch, and calibrate all workers before and after, at sizes that no batch has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.forecast_work import OPTIMIZERS, WORKLOADS, held_out_loss
+
+from evenstride import Stride
+from evenstride.core.gradient_noise import NoiseEstimate
+from evenstride.lab.demo.arm import Arm
+from evenstride.lab.demo.probe import Bench
+from evenstride.lab.demo.task import Task
+from evenstride.runtime.teardown import take_down_group
+from evenstride.trace.read import read_noise, trace_path
+
+LOOKS = 12  # at the held-out data, in an epoch
+BASE = 128  # batch that the optimizers' learning rates are for; elsewhere by its root
+NOISE_EVERY = 4
+_NETWORK_SPACE = 0x40000000  # CLONE_NEWNET
+_REPEATS = 9
+
+
+def trainings(schedule: dict[str, Any], task: Task, folder: Path) -> list[dict[str, Any]]:
+    """Return how each training of a schedule went."""
+    found = []
+    for batch in schedule["batches"]:
+        for seed in schedule["seeds"]:
+            trace = folder / f"{batch}-{seed}"
+            ended = train(task, batch, seed, schedule, trace)
+            if dist.get_rank() == 0:
+                found.append({"batch": batch, "seed": seed, **ended, "noise": noise(trace)})
+    return found
+
+
+def train(
+    task: Task, batch: int, seed: int, schedule: dict[str, Any], trace: Path
+) -> dict[str, Any]:
+    """Train to the target; return the epochs, and the losses that were seen on the way."""
+    torch.manual_seed(seed)
+    net = task.net()
+    stride = Stride(batch, policy="uniform", seed=seed, trace=trace, noise_every=NOISE_EVERY)
+    loader = stride.loader(task.train, seeded=False)
+    model = stride.watch(DistributedDataParallel(net))
+    optimizer = OPTIMIZERS[task.name](net, (batch / BASE) ** 0.5)
+    every = max(len(loader) // LOOKS, 1)
+    looks: list[tuple[float, float]] = []
+    while stride.epoch < schedule["most_epochs"]:
+        for _, x, y in loader:
+            stride.scale(F.cross_entropy(model(x), y)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            if stride.step % every:
+                continue
+            looks.append((stride.step / len(loader), _loss(net, task)))
+            if looks[-1][1] <= schedule["target"]:
+                stride.close()
+                return {"epochs": _crossed(looks, schedule["target"]), "looks": looks}
+    stride.close()
+    return {"epochs": None, "looks": looks}
+
+
+def _loss(net: torch.nn.Module, task: Task) -> float:
+    """Return the mean loss over the held-out data, each rank judging a part; collective."""
+    mine = slice(dist.get_rank(), None, dist.get_world_size())
+    both = torch.tensor(held_out_loss(net, task, mine), dtype=torch.float64)
+    dist.all_reduce(both)
+    return float(both[0] / both[1])
+
+
+def _crossed(looks: list[tuple[float, float]], target: float) -> float:
+    """Return at which epochs the loss came to the target, between the last two looks."""
+    if len(looks) < 2:
+        return looks[-1][0]
+    (before, high), (after, low) = looks[-2:]
+    return before + (after - before) * (high - target) / (high - low)
+
+
+def noise(trace: Path) -> float | None:
+    """Return the noise scale in samples, over all measured steps of a training."""
+    estimate = NoiseEstimate()
+    for _, norms in read_noise(trace_path(trace)):
+        estimate = estimate.after(norms, memory=1e9)
+    if not estimate.steps or estimate.signal <= 0:
+        return None
+    return estimate.noise / estimate.signal
+
+
+def steps(schedule: dict[str, Any], task: Task) -> dict[str, Any]:
+    """Work through blocks of steps between calibrations; return what all ranks have measured."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    groups = [dist.new_group([one]) for one in range(world)]
+    bench = Bench(task, groups[rank])
+    part = schedule["speeds"][rank] / sum(schedule["speeds"])
+    sizes = [max(round(batch * part), at + 1) for at, batch in enumerate(schedule["sizes_of"])]
+    bench.measure(sizes[-1], schedule["size_s"])  # the allocator's heap has to grow first
+
+    arms = [Arm("adaptive", _whole(task, batch), batch, None) for batch in schedule["batches"]]
+    for arm in arms:
+        arm.run(schedule["cold_steps"])
+    calibrations, blocks = [_calibration(bench, sizes, schedule["size_s"])], []
+    for _ in range(schedule["rounds"]):
+        for arm in arms:
+            block = arm.run(schedule["steps"])
+            blocks.append({"steps_s": block.step_s, "shares": block.shares})
+            calibrations.append(_calibration(bench, sizes, schedule["size_s"]))
+    for arm in arms:
+        arm.stride.close()
+    parameters = sum(p.numel() for p in task.net().parameters())
+    return {
+        "workload": task.name,
+        "workers": world,
+        "batches": schedule["batches"],
+        "gradient_bytes": 4 * parameters,
+        "blocks": blocks,
+        "calibrations": calibrations,
+    }
+
+
+def _whole(task: Task, batch: int) -> Task:
+    """Return a task of whole batches, so that no step of an epoch is shorter than the others."""
+    whole = len(task.train) // batch * batch
+    return replace(task, train=TensorDataset(*task.train[:whole]))
+
+
+def _calibration(bench: Bench, sizes: list[int], size_s: float) -> dict[str, Any]:
+    """Return every rank's steps at its sizes in seconds, and the time of averaging."""
+    mine = [(size, bench.steps_s(size, size_s)) for size in sizes]
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return {"steps_s": every, "communication_s": bench.communication_s(_REPEATS)}
+
+
+def enter(space: str, meeting: str) -> None:
+    """Go into a network namespace, and meet the other ranks at an address there."""
+    with Path("/var/run/netns", space).open() as handle:
+        if ctypes.CDLL(None, use_errno=True).setns(handle.fileno(), _NETWORK_SPACE):
+            raise OSError(ctypes.get_errno(), f"cannot enter {space}")
+    os.environ.update(MASTER_ADDR=meeting, MASTER_PORT="29555", TORCHELASTIC_USE_AGENT_STORE="")
+
+
+def main() -> None:
+    """Run one rank."""
+    asked, report = map(Path, sys.argv[1:])
+    schedule = json.loads(asked.read_text())
+    torch.set_num_threads(1)
+    if schedule["spaces"]:
+        enter(schedule["spaces"][int(os.environ["RANK"])], schedule["meeting"])
+    dist.init_process_group("gloo")
+    task = WORKLOADS[schedule["workload"]](Path(schedule["data"]))
+    if schedule["job"] == "trainings":
+        found: Any = trainings(schedule, task, report.parent)
+    else:
+        found = steps(schedule, task)
+    if dist.get_rank() == 0:
+        report.write_text(json.dumps(found))
+    take_down_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What `forecast.py` trains: pictures by a convolutional net, and letters by a transformer."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from evenstride.lab.demo.fashion import read_images
+from evenstride.lab.demo.task import Task
+
+SAMPLES = 12_000
+_HELD_OUT = 1200
+_LETTERS, _APART = 32, 16  # of a window, and from one to the next
+
+
+def images(data: Path) -> Task:
+    """Return Fashion-MNIST's first pictures and a net of three convolutions."""
+
+    def part(name: str, most: int) -> TensorDataset:
+        pixels, labels = read_images(data / "fashion-mnist", name)
+        scaled = torch.from_numpy(pixels[:most].copy()).view(-1, 1, 28, 28).float() / 255
+        normal = (scaled - 0.286) / 0.353  # the data's own mean and deviation
+        return _numbered(normal, torch.from_numpy(labels[:most].astype("int64")))
+
+    return Task("images", part("train", SAMPLES), part("test", _HELD_OUT), _picture_net)
+
+
+def text(data: Path) -> Task:
+    """Return windows of Emma, and a transformer of one layer that tells each next letter."""
+    letters = gzip.decompress((data / "gutenberg" / "austen-emma.txt.gz").read_bytes())
+    known = {letter: number for number, letter in enumerate(sorted(set(letters)))}
+    several = (SAMPLES + _HELD_OUT) * _APART + _LETTERS + 1
+    told = torch.tensor([known[letter] for letter in letters[:several]])
+    windows = told.unfold(0, _LETTERS + 1, _APART)[: SAMPLES + _HELD_OUT]
+    before, following = windows[:, :-1].clone(), windows[:, 1:].clone()
+    return Task(
+        "text",
+        _numbered(before[:SAMPLES], following[:SAMPLES]),
+        _numbered(before[SAMPLES:], following[SAMPLES:]),
+        lambda: Letters(len(known)),
+    )
+
+
+def held_out_loss(net: nn.Module, task: Task, part: slice) -> tuple[float, int]:
+    """Return the summed loss of some held-out samples, and over how many numbers it is."""
+    _, x, y = (tensor[part] for tensor in task.test.tensors)
+    with torch.no_grad():
+        return float(F.cross_entropy(net(x), y, reduction="sum")), y.numel()
+
+
+class Letters(nn.Module):
+    """One layer of causal attention over letters; returns ``(windows, letters known, length)``."""
+
+    def __init__(self, known: int, width: int = 96, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.embedding = nn.Embedding(known, width)
+        self.place = nn.Parameter(0.02 * torch.randn(_LETTERS, width))
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mixed, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.head = nn.Linear(width, known)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores of each window's next letters."""
+        h = self.embedding(x) + self.place
+        parts = self.mixed(self.first(h)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(*parts, is_causal=True)
+        h = h + self.out(seen.transpose(1, 2).flatten(2))
+        h = h + self.narrow(F.gelu(self.wide(self.second(h))))
+        scores: Tensor = self.head(h).transpose(1, 2)
+        return scores
+
+
+def _picture_net() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 48, 3, padding=1), nn.GroupNorm(4, 48), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(48, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(3)),
+        *(nn.Flatten(), nn.Linear(64 * 9, 10)),
+    )
+
+
+def _numbered(x: Tensor, y: Tensor) -> TensorDataset:
+    return TensorDataset(torch.arange(len(x)), x, y)
+
+
+WORKLOADS = {"images": images, "text": text}
+OPTIMIZERS: dict[str, Callable[[nn.Module, float], torch.optim.Optimizer]] = {
+    "images": lambda net, times: torch.optim.Adam(net.parameters(), lr=5e-4 * times),
+    "text": lambda net, times: torch.optim.SGD(net.parameters(), lr=0.1 * times, momentum=0.9),
+}
+"""Of a net, with so many times the learning rate for a batch of 128."""

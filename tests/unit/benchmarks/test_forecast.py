@@ -1,0 +1,145 @@
+"""The forecasts' judge, on made-up runs whose truth is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from benchmarks.forecast_judging import (
+    interpolated,
+    mean_epochs,
+    pick,
+    picked,
+    scatter,
+    stepped,
+    timed,
+    trained,
+)
+
+from evenstride.core.allocation import equal_finish
+from evenstride.core.timemodel import TimeModel
+
+BATCHES = (64, 256, 1024)
+LATENCY_S, BYTES_PER_S, BYTES = 1e-3, 1e8, 4e5
+
+
+def run(per_sample_s: tuple[float, ...], slower: float = 1.0, hosts: bool = False) -> Any:
+    """Return what workers without noise, with 2 ms of fixed time, would report."""
+    workers = len(per_sample_s)
+    model = TimeModel.affine([0.002] * workers, list(per_sample_s))
+    reduce_s = 2 * (workers - 1) * (LATENCY_S + BYTES / workers / BYTES_PER_S)
+
+    def step_s(batch: int) -> float:
+        low, high = (__import__("numpy").full(workers, end) for end in (1, batch))
+        return float(model.at(equal_finish(model, low, high, batch)).max()) + reduce_s
+
+    sizes = [[(size, [0.002 + each_s * size] * 3) for size in (10, 90)] for each_s in per_sample_s]
+    calibration = {"steps_s": sizes, "communication_s": reduce_s}
+    return {
+        "workload": "text",
+        "workers": workers,
+        "hosts": hosts,
+        "usd_per_h": [0.5] * workers,
+        "batches": BATCHES,
+        "gradient_bytes": BYTES,
+        "blocks": [{"steps_s": [slower * step_s(batch)] * 4} for batch in BATCHES],
+        "calibrations": [calibration] * (len(BATCHES) + 1),
+    }
+
+
+ONE, TWO, FOUR = (1e-4,), (1e-4, 2e-4), (1e-4, 1e-4, 2e-4, 4e-4)
+
+
+def trainings(least: float = 2.0, noise: float = 500.0) -> list[Any]:
+    return [
+        {"batch": b, "epochs": least * (1 + b / noise), "noise": noise, "seed": 0} for b in BATCHES
+    ]
+
+
+def test_steps_are_forecast_from_calibrations_and_from_links_of_other_numbers_of_workers() -> None:
+    runs = [run(ONE), run(TWO), run(FOUR), run((*FOUR, *FOUR))]
+
+    assert max(abs(row.error) for row in stepped(runs)) < 0.005  # the least error of a curve
+
+
+def test_a_mix_that_is_slower_than_its_calibrations_is_off_by_as_much() -> None:
+    runs = [run(ONE), run(TWO, slower=1.25), run(FOUR), run((*FOUR, *FOUR))]
+
+    rows = [row for row in stepped(runs) if row.workers == 2]
+
+    assert [row.error for row in rows] == pytest.approx([-0.2] * 3, abs=0.005)
+
+
+def test_a_mixs_own_communication_is_left_out() -> None:
+    runs = [run(ONE), run(TWO), run(FOUR)]
+    slow = [{**one, "communication_s": 9.0} for one in runs[1]["calibrations"]]
+
+    rows = stepped([runs[0], {**runs[1], "calibrations": slow}, runs[2]])
+
+    assert max(abs(row.error) for row in rows if row.workers == 2) < 0.2
+    assert min(row.error for row in rows if row.workers == 4) > 1.0
+
+
+def test_hosts_tell_nothing_of_workers_on_one() -> None:
+    slow = run(FOUR, hosts=True)
+    slow["calibrations"] = [{**one, "communication_s": 9.0} for one in slow["calibrations"]]
+
+    rows = stepped([run(TWO), run(FOUR), slow])
+
+    assert max(abs(row.error) for row in rows if row.workers == 2 and not row.hosts) < 0.2
+
+
+def test_a_time_is_forecast_from_other_batches_and_never_beyond_them() -> None:
+    rows = list(timed(stepped([run(TWO), run(FOUR)]), {"text": trainings()}, samples=10_000))
+
+    assert {row.step.batch for row in rows} == {256}
+    assert all(row.told_epochs.value == pytest.approx(2 * (1 + 256 / 500)) for row in rows)
+    assert all(row.steps_each == 40 for row in rows)
+    assert rows[0].real_s == pytest.approx(rows[0].real_epochs * 40 * rows[0].step.real_s)
+
+
+def test_a_batch_that_needs_more_than_the_law_says_is_off_by_as_much() -> None:
+    odd = [
+        {**one, "epochs": one["epochs"] * (2 if one["batch"] == 256 else 1)} for one in trainings()
+    ]
+
+    row = next(timed(stepped([run(TWO), run(FOUR)]), {"text": odd}, samples=10_000))
+
+    assert row.told_epochs.value / row.real_epochs == pytest.approx(0.5)
+    assert row.plain_epochs / row.real_epochs == pytest.approx(0.5)
+
+
+def test_trainings_that_did_not_reach_the_loss_count_for_nothing() -> None:
+    runs = trained([*trainings(), {"batch": 64, "epochs": None, "noise": 3.0}])
+
+    assert len(runs) == 3
+    assert mean_epochs(runs)[64] == pytest.approx(2 * (1 + 64 / 500))
+
+
+def test_the_baseline_is_a_line_between_the_ends() -> None:
+    assert interpolated({64: 2.0, 256: 9.0, 1024: 4.0}, 544) == pytest.approx(3.0)
+
+
+def test_scatter_is_that_from_step_to_step_not_that_of_a_machine_that_wanders() -> None:
+    wandering = [1.0 + 0.001 * at for at in range(100)]
+    assert scatter([wandering]) < 0.01
+    assert scatter([[1.0, 1.2] * 20]) > 0.1
+
+
+@pytest.mark.parametrize(("objective", "at"), [("time", 0), ("cost", 3), ("knee", 1)])
+def test_the_best_is_the_least_or_the_knee_of_those_that_no_other_beats(
+    objective: str, at: int
+) -> None:
+    times_s, usd = [1.0, 1.2, 5.0, 9.0, 9.5], [10.0, 3.0, 2.5, 2.0, 8.0]
+    assert pick(objective, times_s, usd) == at
+
+
+def test_a_choice_is_judged_by_what_was_measured() -> None:
+    """The mix that was slower than forecast is chosen, and found out."""
+    rows = stepped([run(ONE), run(TWO), run(FOUR, slower=4.0)])
+
+    found = {one.objective: one for one in picked(rows, trainings(), BATCHES, 10_000)}
+
+    assert found["time"].chosen[0] == 4
+    assert found["time"].best[0] < 4
+    assert found["time"].time_above > 0.5
