@@ -12,7 +12,8 @@ Forecast is each time of a whole training from everything but itself:
 
 - epochs from the trainings at the *other* batches, by the law that fits them;
 - a worker's step from calibrations around each block of steps, at sizes that no batch gives it;
-- communication from the mixes with *other* numbers of workers;
+- communication from what steps of mixes with *other* numbers of workers took beyond that, of both
+  workloads: throttled workers answer late, which no lone all-reduce shows;
 - so every batch, and every number of workers, is left out of what forecasts it.
 
 The baseline takes the same steps, but epochs on a line between the smallest and the largest batch,
@@ -48,8 +49,9 @@ KNOWN = (64, 192, 1024)  # batches that a choice knows trainings at
 SEEDS = (0, 1, 2)
 TARGETS = {"images": 0.65, "text": 2.45}
 MOST_EPOCHS = 40
-ROUNDS, STEPS, COLD_STEPS = 3, 12, 20
-SIZES_OF = (80, 256, 800)  # global batches at whose shares workers are calibrated
+ROUNDS, STEPS, COLD_STEPS = 5, 8, 12
+BLOCKS_BETWEEN = 2  # calibrations
+SIZES_OF = (72, 280, 1100)  # global batches at whose shares workers are calibrated
 SIZE_S = 0.6
 LINK_MBIT = 200.0
 RANKS = Path(__file__).with_name("forecast_ranks.py")
@@ -149,6 +151,7 @@ def steps(mix: Mix, data: Path, folder: Path) -> Run:
         "sizes_of": SIZES_OF,
         "size_s": SIZE_S,
         "rounds": ROUNDS,
+        "blocks_between": BLOCKS_BETWEEN,
         "steps": STEPS,
         "cold_steps": COLD_STEPS,
     }

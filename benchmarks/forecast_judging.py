@@ -97,13 +97,11 @@ def stepped(runs: Sequence[Run]) -> list[Stepped]:
     rows = []
     for run in runs:
         others = [
-            one
+            (one["workers"], communication_s(one))
             for one in runs
-            if one["workload"] == run["workload"]
-            and one["hosts"] == run["hosts"]
-            and one["workers"] != run["workers"]
+            if one["hosts"] == run["hosts"] and one["workers"] != run["workers"]
         ]
-        ring = ring_of([(one["workers"], communication_s(one)) for one in others], run)
+        ring = ring_of(others, run)
         rows += [_at(run, number, ring) for number in range(len(run["batches"]))]
     return rows
 
@@ -117,8 +115,15 @@ def ring_of(measured: Sequence[tuple[int, float]], run: Run) -> Ring:
 
 
 def communication_s(run: Run) -> float:
-    """Return the time of averaging the gradients, the median of all calibrations."""
-    return float(np.median([one["communication_s"] for one in run["calibrations"]]))
+    """Return what steps took beyond the last worker's own part: a mean over all batches.
+
+    Weighted by the inverse of their steps' squares, as the errors of steps are in proportion.
+    """
+    alone = Ring(0.0, inf, 0.0)
+    rows = [_at(run, number, alone) for number in range(len(run["batches"]))]
+    weights = np.array([row.real_s**-2 for row in rows])
+    beyond_s = np.array([row.real_s - row.told_s for row in rows])
+    return max(float(weights @ beyond_s / weights.sum()), 0.0)
 
 
 def _at(run: Run, number: int, ring: Ring) -> Stepped:
@@ -126,7 +131,8 @@ def _at(run: Run, number: int, ring: Ring) -> Stepped:
     real_s, told_s = [], []
     batch = run["batches"][number]
     for block in range(number, len(run["blocks"]), len(run["batches"])):
-        around = run["calibrations"][block : block + 2]
+        before = block // run["blocks_between"]
+        around = run["calibrations"][before : before + 2]
         fleet = [Workers(fitted(points(around, k)), 1) for k in range(run["workers"])]
         real_s.append(float(np.mean(run["blocks"][block]["steps_s"])))
         told_s.append(exact_step(fleet, batch, ring).time_s)

@@ -37,7 +37,6 @@ LOOKS = 12  # at the held-out data, in an epoch
 BASE = 128  # batch that the optimizers' learning rates are for; elsewhere by its root
 NOISE_EVERY = 4
 _NETWORK_SPACE = 0x40000000  # CLONE_NEWNET
-_REPEATS = 9
 
 
 def trainings(schedule: dict[str, Any], task: Task, folder: Path) -> list[dict[str, Any]]:
@@ -118,10 +117,10 @@ def steps(schedule: dict[str, Any], task: Task) -> dict[str, Any]:
     for arm in arms:
         arm.run(schedule["cold_steps"])
     calibrations, blocks = [_calibration(bench, sizes, schedule["size_s"])], []
-    for _ in range(schedule["rounds"]):
-        for arm in arms:
-            block = arm.run(schedule["steps"])
-            blocks.append({"steps_s": block.step_s, "shares": block.shares})
+    for number, arm in enumerate(arms * schedule["rounds"], start=1):
+        block = arm.run(schedule["steps"])
+        blocks.append({"steps_s": block.step_s, "shares": block.shares})
+        if number % schedule["blocks_between"] == 0:
             calibrations.append(_calibration(bench, sizes, schedule["size_s"]))
     for arm in arms:
         arm.stride.close()
@@ -132,6 +131,7 @@ def steps(schedule: dict[str, Any], task: Task) -> dict[str, Any]:
         "batches": schedule["batches"],
         "gradient_bytes": 4 * parameters,
         "blocks": blocks,
+        "blocks_between": schedule["blocks_between"],
         "calibrations": calibrations,
     }
 
@@ -143,11 +143,11 @@ def _whole(task: Task, batch: int) -> Task:
 
 
 def _calibration(bench: Bench, sizes: list[int], size_s: float) -> dict[str, Any]:
-    """Return every rank's steps at its sizes in seconds, and the time of averaging."""
+    """Return every rank's steps at its sizes in seconds."""
     mine = [(size, bench.steps_s(size, size_s)) for size in sizes]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
-    return {"steps_s": every, "communication_s": bench.communication_s(_REPEATS)}
+    return {"steps_s": every}
 
 
 def enter(space: str, meeting: str) -> None:

@@ -57,7 +57,7 @@ def held_out_loss(net: nn.Module, task: Task, part: slice) -> tuple[float, int]:
 class Letters(nn.Module):
     """One layer of causal attention over letters; returns ``(windows, letters known, length)``."""
 
-    def __init__(self, known: int, width: int = 96, heads: int = 4) -> None:
+    def __init__(self, known: int, width: int = 160, heads: int = 4) -> None:
         super().__init__()
         self.heads = heads
         self.embedding = nn.Embedding(known, width)
@@ -80,10 +80,10 @@ class Letters(nn.Module):
 
 def _picture_net() -> nn.Module:
     return nn.Sequential(
-        *(nn.Conv2d(1, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 48, 3, padding=1), nn.GroupNorm(4, 48), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(48, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(3)),
-        *(nn.Flatten(), nn.Linear(64 * 9, 10)),
+        *(nn.Conv2d(1, 48, 3, padding=1), nn.GroupNorm(4, 48), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(48, 96, 3, padding=1), nn.GroupNorm(4, 96), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(96, 96, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(3)),
+        *(nn.Flatten(), nn.Linear(96 * 9, 10)),
     )
 
 

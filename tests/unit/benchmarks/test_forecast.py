@@ -34,7 +34,7 @@ def run(per_sample_s: tuple[float, ...], slower: float = 1.0, hosts: bool = Fals
         return float(model.at(equal_finish(model, low, high, batch)).max()) + reduce_s
 
     sizes = [[(size, [0.002 + each_s * size] * 3) for size in (10, 90)] for each_s in per_sample_s]
-    calibration = {"steps_s": sizes, "communication_s": reduce_s}
+    calibration = {"steps_s": sizes}
     return {
         "workload": "text",
         "workers": workers,
@@ -43,6 +43,7 @@ def run(per_sample_s: tuple[float, ...], slower: float = 1.0, hosts: bool = Fals
         "batches": BATCHES,
         "gradient_bytes": BYTES,
         "blocks": [{"steps_s": [slower * step_s(batch)] * 4} for batch in BATCHES],
+        "blocks_between": 1,
         "calibrations": [calibration] * (len(BATCHES) + 1),
     }
 
@@ -70,23 +71,26 @@ def test_a_mix_that_is_slower_than_its_calibrations_is_off_by_as_much() -> None:
     assert [row.error for row in rows] == pytest.approx([-0.2] * 3, abs=0.005)
 
 
-def test_a_mixs_own_communication_is_left_out() -> None:
-    runs = [run(ONE), run(TWO), run(FOUR)]
-    slow = [{**one, "communication_s": 9.0} for one in runs[1]["calibrations"]]
+def late(found: Any, by_s: float) -> Any:
+    """Return a run whose steps take so much longer."""
+    blocks = [{"steps_s": [step_s + by_s for step_s in one["steps_s"]]} for one in found["blocks"]]
+    return {**found, "blocks": blocks}
 
-    rows = stepped([runs[0], {**runs[1], "calibrations": slow}, runs[2]])
 
-    assert max(abs(row.error) for row in rows if row.workers == 2) < 0.2
-    assert min(row.error for row in rows if row.workers == 4) > 1.0
+def test_a_mixs_own_communication_is_left_out_and_that_of_others_counts() -> None:
+    runs = [run(ONE), run(TWO), late(run(FOUR), 1.0), run((*FOUR, *FOUR))]
+
+    off = {row.workers: row.error for row in stepped(runs) if row.batch == 1024}
+
+    assert off[4] < -0.8  # it took long, as no other did
+    assert off[2] > 1.0  # of which two of its three others know
+    assert abs(off[1]) < 0.005
 
 
 def test_hosts_tell_nothing_of_workers_on_one() -> None:
-    slow = run(FOUR, hosts=True)
-    slow["calibrations"] = [{**one, "communication_s": 9.0} for one in slow["calibrations"]]
+    runs = [run(TWO), run(FOUR)]
 
-    rows = stepped([run(TWO), run(FOUR), slow])
-
-    assert max(abs(row.error) for row in rows if row.workers == 2 and not row.hosts) < 0.2
+    assert stepped([*runs, late(run(FOUR, hosts=True), 1.0)])[:6] == stepped(runs)
 
 
 def test_a_time_is_forecast_from_other_batches_and_never_beyond_them() -> None:
