@@ -276,11 +276,13 @@ class Truth:
         weights: of each rank's samples.
         squared: squared norm of each rank's own mean gradient.
         mean: squared norm of the gradient of all.
+        losses: of each rank's samples, a mean.
     """
 
     weights: list[float]
     squared: list[float]
     mean: float
+    losses: list[float]
 
 
 def truths(run: Run, by_rank: list[Ids]) -> list[Truth]:
@@ -288,24 +290,27 @@ def truths(run: Run, by_rank: list[Ids]) -> list[Truth]:
     module, data = module_of(run), data_of(run)
     found = []
     for step in range(len(by_rank[0])):
-        gradients, heavy = [], []
+        gradients, heavy, losses = [], [], []
         for ids in by_rank:
             pieces = [_piece(module, data, samples, run) for samples in ids[step] if samples]
-            weight = sum(weight for weight, _ in pieces)
+            weight = sum(weight for weight, _, _ in pieces)
             heavy.append(weight)
-            gradients.append(sum((w / weight * g for w, g in pieces), torch.zeros(())))
+            gradients.append(sum((w / weight * g for w, g, _ in pieces), torch.zeros(())))
+            losses.append(sum(w / weight * loss for w, _, loss in pieces))
         parts = zip(heavy, gradients, strict=True)
         mean = sum((w / sum(heavy) * g for w, g in parts), torch.zeros(()))
         squared = [float(gradient.square().sum()) for gradient in gradients]
-        found.append(Truth(heavy, squared, float(mean.square().sum())))
+        found.append(Truth(heavy, squared, float(mean.square().sum()), losses))
         with torch.no_grad():
             flat = nn.utils.parameters_to_vector(module.parameters())
             nn.utils.vector_to_parameters(flat - RATE * mean, module.parameters())
     return found
 
 
-def _piece(module: nn.Module, data: Any, samples: list[int], run: Run) -> tuple[float, Tensor]:
-    """Return what a micro-batch weighs, and its mean gradient."""
+def _piece(
+    module: nn.Module, data: Any, samples: list[int], run: Run
+) -> tuple[float, Tensor, float]:
+    """Return what a micro-batch weighs, its mean gradient, and its mean loss."""
     if run.kind != "rows":
         batch: Any = padded([data[index] for index in samples])
         weight = tokens_in(batch)
@@ -313,11 +318,12 @@ def _piece(module: nn.Module, data: Any, samples: list[int], run: Run) -> tuple[
         batch, weight = data[samples], float(len(samples))
     for parameter in module.parameters():
         parameter.grad = None
-    loss_of(module, batch, run).backward()  # type: ignore[no-untyped-call]
+    loss = loss_of(module, batch, run)
+    loss.backward()  # type: ignore[no-untyped-call]
     flat = [
         (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in module.parameters()
     ]
-    return weight, torch.cat(flat)
+    return weight, torch.cat(flat), loss.item()
 
 
 def refused(rank: int, what: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from evenstride.core.gradient_noise import GradientNorms, NoiseEstimate
 from evenstride.core.gradient_parts import NoiseOfRun, StepParts
 from evenstride.testing import RankPool
-from evenstride.trace.read import read_noise
+from evenstride.trace.read import read_noise, read_records
 from evenstride.trace.replay import replay
 from tests.multiproc.noisy import SCALE, Run, Truth, refused, train, truths
 
@@ -66,6 +66,7 @@ def _check_told(run: Run, rank: int, told: list[StepParts], expected: list[Truth
         assert parts.batch == sum(truth.weights)
         assert parts.local == pytest.approx(unit * weight * squared, rel=1e-9)
         assert parts.mean == pytest.approx(unit * truth.mean, rel=1e-9)
+        assert parts.loss == pytest.approx(weight * truth.losses[rank], rel=1e-9)
 
 
 def test_there_are_hooks_in_measured_steps_only(ranks: RankPool) -> None:
@@ -81,12 +82,14 @@ def test_the_leader_puts_together_what_the_ranks_tell(ranks: RankPool, tmp_path:
     everywhere = ranks.run(train, 3, run)
 
     recorded = list(read_noise(tmp_path))
+    losses = [one["loss"] for one in read_records(tmp_path) if one["kind"] == "noise"]
     estimate = NoiseEstimate()
-    for step, norms in recorded:
+    for (step, norms), loss in zip(recorded, losses, strict=True):
         parts = [parts for found in everywhere for parts in found["told"] if parts.step == step]
         local = sum(one.local for one in parts) / 64
         assert (norms.parts, norms.batch, norms.mean) == (3, 64, parts[0].mean)
         assert norms.local == pytest.approx(local, rel=1e-12)
+        assert loss == pytest.approx(sum(one.loss for one in parts) / 64, rel=1e-12)
         estimate = estimate.after(norms)
     _check_figures(everywhere[0]["figures"], recorded, estimate, run)
     assert "rank 0's summary is complete" in everywhere[1]["noise"]

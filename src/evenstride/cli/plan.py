@@ -9,10 +9,14 @@ from typing import Annotated
 
 import typer
 
+from evenstride.cli import online as by_training
 from evenstride.errors import ConfigError
 
 _Runs = Annotated[
-    list[Path], typer.Argument(help="Profiles, or folders of runs of the same workload.")
+    list[str],
+    typer.Argument(
+        help="Profiles, or folders of runs of the same workload. With --online: -- SCRIPT ARGS."
+    ),
 ]
 _Catalog = Annotated[
     Path | None, typer.Option(help="Prices, as CSV; the dated ones that are shipped, if not given.")
@@ -58,8 +62,27 @@ _Trained = Annotated[
         metavar="BATCH:EPOCHS",
     ),
 ]
+_TargetLoss = Annotated[
+    float | None,
+    typer.Option(
+        help="Loss that training is to come to. The runs that did tell how many epochs it takes at "
+        "their batches."
+    ),
+]
+_Metric = Annotated[
+    str,
+    typer.Option(
+        help="Name of the metric that is to come to --target-loss, as the script records it with "
+        "Stride.mean(name=). For a loss that it does not record, the training loss is taken."
+    ),
+]
 _As = Annotated[
-    str, typer.Option("--as", help="Type of a run's machines; or one for each worker, by commas.")
+    str,
+    typer.Option(
+        "--as",
+        help="Type of a run's machines; or one for each worker, by commas. Not needed beside a "
+        "profile: the run's times do not count then.",
+    ),
 ]
 _Restart = Annotated[
     str,
@@ -67,6 +90,18 @@ _Restart = Annotated[
         help="From the loss of a spot machine until training goes on, the wait for another one "
         "included; several equally likely ones by commas: 2m,30m,3h. 2m if not given.",
     ),
+]
+_Preemptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Recorded losses or availability of spot machines, of a type or of all; see "
+        "docs/catalogue.md for what a file looks like. Can be given often.",
+        metavar="FILE[:TYPE]",
+    ),
+]
+_Sync = Annotated[
+    str,
+    typer.Option(help="bsp, or bsp-ps(servers=2) for parameter servers on the workers' machines."),
 ]
 _Live = Annotated[
     str, typer.Option(help="Clouds to ask for today's prices, by commas, with gpuhunt: aws,gcp.")
@@ -79,6 +114,7 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def plan(
+    context: typer.Context,
     runs: _Runs,
     catalog: _Catalog = None,
     epochs: _Epochs = None,
@@ -95,19 +131,32 @@ def plan(
     transfer: _Transfer = True,
     links: _Links = None,
     trained: _Trained = None,
+    target_loss: _TargetLoss = None,
+    metric: _Metric = "loss",
     types_of_run: _As = "",
     restart: _Restart = "",
+    preemptions: _Preemptions = None,
+    sync: _Sync = "bsp",
     live: _Live = "",
     sky: _Sky = None,
     script: _Script = "train.py",
     plot: _Plot = None,
     force: _Force = False,
+    online: by_training.Online = False,
+    workers: by_training.Workers = None,
+    speeds: by_training.Speeds = None,
+    usd_per_h: by_training.Price = 1.0,
+    folder: by_training.Folder = None,
+    probe_steps: by_training.ProbeSteps = 40,
     as_json: _AsJson = False,
 ) -> None:
     """Say which machines to rent for a measured workload, how many, and at which batch.
 
     Times come from profiles (evenstride profile), prices from a catalogue. Every figure has a 95 %
     interval. Clusters are in one place; of two types at most, balanced.
+
+    With --online the script is trained on this machine, and the number of workers and the batch
+    are found while it trains: what is trained meanwhile counts.
 
     Examples:
         evenstride plan profile.json --epochs 30
@@ -117,15 +166,36 @@ def plan(
         evenstride plan t4.json a10g.json --epochs 90 --budget 40 --sky sky --script "train.py"
 
         evenstride plan runs/today --as g4dn.xlarge,g5.xlarge --trained 256:12 --trained 1024:17
+
+        evenstride plan profile.json runs/256 runs/512 runs/1024 --target-loss 0.35
+
+        evenstride plan --online --workers 1,2,4 --batches 64,256 --epochs 30 -- train.py --lr 0.1
     """
+    by_training.check(context, online=online)
+    if online:
+        asked_online = by_training.Options(
+            *(tuple(runs), workers, batches, epochs, objective, usd_per_h, speeds, folder),
+            probe_steps,
+        )
+        by_training.perform(asked_online, as_json=as_json)
+        return
     from evenstride.cli import planning
 
     if plot is not None:
         _check_plot(plot)
+    paths = tuple(map(Path, runs))
     asked = planning.Asked(
-        *(tuple(runs), catalog, epochs, deadline, budget, objective, confidence, spot, batches),
+        *(paths, catalog, epochs, deadline, budget, objective, confidence, spot, batches),
         *(max_nodes, mixed, regions, types, transfer, links),
-        *(tuple(trained or ()), types_of_run, restart, live, force),
+        trained=tuple(trained or ()),
+        target_loss=target_loss,
+        metric=metric,
+        types_of_run=types_of_run,
+        restart=restart,
+        live=live,
+        force=force,
+        preemptions=tuple(preemptions or ()),
+        sync=sync,
     )
     command = _words(script)
     one = planning.planned_for(asked, date.today())

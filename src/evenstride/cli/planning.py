@@ -14,18 +14,22 @@ from typing import Any, TypeVar
 
 from evenstride._version import __version__
 from evenstride.cli import quantities
+from evenstride.cli.preemptions import with_preemptions
 from evenstride.errors import ConfigError
 from evenstride.planner.catalogue import read_catalogue, shipped_catalogue
 from evenstride.planner.choosing import Objective, Wishes
 from evenstride.planner.epochs import epochs_of
 from evenstride.planner.evidence import profile_of_run
+from evenstride.planner.infeasible import selected
 from evenstride.planner.live import live_catalogue
 from evenstride.planner.losses import Saves
 from evenstride.planner.offers import Catalogue, price_label
 from evenstride.planner.outlook import USUAL_SAVES, Choice, Task
 from evenstride.planner.plan import Plan, batches_about, make_plan
+from evenstride.planner.reducing import servers_of
 from evenstride.planner.renting import Rentable, rentable
 from evenstride.planner.starting import skypilot_files, torchrun_lines
+from evenstride.planner.targets import LOSS, Aim, require_target, towards
 from evenstride.planner.workload import (
     Links,
     Profile,
@@ -61,10 +65,14 @@ class Asked:
     transfer: bool
     links: str | None
     trained: tuple[str, ...]
+    target_loss: float | None
+    metric: str
     types_of_run: str
     restart: str
     live: str
     force: bool
+    preemptions: tuple[str, ...] = ()
+    sync: str = "bsp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,8 @@ class Planned:
             "rows_refused": [str(one) for one in self.catalogue.refusals],
             "types_left_out": list(self.machines.unknown),
             "types_measured": list(self.machines.measured),
+            "target": self.profile.target,
+            "trainings": [one.model_dump() for one in self.profile.trainings],
         }
 
 
@@ -94,14 +104,14 @@ def planned_for(asked: Asked, today: date) -> Planned:
         ConfigError: something in it is not understood, or nothing fits.
     """
     wishes, links = _wishes(asked), _links(asked.links)
-    profiles = [_read(path, asked.types_of_run) for path in asked.runs]
-    _check(profiles, asked)
+    profiles, told = _profiles(asked)
     profile = merged(profiles, force=asked.force)
     if asked.trained:
         profile = profile.model_copy(update={"trainings": tuple(map(_training, asked.trained))})
     epochs = epochs_of(profile, asked.epochs)
     task = Task(
-        profile.samples, epochs, profile.model.gradient_bytes, links or profile.links, _saves(asked)
+        *(profile.samples, epochs, profile.model.gradient_bytes, links or profile.links),
+        *(_saves(asked), servers_of(asked.sync)),
     )
     batches = (
         batches_about(profile.global_batch, task, (one.batch for one in profile.trainings))
@@ -109,9 +119,7 @@ def planned_for(asked: Asked, today: date) -> Planned:
         else quantities.wholes(asked.batches, "--batches")
     )
     whole = _catalogue(asked, today)
-    catalogue = whole.select(
-        regions=quantities.names(asked.regions), types=quantities.names(asked.types)
-    )
+    catalogue = selected(whole, quantities.names(asked.regions), quantities.names(asked.types))
     machines = rentable(
         catalogue.offers,
         profile.devices,
@@ -120,14 +128,16 @@ def planned_for(asked: Asked, today: date) -> Planned:
         transfer=asked.transfer,
         known_offers=whole.offers,
     )
+    kinds = with_preemptions(machines.kinds, asked.preemptions, spot=asked.spot)
     made = make_plan(
-        machines.kinds,
+        kinds,
         task,
         wishes,
         batches or (profile.global_batch,),
         most_machines=asked.max_nodes,
         mixed=asked.mixed,
     )
+    made = replace(made, caveats=(*made.caveats, *told))
     return Planned(made, profile, catalogue, machines)
 
 
@@ -146,7 +156,7 @@ def tell(one: Planned, command: Sequence[str], files: Sequence[Path]) -> str:
             "be carried over"
         )
     lines += ["", planned.table(one.plan).text(width), "", planned.story(one.plan)]
-    lines += [f"- {kind}" for kind in _prices(one)]
+    lines += [f"- {kind}" for kind in (*_trainings(one.profile), *_prices(one))]
     choice = one.plan.chosen.outlook.choice
     lines += ["", f"To start it, with a global batch of {choice.batch} in the script:"]
     lines += [*torchrun_lines(choice, command), *_sky_lines(choice, files)]
@@ -195,6 +205,12 @@ def _prices(one: Planned) -> list[str]:
     ]
 
 
+def _trainings(profile: Profile) -> list[str]:
+    """Return how long the trainings took that a plan goes by, if they came to a known target."""
+    each = [f"{one.epochs:.3g} at {one.batch}" for one in profile.trainings]
+    return [f"epochs to {profile.target}: {', '.join(each)}"] if profile.target and each else []
+
+
 def _wishes(asked: Asked) -> Wishes:
     inf = float("inf")
     if asked.budget is not None and not 0 < asked.budget < inf:
@@ -210,8 +226,6 @@ def _wishes(asked: Asked) -> Wishes:
 def _check(profiles: Sequence[Profile], asked: Asked) -> None:
     for profile in profiles:
         require_versions(profile, __version__, installed_torch(), force=asked.force)
-    if asked.epochs is not None and asked.trained:
-        raise ConfigError("how long training lasts is said twice; give --epochs or --trained")
     batches = sorted({profile.global_batch for profile in profiles})
     if asked.epochs is not None and len(batches) > 1:
         raise ConfigError(
@@ -234,17 +248,60 @@ def _saves(asked: Asked) -> Saves:
     return replace(USUAL_SAVES, restart_s=restarts_s) if restarts_s else USUAL_SAVES
 
 
-def _read(path: Path, types: str) -> Profile:
-    """Return a profile, or what a run's trace tells."""
-    if not path.is_dir() and path.suffix != ".jsonl":
-        return read_profile(path)
+def _profiles(asked: Asked) -> tuple[list[Profile], list[str]]:
+    """Return what the runs and profiles tell, and what is to be known of the runs."""
+    aim, profiles, told = _aim(asked), list[Profile](), list[str]()
+    measured = not all(_is_run(path) for path in asked.runs)
+    for path in asked.runs:
+        if not _is_run(path):
+            profiles.append(read_profile(path))
+            continue
+        types = _types(path, asked.types_of_run, needed=not measured)
+        trace = trace_path(path)
+        found = profile_of_run(trace, types)
+        found, note = (found, "") if aim is None else towards(found, trace, aim)
+        profiles.append(found)
+        told += [note] if note else []
+    _check(profiles, asked)
+    if aim is not None:
+        require_target(profiles, aim, told)
+    return profiles, told
+
+
+def _aim(asked: Asked) -> Aim | None:
+    given = {
+        "--epochs": asked.epochs is not None,
+        "--trained": bool(asked.trained),
+        "--target-loss": asked.target_loss is not None,
+    }
+    named = [option for option, there in given.items() if there]
+    if len(named) > 1:
+        raise ConfigError(
+            f"how long training lasts is said twice; give {' or '.join(named)}, not both"
+        )
+    if asked.target_loss is None:
+        if asked.metric != LOSS:
+            raise ConfigError(
+                f"--metric is {asked.metric!r}, and no --target-loss says what it is to come to; "
+                "give that, or leave --metric out"
+            )
+        return None
+    return Aim(asked.target_loss, asked.metric)
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() or path.suffix == ".jsonl"
+
+
+def _types(path: Path, types: str, *, needed: bool) -> tuple[str, ...]:
     named = quantities.names(types)
-    if not named:
+    if needed and not named:
         raise ConfigError(
             f"{path} is a run, which does not say what its machines are called; give --as TYPE, or "
-            "a type for each worker, such as --as g5.xlarge,g4dn.xlarge"
+            "a type for each worker, such as --as g5.xlarge,g4dn.xlarge, or a profile beside it "
+            "(evenstride profile), whose times count then"
         )
-    return profile_of_run(trace_path(path), named)
+    return named
 
 
 def _training(text: str) -> Training:

@@ -134,11 +134,13 @@ class NoiseEstimate:
 
         Args:
             norms: of the step.
-            memory: measured steps after which one counts ``1 / e`` of what it did, above 0.
+            memory: measured steps after which one counts ``1 / e`` of what it did, above 0;
+                infinite to let all count alike.
         """
         if not norms.tells:
             return self
-        keep, s, g = memory / (1.0 + memory), norms.noise, norms.signal
+        keep = 1.0 if memory == inf else memory / (1.0 + memory)
+        s, g = norms.noise, norms.signal
         return NoiseEstimate(
             keep * self.weight + 1.0,
             keep**2 * self.squares + 1.0,

@@ -31,6 +31,7 @@ class StepParts:
         batch: ``B``, of all parts of the step.
         local: sum of their squared norms times their weights, ``sum b_k |g_k|^2``.
         mean: ``T``, squared norm of the step's own gradient, as this worker sees it.
+        loss: sum of their mean losses times their weights; ``None`` if one is not known.
     """
 
     step: int
@@ -39,6 +40,7 @@ class StepParts:
     batch: float
     local: float
     mean: float
+    loss: float | None = None
 
     @property
     def norms(self) -> GradientNorms:
@@ -49,6 +51,11 @@ class StepParts:
     def whole(self) -> bool:
         """Whether these are all parts of the step."""
         return isclose(self.weight, self.batch, rel_tol=_ROUNDING)
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The loss over these parts; ``None`` if that of one is not known."""
+        return None if self.loss is None else self.loss / self.weight
 
     def joined(self, other: StepParts) -> StepParts | None:
         """Return the parts of both; ``None`` if they cannot be of one step."""
@@ -65,6 +72,7 @@ class StepParts:
             self.batch,
             self.local + other.local,
             self.mean,
+            None if self.loss is None or other.loss is None else self.loss + other.loss,
         )
 
 

@@ -31,8 +31,7 @@ class Wishes:
         deadline_s: for the whole training; infinite for none.
         budget_usd: likewise.
         confidence: probability with which deadline and budget are to be kept, and at which times
-            and costs are compared; one half (the expected case) or more, below 1. The
-            clusters looked at are those that no other beats in expectation.
+            and costs are compared; one half (the expected case) or more, below 1.
     """
 
     objective: Objective | None = None

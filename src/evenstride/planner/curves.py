@@ -9,13 +9,15 @@ from math import exp, log, sqrt
 import numpy as np
 
 from evenstride.core.fleet import FloatArray
+from evenstride.core.gradient_noise import Z95
 from evenstride.core.observation import median
-from evenstride.core.regression import line
+from evenstride.core.regression import Line, line, t975
 from evenstride.planner.hardware import Power
 from evenstride.planner.workload import Point
 
 _ONE_SIZE_ERROR = 0.35  # a factor of 2 with 95 %
 _NEARLY_NOTHING = 1e-9
+_UNKNOWN = 10.0  # deviation of what is not known at all
 _LEAST_ERROR = 0.005  # no type is known better: machines of one type differ, and so do days
 # By which a type is off that obeys the rule, and the more the less alike the two are; in the
 # logarithm. Assumptions.
@@ -33,6 +35,9 @@ class Curve:
         noise: standard deviation of one step from its mean, as a part.
         measured: whether the type itself was measured.
         largest: samples that were measured, or of the type that it was carried over from.
+        spread: variance of the line's value, in seconds squared: what does not change with the
+            share, twice by the share, and by its square; for Student's t of so few points. It grows
+            beyond the sizes that were measured.
     """
 
     fixed_s: float
@@ -41,6 +46,7 @@ class Curve:
     noise: float = 0.0
     measured: bool = True
     largest: int = 0
+    spread: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def at(self, samples: float) -> float:
         """Return the seconds of a step."""
@@ -49,6 +55,28 @@ class Curve:
     def at_many(self, samples: FloatArray) -> FloatArray:
         """Return the seconds of steps of many sizes."""
         return self.fixed_s + self.per_sample_s * samples
+
+    def error_at(self, samples: float) -> float:
+        """Return the deviation of mean steps from the curve, by their size, as a part."""
+        return float(self.errors_at(np.array([float(samples)]))[0])
+
+    def errors_at(self, samples: FloatArray) -> FloatArray:
+        """Return the same of many sizes.
+
+        That of a point, and beside it that of the line itself.
+        """
+        c00, c01, c11 = self.spread
+        of_line = np.maximum(c00 + 2 * c01 * samples + c11 * samples * samples, 0.0)
+        found: FloatArray = np.hypot(self.error, np.sqrt(of_line) / self.at_many(samples))
+        return np.minimum(found, _UNKNOWN)
+
+    @property
+    def surest(self) -> float:
+        """The size at which the line is known best, as a part; beyond it less and less."""
+        c00, c01, c11 = self.spread
+        below = c11 * self.fixed_s - c01 * self.per_sample_s
+        above = c00 * self.per_sample_s - c01 * self.fixed_s
+        return above / below if above > 0.0 and below > 0.0 else 0.0
 
 
 def fitted(points: Sequence[Point]) -> Curve:
@@ -72,7 +100,9 @@ def fitted(points: Sequence[Point]) -> Curve:
         found = line(samples, times_s)
         if found.start >= 0 and found.slope > 0:
             error = max(found.scatter, _LEAST_ERROR)
-            return Curve(found.start, found.slope, error, noise, largest=largest)
+            return Curve(
+                *(found.start, found.slope, error, noise), largest=largest, spread=_spread(found)
+            )
         if found.slope <= 0:
             return _flat(times_s, noise, largest)
         each_s = np.array(times_s) / np.array(samples)
@@ -80,6 +110,14 @@ def fitted(points: Sequence[Point]) -> Curve:
         return Curve(0.0, float(each_s.mean()), max(apart, _LEAST_ERROR), noise, largest=largest)
     mean_s = float(np.mean(times_s))
     return Curve(0.5 * mean_s, 0.5 * mean_s / largest, _ONE_SIZE_ERROR, noise, largest=largest)
+
+
+def _spread(found: Line) -> tuple[float, float, float]:
+    """Return the variance of a line's value; two points tell nothing of their own scatter."""
+    tail = t975(found.freedom) / Z95 if found.freedom else 1.0
+    unit = (max(found.scatter, _LEAST_ERROR) * tail) ** 2
+    c00, c01, c11 = found.spread
+    return unit * c00, unit * c01, unit * c11
 
 
 def _flat(times_s: Sequence[float], noise: float, largest: int) -> Curve:
@@ -110,4 +148,11 @@ def transferred(curve: Curve, own: Power, other: Power) -> Curve:
     middle, half = 0.5 * (by_flops + by_memory), 0.5 * (by_flops - by_memory)
     error = sqrt(curve.error**2 + half**2 + _RULE_ERROR**2 + (_FAR_ERROR * middle) ** 2)
     ratio = exp(middle)
-    return replace(curve, per_sample_s=curve.per_sample_s * ratio, error=error, measured=False)
+    c00, c01, c11 = curve.spread
+    return replace(
+        curve,
+        per_sample_s=curve.per_sample_s * ratio,
+        error=error,
+        measured=False,
+        spread=(c00, c01 * ratio, c11 * ratio**2),
+    )

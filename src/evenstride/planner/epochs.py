@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from evenstride.core.convergence import Convergence, Law, Trained, fit_best
+from evenstride.core.convergence import Convergence, Trained, fit_best
 from evenstride.core.gradient_noise import Interval
 from evenstride.errors import ConfigError
 from evenstride.planner.workload import Noise, Profile

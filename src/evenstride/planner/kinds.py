@@ -57,19 +57,24 @@ def by_place(kinds: Iterable[Kind]) -> dict[str, list[Kind]]:
     return found
 
 
-def undominated(kinds: Sequence[Kind]) -> list[Kind]:
+def undominated(kinds: Sequence[Kind], *, ends: bool = False) -> list[Kind]:
     """Return the kinds of a place without those that another one beats in everything.
 
     Beaten is who has as many workers, on demand or spot alike, and is neither quicker, nor cheaper,
     nor larger, nor longer there. Putting the better kind in its place, machine by machine, makes no
-    cluster slower or dearer; so no best cluster is lost. Of equals, the first by name stays.
+    cluster slower or dearer, but for rounding of shares; so no best cluster is lost. Of equals, the
+    first by name stays.
+
+    Args:
+        kinds: of one place.
+        ends: whether the ends of intervals count as well: who is less sure does not beat then.
 
     Cost:
         O(n log n + n * kept).
     """
     kept: list[Kind] = []
     for kind in sorted(kinds, key=lambda k: (k.usd_per_h.value, k.curve.per_sample_s, k.type)):
-        if not any(_beats(other, kind) for other in kept):
+        if not any(_beats(o, kind) and (not ends or _surer(o, kind)) for o in kept):
             kept.append(kind)
     return kept
 
@@ -85,6 +90,15 @@ def _beats(one: Kind, other: Kind) -> bool:
         and one.curve.noise <= other.curve.noise
         and _room(one) >= _room(other)
         and _lost_less(one.transience, other.transience)
+    )
+
+
+def _surer(one: Kind, other: Kind) -> bool:
+    """Return whether one kind's times and price are known as well as another's, or better."""
+    return (
+        one.curve.error <= other.curve.error
+        and all(a <= b for a, b in zip(one.curve.spread, other.curve.spread, strict=True))
+        and one.usd_per_h.high <= other.usd_per_h.high
     )
 
 

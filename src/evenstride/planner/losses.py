@@ -23,9 +23,9 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, expm1, inf, log
+from math import exp, expm1, inf
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from evenstride.core.gradient_noise import Interval
 from evenstride.core.lifetimes import Exponential
 from evenstride.core.saving import Saving, next_save_in_s
 from evenstride.errors import ConfigError
-from evenstride.planner.transience import Transience, drift_factors
+from evenstride.planner.transience import DRIFT, Transience, drift_factors
 from evenstride.sim.spot import Machines
 
 _CELLS = 8192  # of a distribution of lost time
@@ -42,6 +42,7 @@ _POINTS = 64  # at which the age of the last save is looked at
 _NEVER = 1e6  # times as long: it will not end
 _HALVINGS = 60
 _DRIFTS = 5  # at which restarts that are not as they were are looked at
+_MOST_RESTARTS = 40  # equally likely ones that recorded waits are made into
 _LARGEST = 600.0  # exponent whose power is a float, also times some seconds
 
 
@@ -78,6 +79,23 @@ class Saves:
     def mean_restart_s(self) -> float:
         """Mean time from a loss until training goes on."""
         return sum(self.restart_s) / len(self.restart_s)
+
+    def waiting(self, kinds: Iterable[Transience | None]) -> Saves:
+        """Return what restarts take with the waits that were recorded of some kinds of machines.
+
+        These count for all machines of a cluster, and drift as they did from one recording's half
+        to the other. Where none were recorded it stays as it is.
+        """
+        waits_s = sorted(wait_s for kind in kinds if kind for wait_s in kind.waits_s)
+        if not waits_s:
+            return self
+        restarts = np.add.outer(self.restart_s, waits_s)
+        if restarts.size > _MOST_RESTARTS:
+            parts = (np.arange(_MOST_RESTARTS) + 0.5) / _MOST_RESTARTS
+            # What is kept must have the mean of all, on which the expected time hangs.
+            some = np.quantile(restarts, parts)
+            restarts = some * (restarts.mean() / some.mean() if some.any() else 1.0)
+        return replace(self, restart_s=tuple(restarts.ravel().tolist()), drift=DRIFT)
 
     def drifted(self) -> list[Saves]:
         """Return equally likely ones whose restarts are what they are."""
@@ -135,6 +153,41 @@ def expected_slowdown(saves: Saves, hazard_per_s: float) -> float:
     again = expm1(likely)  # losses per stretch
     held_s = again / hazard_per_s if likely > 0.0 else every_s + saves.save_s
     return (held_s + again * saves.mean_restart_s) / every_s
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What losses cost at one hazard.
+
+    Args:
+        count: of losses in a second of progress, on average.
+        mean_s: what one costs.
+        variance: of what a second of progress is lengthened by; that of a run grows with its
+            length.
+        costs_s: what one costs, equally likely, ``(n,)``.
+    """
+
+    count: float
+    mean_s: float
+    variance: float
+    costs_s: FloatArray
+
+
+def loss(saves: Saves, hazard_per_s: float) -> Loss:
+    """Return what losses cost: those of a stretch are geometric, those of a run so many of these.
+
+    Args:
+        saves: what saves and restarts take.
+        hazard_per_s: of all machines together, above 0; not so high that no stretch survives.
+    """
+    every_s = saves.interval_s(hazard_per_s)
+    likely = hazard_per_s * (every_s + saves.save_s)
+    count = expm1(likely) / every_s
+    at_s = -np.log1p(expm1(-likely) * (np.arange(_POINTS) + 0.5) / _POINTS) / hazard_per_s
+    costs_s = np.add.outer(at_s, np.asarray(saves.restart_s)).ravel()
+    mean_s = float(costs_s.mean())
+    variance = count * (float(costs_s.var()) + mean_s**2 * exp(likely))
+    return Loss(count, mean_s, variance, costs_s)
 
 
 def slowdown(
@@ -217,14 +270,12 @@ def _taken(saves: Saves, hazard_per_s: float, useful_s: float) -> _Taken | None:
         return _Taken(stretches * stretch_s, 0.0, np.ones(1))
     if expected_slowdown(saves, hazard_per_s) > _NEVER:
         return None
-    survives, losses = exp(-likely), stretches * expm1(likely)
-    at_s = -np.log1p(expm1(-likely) * (np.arange(_POINTS) + 0.5) / _POINTS) / hazard_per_s
-    costs_s = np.add.outer(at_s, np.asarray(saves.restart_s)).ravel()
-    variance = losses * (costs_s.var() + costs_s.mean() ** 2 / survives)
-    most_s = losses * costs_s.mean() + 12.0 * variance**0.5 + 4.0 * costs_s.max()
-    cell_s = float(most_s) / (_CELLS - 2)
+    one = loss(saves, hazard_per_s)
+    costs_s = one.costs_s
+    most_s = useful_s * one.count * one.mean_s + 12.0 * (useful_s * one.variance) ** 0.5
+    cell_s = float(most_s + 4.0 * costs_s.max()) / (_CELLS - 2)
     seen = np.fft.rfft(_in_cells(costs_s / cell_s))
-    summed = np.exp(stretches * (log(survives) - np.log(1.0 + expm1(-likely) * seen)))
+    summed = np.exp(-stretches * (likely + np.log(1.0 + expm1(-likely) * seen)))
     upto = np.clip(np.cumsum(np.fft.irfft(summed, _CELLS)), 0.0, 1.0)
     return _Taken(stretches * stretch_s, cell_s, upto)
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import exp, hypot, inf, log
 
 from evenstride.core.gradient_noise import Z95, Interval
 from evenstride.planner.epochs import Epochs
 from evenstride.planner.kinds import Kind
 from evenstride.planner.losses import Saves, slowdown
+from evenstride.planner.reducing import Reduces, Servers
 from evenstride.planner.steps import Step, exact_step
+from evenstride.planner.transience import Transience
 from evenstride.planner.workload import Links
-from evenstride.sim.links import Ring
+from evenstride.sim.links import ParameterServers, Ring
 
-_UNKNOWN_LINKS = (
-    0.5  # by which an assumed link may be off, in the logarithm: a factor of 2.7 (95 %)
-)
+UNKNOWN_LINKS = 0.5
+"""By which an assumed link may be off, in the logarithm: a factor of 2.7 (95 %)."""
 
 USUAL_SAVES = Saves(save_s=2.0, restart_s=(120.0,))
 """Assumed where nothing is known: how long one waits for another machine differs most."""
@@ -32,6 +34,7 @@ class Task:
         gradient_bytes: that a worker sends in a step.
         links: between workers, as measured; ``None`` if they were not.
         saves: what saves and restarts take, where machines are taken away.
+        servers: parameter servers on the workers' machines; 0 for an all-reduce.
     """
 
     samples: int
@@ -39,13 +42,19 @@ class Task:
     gradient_bytes: float
     links: Links | None = None
     saves: Saves = USUAL_SAVES
+    servers: int = 0
 
     @property
-    def ring(self) -> Ring:
-        """The all-reduce; over links that were not measured, 0.1 ms and 10 Gbit/s are assumed."""
-        if self.links is None:
-            return Ring(1e-4, 1.25e9, self.gradient_bytes)
-        return Ring(self.links.latency_s, self.links.bytes_per_s or inf, self.gradient_bytes)
+    def ring(self) -> Reduces:
+        """The all-reduce, or the parameter servers in its place.
+
+        Over links that were not measured, 0.1 ms and 10 Gbit/s are assumed.
+        """
+        latency_s, bytes_per_s = 1e-4, 1.25e9
+        if self.links is not None:
+            latency_s, bytes_per_s = self.links.latency_s, self.links.bytes_per_s or inf
+        links = (latency_s, bytes_per_s, self.gradient_bytes)
+        return Servers(ParameterServers(self.servers, *links)) if self.servers else Ring(*links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +117,17 @@ class Outlook:
     stretch: float
 
 
-def outlook(choice: Choice, task: Task) -> Outlook | None:
+def outlook(choice: Choice, task: Task, step: Step | None = None) -> Outlook | None:
     """Return what a choice comes to; ``None`` if epochs at its batch are not known.
 
     The errors of epochs, step, losses and price are taken as independent, in proportion. That of
     the step is the worst of its kinds: balanced workers all wait for the one that was judged too
     quick. ``None``, too, if machines are lost so often that it may never end.
+
+    Args:
+        choice: cluster and batch.
+        task: what is trained.
+        step: of the choice, where it is known already.
 
     Raises:
         InfeasibleShares: its batch does not fit.
@@ -122,7 +136,7 @@ def outlook(choice: Choice, task: Task) -> Outlook | None:
     if epochs is None:
         return None
     both = list(zip(choice.kinds, choice.counts, strict=True))
-    step = exact_step([kind.machines(n) for kind, n in both], choice.batch, task.ring)
+    step = step or exact_step([kind.machines(n) for kind, n in both], choice.batch, task.ring)
     # As many steps as the whole batches of an epoch, and one for the tail.
     useful = _scaled(epochs, -(-task.samples // choice.batch) * step.time_s)
     stretch = _stretch(choice, useful.value, task.saves)
@@ -149,12 +163,17 @@ def _stretch(choice: Choice, useful_s: float, saves: Saves) -> Interval | None:
     rates = [
         sum(n * kind.rates_per_s[i] for kind, n in spot) for i in range(len(spot[0][0].rates_per_s))
     ]
-    together = replace(spot[0][0], rates_per_s=tuple(rates))
-    found = slowdown(together, 1, useful_s, saves, level=0.95)
+    found = _slowdown(spot[0][0], tuple(rates), useful_s, saves.waiting(kind for kind, _ in spot))
     if not found.high < inf or not found.value < inf:
         return None
     # With rare losses the mean lies above what nearly all runs take.
     return Interval(found.value, min(found.low, found.value), max(found.high, found.value))
+
+
+@lru_cache(maxsize=4096)
+def _slowdown(one: Transience, rates: tuple[float, ...], useful_s: float, saves: Saves) -> Interval:
+    """Return what losses cost at the rates of all machines; the same in many places."""
+    return slowdown(replace(one, rates_per_s=rates), 1, useful_s, saves, level=0.95)
 
 
 def product(*factors: Interval) -> Interval:
@@ -173,10 +192,16 @@ def product(*factors: Interval) -> Interval:
     return Interval(value, value * exp(-down), value * exp(up) if up < 700 else inf)
 
 
+def step_error(kinds: Sequence[Kind], step: Step) -> float:
+    """Return the deviation of a step's compute time, as a part: that of the least sure kind."""
+    both = zip(kinds, step.shares, strict=True)
+    return max(kind.curve.error_at(share) for kind, share in both)
+
+
 def _step_part(both: Sequence[tuple[Kind, int]], step: Step, *, known: bool) -> float:
     """Return the standard deviation of a step, as a part of it."""
-    compute = max(kind.curve.error for kind, _ in both) * step.compute_s
-    links = 0.0 if known else _UNKNOWN_LINKS * step.communication_s
+    compute = step_error(tuple(kind for kind, _ in both), step) * step.compute_s
+    links = 0.0 if known else UNKNOWN_LINKS * step.communication_s
     return hypot(compute, links) / step.time_s
 
 

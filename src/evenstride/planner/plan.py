@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 from evenstride.core.gradient_noise import Interval
 from evenstride.errors import ConfigError
-from evenstride.planner.choosing import Chosen, Wishes, choose
+from evenstride.planner.choosing import Chosen, NothingFits, Wishes, choose
+from evenstride.planner.infeasible import why_none
 from evenstride.planner.kinds import Kind
 from evenstride.planner.outlook import Outlook, Task
 from evenstride.planner.search import Found, Space, search
@@ -24,23 +26,23 @@ class Plan:
     Args:
         found: clusters that no other beats in time and cost.
         chosen: one of them, and why.
+        wishes: that it was chosen by.
         caveats: what makes the figures less sure than they look, one sentence each.
     """
 
     found: Found
     chosen: Chosen
+    wishes: Wishes
     caveats: tuple[str, ...]
 
     @property
     def gap(self) -> float:
-        """By which part the least time or cost is above the rough look's, whichever is more.
+        """By which part a cluster that was not judged exactly could be better, at most.
 
-        No cluster that was not judged exactly is quicker, or cheaper, by more than about that.
+        Quicker or cheaper, as is wished for, within the limits; where the knee is wished for, both
+        quicker and cheaper than what is shown.
         """
-        one = self.found.outlooks
-        time_s = min(o.time_s.value for o in one) / self.found.least_s - 1.0
-        usd = min(o.cost_usd.value for o in one) / self.found.least_usd - 1.0
-        return max(time_s, usd if self.found.least_usd > 0 else 0.0, 0.0)
+        return self.found.gap
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON types."""
@@ -52,7 +54,9 @@ class Plan:
             "chosen": outlooks.index(self.chosen.outlook),
             "reason": self.chosen.reason,
             "looked_at": self.found.looked_at,
-            "gap": self.gap,
+            "judged": self.found.judged,
+            "gap": self.gap if isfinite(self.gap) else None,
+            "frontier_gap": self.found.front_gap,
             "caveats": list(self.caveats),
         }
 
@@ -136,9 +140,11 @@ def make_plan(
         )
     if most_machines < 1:
         raise ConfigError(f"{most_machines} machines are none; allow at least 1")
-    found = search(Space(tuple(kinds), known, most_machines, mixed), task)
+    found = search(Space(tuple(kinds), known, most_machines, mixed), task, wishes)
+    if not found.outlooks:
+        raise NothingFits(why_none(kinds, known, most_machines))
     chosen = choose(found.outlooks, wishes)
-    return Plan(found, chosen, tuple(_caveats(chosen.outlook, task, known)))
+    return Plan(found, chosen, wishes, tuple(_caveats(chosen.outlook, task, known)))
 
 
 def _caveats(one: Outlook, task: Task, batches: Sequence[int]) -> list[str]:

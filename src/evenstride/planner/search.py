@@ -1,15 +1,15 @@
 """Look for the clusters that no other beats in time and cost, over mixes of two kinds and batches.
 
-First all are looked at roughly (see `least_step_s`), pair by pair of kinds, and only those stay
-that no other is both quicker and cheaper than: whatever the objective, and however deadline and
-budget cut, one of these is best. Then they are judged exactly, with integer shares. The rough
-figure is never above the exact one but for noise, so what the best rough figure leaves to gain is
-told as the *gap*.
+Branch and bound. Of every choice it is worked out what it takes and costs at least (`bounds`), pair
+by pair of kinds. Those whose bound no judged choice beats are kept, and judged exactly, the most
+promising first, until none could gain anything (`Found.gap` is 0), or as many were judged as there
+is time for; then the gap says how much one of the others could gain at most. Small spaces are
+always judged to the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from math import inf
@@ -17,12 +17,24 @@ from math import inf
 import numpy as np
 
 from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.planner.bounds import Bounds, Cells, Pair, cells
+from evenstride.planner.choosing import Wishes
+from evenstride.planner.front import Front, frontier
+from evenstride.planner.judging import Judge
+from evenstride.planner.kept import Kept, Rest
 from evenstride.planner.kinds import Kind, by_place, undominated
-from evenstride.planner.outlook import Choice, Outlook, Task, outlook
-from evenstride.planner.steps import lateness, least_step_s
-from evenstride.planner.stretching import mean_stretches
+from evenstride.planner.outlook import Choice, Outlook, Task
 
-_MOST_EXACT = 400  # choices that are judged exactly
+__all__ = ["SMALL", "Found", "Space", "frontier", "search"]
+
+SMALL = 20_000
+"""Choices up to which all that could gain anything are judged, and all kinds are looked at."""
+
+_MOST_WORK = 4_000  # milliseconds of exact looks, roughly, in larger spaces
+_FOR_THE_REST = 1_000  # of these for what is shown beside the choice
+_AT_ONCE = 64  # looks between two looks at what is left
+_PENDING = 100_000  # bounds that are kept without a look at what is worth keeping
+_SEEDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,190 +59,178 @@ class Found:
     """What a search came to.
 
     Args:
-        outlooks: that no other beats in time and cost, the quickest first.
-        looked_at: choices, roughly.
-        least_s: no choice is quicker, but for noise; infinite if there is none.
-        least_usd: none is cheaper.
+        outlooks: that no other beats in time and cost, the quickest first, of those that were
+            judged.
+        looked_at: choices, by their bounds.
+        judged: exactly.
+        gap: by which part another choice could be better than the best of these, as it is wished,
+            at most; 0 if this is the best, infinite if it is not known whether another one keeps
+            to the limits.
+        front_gap: the same for the whole frontier: by how much both time and cost of one that is
+            not in it could be less.
     """
 
     outlooks: tuple[Outlook, ...]
     looked_at: int
-    least_s: float
-    least_usd: float
+    judged: int = 0
+    gap: float = 0.0
+    front_gap: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rough:
-    """Choices as arrays of ``(n,)`` each.
-
-    Args:
-        pair: of kinds, by its number.
-        counts: machines of both, ``(2, n)``.
-        batches: in samples.
-        time_s: of the whole training.
-        usd: the same.
-    """
-
-    pair: IntArray
-    counts: IntArray
-    batches: IntArray
-    time_s: FloatArray
-    usd: FloatArray
-
-    def best(self) -> _Rough:
-        """Return those that no other is both quicker and cheaper than, the quickest first."""
-        order = np.lexsort((self.usd, self.time_s))
-        order = order[np.isfinite(self.time_s[order])]
-        usd = self.usd[order]
-        before = np.concatenate([[inf], np.minimum.accumulate(usd)[:-1]])
-        which = order[usd < before]
-        return _Rough(
-            self.pair[which],
-            self.counts[:, which],
-            self.batches[which],
-            self.time_s[which],
-            self.usd[which],
-        )
-
-    @classmethod
-    def none(cls) -> _Rough:
-        """Return no choice."""
-        ints, floats = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return cls(ints, np.zeros((2, 0), dtype=np.int64), ints, floats, floats)
-
-    def with_better(self, other: _Rough) -> _Rough:
-        """Return the best of these, which are best among themselves, and of others."""
-        # Most others are beaten, which is quicker to see than to sort them in.
-        quicker = np.searchsorted(self.time_s, other.time_s, side="right")
-        least_usd = np.concatenate([[inf], self.usd])[quicker]
-        better = np.flatnonzero(other.usd < least_usd)
-        if not len(better):
-            return self
-        both = (
-            np.concatenate([mine, its[..., better]], axis=-1)
-            for mine, its in (
-                (self.pair, other.pair),
-                (self.counts, other.counts),
-                (self.batches, other.batches),
-                (self.time_s, other.time_s),
-                (self.usd, other.usd),
-            )
-        )
-        return _Rough(*both).best()
-
-
-def search(space: Space, task: Task) -> Found:
+def search(space: Space, task: Task, wishes: Wishes | None = None) -> Found:
     """Return the best choices of a space.
 
-    Cost:
-        Vectorised; ``O(pairs * machines^2 * batches)`` for the pairs of kinds in a place that no
-        other kind beats in everything.
-    """
-    batches = [batch for batch in space.batches if task.epochs.at(batch) is not None]
-    pairs = [
-        pair
-        for kinds in by_place(space.kinds).values()
-        for pair in combinations_with_replacement(undominated(kinds), 2)
-        if space.mixed or pair[0] is pair[1]
-    ]
-    if not batches or not pairs:
-        return Found((), 0, inf, inf)
-    grid = _Grid.of(batches, space, task)
-    looked_at, best = 0, _Rough.none()
-    for number, pair in enumerate(pairs):
-        rough = _rough(number, pair, grid, task)
-        looked_at += len(rough.time_s)
-        best = best.with_better(rough)
-    if not len(best.time_s):
-        return Found((), looked_at, inf, inf)
-    judged = [outlook(choice, task) for choice in _choices(best, pairs)]
-    return Found(
-        frontier([one for one in judged if one is not None]),
-        looked_at,
-        float(best.time_s.min()),
-        float(best.usd.min()),
-    )
-
-
-def frontier(outlooks: Iterable[Outlook]) -> tuple[Outlook, ...]:
-    """Return the outlooks that no other beats in expected time and cost, the quickest first."""
-    kept: list[Outlook] = []
-    for one in sorted(outlooks, key=lambda o: (o.time_s.value, o.cost_usd.value)):
-        if not kept or one.cost_usd.value < kept[-1].cost_usd.value:
-            kept.append(one)
-    return tuple(kept)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Grid:
-    """Numbers of machines crossed with batches, of one kind and of two; and what batches take.
+    Larger spaces leave out kinds that another one beats in everything; all else is looked at.
 
     Args:
-        alone: machines of one kind, and batches, ``(3, n)`` with none of a second kind.
-        both: machines of two kinds, and batches, ``(3, n)``.
-        steps_alone: of the whole training with each of ``alone``.
-        steps_both: the same of ``both``.
-        late: by how many deviations the last of so many workers is late.
-        reduce_s: what an all-reduce of so many takes.
+        space: kinds, batches and numbers of machines.
+        task: what is trained.
+        wishes: what is to be best, within which limits, and at which probability; if not given,
+            the frontier in expectation.
+
+    Cost:
+        Vectorised; ``O(pairs * machines^2 * batches)``, and some seconds of exact looks.
     """
+    wishes = wishes or Wishes()
+    batches = [batch for batch in space.batches if task.epochs.at(batch) is not None]
+    if not batches or not space.kinds:
+        return Found((), 0)
+    grids = {
+        mixed: cells(space.most_machines, len(batches), mixed=mixed) for mixed in (False, True)
+    }
+    small = _all(space, grids) <= SMALL
+    ends = wishes.confidence > 0.5
+    pairs = list(_pairs(space, lambda kinds: kinds if small else undominated(kinds, ends=ends)))
+    hunt = _Hunt(space, task, wishes, batches, pairs, grids)
+    hunt.bound()
+    hunt.settle(inf if small else _MOST_WORK)
+    return hunt.found()
 
-    alone: IntArray
-    both: IntArray
-    steps_alone: FloatArray
-    steps_both: FloatArray
-    late: FloatArray
-    reduce_s: FloatArray
 
-    @classmethod
-    def of(cls, batches: Sequence[int], space: Space, task: Task) -> _Grid:
-        """Return the grid of a space."""
-        machines = np.arange(1, space.most_machines + 1)
-        one, two = (axis.ravel() for axis in np.meshgrid(machines, machines, indexing="ij"))
-        few = one + two <= space.most_machines
-        most = space.most_machines * max(kind.workers for kind in space.kinds)
-        steps, ring = np.array([_steps(batch, task) for batch in batches]), task.ring
-        return cls(
-            _crossed(np.stack([machines, np.zeros_like(machines)]), batches),
-            _crossed(np.stack([one[few], two[few]]), batches),
-            np.repeat(steps, len(machines)),
-            np.repeat(steps, int(few.sum())),
-            lateness(most),
-            np.array([ring.all_reduce_s(n) if n > 1 else 0.0 for n in range(most + 1)]),
+def _pairs(space: Space, chosen: Callable[[Sequence[Kind]], Sequence[Kind]]) -> Iterator[Pair]:
+    """Yield the pairs of kinds of each place; those of one kind first, to see soon what is good."""
+    places = [chosen(kinds) for kinds in by_place(space.kinds).values()]
+    for kinds in places:
+        yield from zip(kinds, kinds, strict=True)
+    for kinds in places if space.mixed and space.most_machines > 1 else ():
+        yield from (
+            pair for pair in combinations_with_replacement(kinds, 2) if pair[0] is not pair[1]
         )
 
 
-def _crossed(counts: IntArray, batches: Sequence[int]) -> IntArray:
-    tiled = np.tile(counts, (1, len(batches)))
-    return np.concatenate([tiled, np.repeat(np.array(batches), counts.shape[1])[np.newaxis]])
+def _all(space: Space, grids: dict[bool, Cells]) -> int:
+    """Return how many choices there are of all kinds."""
+    places = [len(kinds) for kinds in by_place(space.kinds).values()]
+    mixes = sum(n * (n - 1) // 2 for n in places) if space.mixed else 0
+    return sum(places) * len(grids[False]) + mixes * len(grids[True])
 
 
-def _steps(batch: int, task: Task) -> float:
-    epochs = task.epochs.at(batch)
-    return inf if epochs is None else epochs.value * -(-task.samples // batch)
+def _count(pairs: Sequence[Pair], grids: dict[bool, Cells]) -> int:
+    return sum(len(grids[one is not two]) for one, two in pairs)
 
 
-def _rough(number: int, pair: tuple[Kind, Kind], grid: _Grid, task: Task) -> _Rough:
-    one, two = pair
-    cells, steps = (grid.alone, grid.steps_alone) if one is two else (grid.both, grid.steps_both)
-    machines, batches = cells[:2], cells[2]
-    workers = machines * np.array([[one.workers], [two.workers]])
-    most = (one.most_samples or inf, two.most_samples or inf)
-    compute_s = least_step_s(one.curve, two.curve, workers, batches, most)
-    together = workers.sum(axis=0)
-    noise = min(one.curve.noise, two.curve.noise)
-    step_s = compute_s * (1.0 + noise * grid.late[together]) + grid.reduce_s[together]
-    time_s = steps * step_s
-    if one.spot or two.spot:
-        time_s *= mean_stretches(task.saves, one.transience, two.transience, machines)
-    per_h = one.usd_per_h.value * machines[0] + two.usd_per_h.value * machines[1]
-    usd = time_s / 3600.0 * per_h
-    return _Rough(np.full(len(batches), number), machines, batches, time_s, usd)
+class _Hunt:
+    """A search under way."""
 
+    def __init__(
+        self,
+        space: Space,
+        task: Task,
+        wishes: Wishes,
+        batches: Sequence[int],
+        pairs: Sequence[Pair],
+        grids: dict[bool, Cells],
+    ) -> None:
+        most = space.most_machines * max(kind.workers for kind in space.kinds)
+        self._pairs, self._grids, self._batches = pairs, grids, batches
+        self._bounds = Bounds(task, batches, most, wishes.confidence)
+        self._judge = Judge(task, self._bounds)
+        self._front = Front.of((), wishes)
+        self._kept, self._rest = Kept.none(), Rest()
 
-def _choices(best: _Rough, pairs: Sequence[tuple[Kind, Kind]]) -> Iterator[Choice]:
-    """Yield the choices, at most `_MOST_EXACT` of them, evenly chosen with both ends."""
-    some = np.unique(np.linspace(0, len(best.pair) - 1, _MOST_EXACT).round().astype(np.int64))
-    columns = (best.pair, *best.counts, best.batches)
-    for number, one, two, batch in zip(*(c[some].tolist() for c in columns), strict=True):
-        pair = pairs[number]
-        yield Choice(pair, (one, two), batch) if two else Choice(pair[:1], (one,), batch)
+    def bound(self) -> None:
+        """Work out the bounds of all choices, and keep those that may gain something."""
+        pending, count = [self._kept], 0
+        singles = sum(one is two for one, two in self._pairs)
+        for number, pair in enumerate(self._pairs):
+            grid = self._grids[pair[0] is not pair[1]]
+            quick = self._bounds.without_losses(pair, grid)
+            good = np.flatnonzero(~self._front.beaten(*quick))
+            if len(good):
+                pending.append(self._bounded(number, pair, grid, good))
+                count += len(pending[-1].pair)
+            if number + 1 == singles or count > _PENDING:
+                self._keep(pending)
+                pending, count = [self._kept], 0
+        self._keep(pending)
+
+    def _bounded(self, number: int, pair: Pair, grid: Cells, which: IntArray) -> Kept:
+        """Return those of some cells of a pair that may gain something by their whole bounds."""
+        least = self._bounds.least(pair, grid)
+        time_s, usd = self._bounds.of(
+            pair, grid.some(which), least.compute_s[which], least.error[which]
+        )
+        good = np.flatnonzero(~self._front.beaten(time_s, usd))
+        return Kept.of(number, which[good], time_s[good], usd[good])
+
+    def _keep(self, pending: Sequence[Kept]) -> None:
+        """Judge the best of what is pending, and keep what may gain something still."""
+        self._kept = Kept.joined(pending)
+        seeds = self._kept.lowest(_SEEDS)
+        for _ in range(2):
+            self._look(seeds)
+        self._drop_beaten()
+        self._kept = self._rest.overflow(self._kept, self._front)
+
+    def _drop_beaten(self) -> None:
+        gains = self._front.gains(self._kept.time_s, self._kept.usd)
+        self._kept = self._kept.some(np.flatnonzero(gains > 0.0))
+
+    def settle(self, most_work: float) -> None:
+        """Judge what may be better than the best, and then what may belong to the frontier."""
+        self._until(lambda front: front.aimed_gains, most_work - min(_FOR_THE_REST, most_work))
+        self._until(lambda front: front.gains, most_work)
+
+    def _until(
+        self,
+        gains_of: Callable[[Front], Callable[[FloatArray, FloatArray], FloatArray]],
+        most_work: float,
+    ) -> None:
+        while self._judge.work <= most_work:
+            self._drop_beaten()
+            time_s, usd = self._kept.time_s, self._kept.usd
+            order = self._front.order(time_s, usd, gains_of(self._front)(time_s, usd))[:_AT_ONCE]
+            if not len(order):
+                return
+            self._look(order)
+
+    def _look(self, which: IntArray) -> None:
+        """Bound some choices better, and judge those that this was done to already."""
+        close = self._kept.close[which]
+        for index in which[~close].tolist():
+            self._kept.improve(index, *self._judge.closely(*self._choice(index)))
+        exact = which[close]
+        exact = exact[self._front.gains(self._kept.time_s[exact], self._kept.usd[exact]) > 0.0]
+        judged = (self._judge.exactly(self._choice(index)[0]) for index in exact.tolist())
+        self._front = self._front.with_more(one for one in judged if one is not None)
+        self._kept.done(exact)
+
+    def _choice(self, index: int) -> tuple[Choice, Pair, Cells]:
+        pair = self._pairs[int(self._kept.pair[index])]
+        some = self._grids[pair[0] is not pair[1]].some(self._kept.cell[index : index + 1])
+        one, two = some.machines[:, 0].tolist()
+        batch = self._batches[int(some.batch[0])]
+        choice = Choice(pair, (one, two), batch) if two else Choice(pair[:1], (one,), batch)
+        return choice, pair, some
+
+    def found(self) -> Found:
+        """Return what was found so far."""
+        self._drop_beaten()
+        time_s, usd = self._rest.with_kept(self._kept)
+        return Found(
+            self._front.outlooks,
+            _count(self._pairs, self._grids),
+            self._judge.judged,
+            float(self._front.aimed_gains(time_s, usd).max(initial=0.0)),
+            float(self._front.gains(time_s, usd).max(initial=0.0)),
+        )

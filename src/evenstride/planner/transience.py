@@ -43,11 +43,14 @@ class Transience:
         lifetime: of one machine.
         rates_per_s: at which one is lost, equally likely, ascending; twenty of them.
         reason: where this is from, one plain sentence.
+        waits_s: for as many machines as before a loss, as recorded and equally likely; empty if
+            they are not known.
     """
 
     lifetime: Lifetime
     rates_per_s: tuple[float, ...]
     reason: str
+    waits_s: tuple[float, ...] = ()
 
     @property
     def losses_per_h(self) -> Interval:

@@ -127,11 +127,11 @@ class Profile(_Plain):
         model: what is trained.
         samples: of an epoch.
         global_batch: of the script.
-        devices: at least one.
+        devices: what steps take on them; none in what a run tells if its times do not count.
         links: between workers, if measured.
         noise: of the gradient, if measured.
         trainings: that reached their target.
-        target: that they reached, for people; empty without any.
+        target: that they reached, such as ``loss 0.35``; empty if there was none.
     """
 
     format: int = FORMAT
@@ -142,7 +142,7 @@ class Profile(_Plain):
     model: Model
     samples: _Count
     global_batch: _Count
-    devices: tuple[Device, ...] = Field(min_length=1)
+    devices: tuple[Device, ...] = ()
     links: Links | None = None
     noise: Noise | None = None
     trainings: tuple[Training, ...] = ()
@@ -214,12 +214,19 @@ def merged(profiles: Sequence[Profile], *, force: bool = False) -> Profile:
         force: whether to put together what differs in model, data or torch.
 
     Raises:
-        ConfigError: they are not of the same workload, and it is not forced.
+        ConfigError: they are not of the same workload, and it is not forced; or no steps were
+            measured.
     """
     first = profiles[0]
     if not force:
         for other in profiles[1:]:
             _require_same(first, other)
+        _require_same_target(profiles)
+    if not any(one.devices for one in profiles):
+        raise ConfigError(
+            "it is not known how long steps take: none of the profiles has a device; measure one "
+            "with evenstride profile, or say with --as what the machines of a run are called"
+        )
     return first.model_copy(
         update={
             "devices": _devices(device for one in profiles for device in one.devices),
@@ -260,7 +267,6 @@ def _require_same(first: Profile, other: Profile) -> None:
         ("numbers of parameters", first.model.parameters, other.model.parameters),
         ("samples per epoch", first.samples, other.samples),
         ("versions of torch", _minor(first.torch), _minor(other.torch)),
-        ("targets", first.target, other.target if other.target and first.target else first.target),
     ):
         if mine != theirs:
             raise ConfigError(
@@ -268,6 +274,16 @@ def _require_same(first: Profile, other: Profile) -> None:
                 f"({mine} and {theirs}), so they tell of different workloads; plan for one of "
                 "them, or use --force"
             )
+
+
+def _require_same_target(profiles: Sequence[Profile]) -> None:
+    targets = sorted({one.target for one in profiles if one.target})
+    if len(targets) > 1:
+        raise ConfigError(
+            f"the trainings came to different targets ({' and '.join(targets)}), so their epochs "
+            "cannot be compared; record the same metric in all of them, leave some out, or use "
+            "--force"
+        )
 
 
 def _devices(devices: Iterable[Device]) -> tuple[Device, ...]:

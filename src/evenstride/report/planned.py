@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evenstride.core.gradient_noise import Interval
+from evenstride.planner.choosing import Objective
 from evenstride.planner.outlook import Outlook
 from evenstride.planner.plan import Plan
 from evenstride.report.figures import check_plotting, check_writable
@@ -30,12 +31,30 @@ def story(plan: Plan) -> str:
         f"Chosen: {one.choice.name}, batch {one.choice.batch}: {_hours(one.time_s.value)}, "
         f"{_usd(one.cost_usd.value)} USD. It is {plan.chosen.reason}."
     )
-    looked = (
-        f"{plan.found.looked_at:,} clusters and batches were looked at; none is quicker than the "
-        f"quickest shown, or cheaper than the cheapest, by more than about {plan.gap:.1%}."
-    )
     notes = [f"- {caveat}" for caveat in plan.caveats]
-    return "\n".join([first, looked, *notes])
+    return "\n".join([first, looked(plan), *notes])
+
+
+def looked(plan: Plan) -> str:
+    """Return how well was searched, and what another cluster could gain at most."""
+    found, wishes = plan.found, plan.wishes
+    one = f"{found.looked_at:,} clusters and batches were looked at, {found.judged:,} exactly"
+    limited = wishes.deadline_s < float("inf") or wishes.budget_usd < float("inf")
+    within = " within the limits" if limited else ""
+    better = {
+        Objective.TIME: f"none{within} is quicker than the chosen one",
+        Objective.COST: f"none{within} is cheaper than the chosen one",
+        Objective.KNEE: f"none{within} is both quicker and cheaper than one that is shown",
+    }[wishes.aim]
+    by = f" by more than {_percent(plan.gap)}" if plan.gap else ""
+    rest = ""
+    if found.front_gap and wishes.aim is not Objective.KNEE:
+        rest = f"; others that are shown may be beaten in both, by {_percent(found.front_gap)}"
+    return f"{one}; {better}{by} (gap {_percent(plan.gap)}){rest}."
+
+
+def _percent(part: float) -> str:
+    return "an unknown part" if part == float("inf") else f"{part:.2%}"
 
 
 def check_plot(path: Path) -> None:

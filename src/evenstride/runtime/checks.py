@@ -34,6 +34,19 @@ def refuse_for_evaluation(**asked: object) -> None:
         )
 
 
+def refuse_for_training(global_batch: int | None) -> None:
+    """Raise if a training loader was asked for a global batch of its own.
+
+    Raises:
+        ConfigError: it was.
+    """
+    if global_batch is not None:
+        raise ConfigError(
+            "loader(global_batch=...) is for evaluation (train=False); training uses the "
+            "global batch of the Stride"
+        )
+
+
 def whole(value: Any) -> Any:
     """Return the value as an int where it is one in any guise; else as it is, to be refused."""
     try:

@@ -30,6 +30,9 @@ class Environment:
         sync: ``EVENSTRIDE_SYNC``, a mode of synchronisation.
         noise_every: ``EVENSTRIDE_NOISE``; the noise of every so-many-th step's gradient is
             measured, of none if it is 0.
+        global_batch: ``EVENSTRIDE_GLOBAL_BATCH``, for a `Stride` that leaves its batch open.
+        hand_over: ``EVENSTRIDE_HAND_OVER``, a folder over which this run takes over from another
+            one, or hands over to one; as ``evenstride plan --online`` sets it.
     """
 
     policy: str | None = None
@@ -42,6 +45,8 @@ class Environment:
     silent_s: float | None = None
     sync: str | None = None
     noise_every: int = 0
+    global_batch: int | None = None
+    hand_over: Path | None = None
 
 
 def read_environment(variables: Mapping[str, str]) -> Environment:
@@ -53,6 +58,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     max_steps = _count(variables, "EVENSTRIDE_MAX_STEPS", least=0)
     world_size = _count(variables, "WORLD_SIZE", least=1)
     trace, progress = variables.get("EVENSTRIDE_TRACE"), variables.get("EVENSTRIDE_PROGRESS")
+    hand_over = variables.get("EVENSTRIDE_HAND_OVER")
     return Environment(
         policy=variables.get("EVENSTRIDE_POLICY") or None,
         sync=variables.get("EVENSTRIDE_SYNC") or None,
@@ -64,6 +70,8 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         notices=variables.get("EVENSTRIDE_NOTICES") or None,
         silent_s=_silent_s(variables),
         noise_every=_count(variables, "EVENSTRIDE_NOISE", least=0) or 0,
+        global_batch=_count(variables, "EVENSTRIDE_GLOBAL_BATCH", least=1),
+        hand_over=Path(hand_over) if hand_over else None,
     )
 
 

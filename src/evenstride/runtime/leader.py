@@ -167,7 +167,7 @@ class Leader:
         told = (parts for reply in replies for parts in reply.norms)
         self.noise, whole = self.noise.hear(told)
         for parts in whole:
-            self.note("noise", step=parts.step, **asdict(parts.norms))
+            self.note("noise", step=parts.step, **asdict(parts.norms), loss=parts.mean_loss)
 
     def _with_members(self, verdict: Verdict, replies: list[Reply], step: int) -> Verdict:
         """Return the verdict with what notices, and wishes to save, add to it."""

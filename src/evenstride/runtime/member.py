@@ -44,6 +44,7 @@ from evenstride.runtime.loading import (
     check_options,
     dataset_length,
 )
+from evenstride.runtime.metrics import check_metric, tell_metric, tell_pass
 from evenstride.runtime.modes import facts_of, free_of, sampler_of, synchroniser
 from evenstride.runtime.noise import meter_of, told_by
 from evenstride.runtime.noise_summary import noise_summary
@@ -69,7 +70,7 @@ class Member:
     def __init__(self, team: Team, settings: Settings, environment: Environment) -> None:
         self._team, self._settings, self._environment = team, settings, environment
         self._recorder = Recorder(team.rank, self._ask, loads_for(settings.policy))
-        self.progress = Progress(settings.seed, settings.global_batch)
+        self.progress = Progress(settings.seed, settings.global_batch, varies=bool(settings.bounds))
         self.scaling = Scaling(
             team.world_size, StepTimer(self._recorder.add), self._commit, self._weight_exchange
         )
@@ -263,12 +264,19 @@ class Member:
         """Return the shares by which all ranks cut data alike, at whatever step each of them is."""
         return self.latest_shares() if self.survivors is None else self.survivors.split()
 
-    def mean(self, total: float | Tensor, count: float | Tensor) -> float | Tensor:
+    def mean(
+        self, total: float | Tensor, count: float | Tensor, name: str | None
+    ) -> float | Tensor:
         """Return the exact mean over all ranks; the wait for them is not work."""
+        if name is not None:
+            check_metric(name, total)
         if (loader := self._loader()) is not None and loader.busy:
             check_unaligned_mean(self._settings.mode)
         with self.timer.waiting():
-            return exact_mean(total, count, self._team.group, self._summed())
+            mean = exact_mean(total, count, self._team.group, self._summed())
+        if name is not None:
+            tell_metric(self._team.leader, name, mean, self.progress)
+        return mean
 
     def _summed(self) -> Callable[[list[float]], list[float]] | None:
         """Return what adds up all ranks' values where one of them may be lost."""
@@ -356,6 +364,8 @@ class Member:
             misuse.tell_of_unwatched(self._team.rank)
         if not self.progress.step:
             tell_workload(self._team.leader, self.scaling.models, self.progress.order)
+        if self.progress.untrained_pass:
+            tell_pass(self._team.leader, self.progress)
         self.progress.commit(draw.window, draw.dealing)
         if self._free is not None:
             self.progress.position = self._free.position

@@ -6,7 +6,7 @@ import logging
 
 from torch import Tensor
 
-from evenstride.errors import ScaleError, UsageError
+from evenstride.errors import ScaleError, StepInFlight, UsageError
 
 logger = logging.getLogger("evenstride")
 
@@ -104,6 +104,14 @@ def left_out() -> UsageError:
         "a gradient scaler found a gradient that is not finite and left its step out; in this mode "
         "of synchronisation each rank sees its own gradients, so others did not, and would wait; "
         'train in bfloat16 without a scaler, or with sync="bsp"'
+    )
+
+
+def in_flight(step: int) -> StepInFlight:
+    """Return the error of a position that is asked for in the midst of a step."""
+    return StepInFlight(
+        f"step {step} is between its backward pass and its optimizer step, so model and position "
+        "do not belong together; call state_dict() after optimizer.step()"
     )
 
 

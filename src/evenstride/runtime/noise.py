@@ -2,8 +2,9 @@
 
 Every rank takes the squared norm of its own gradient before the engine averages it, and that of
 the averaged one when the step commits. Two numbers per rank are told to the leader with an
-exchange; what they mean stands in `evenstride.core.gradient_noise`. The gradients are only looked
-at: training goes on as without. A process of its own compares the micro-batches of its steps.
+exchange, and the step's loss with them; what they mean stands in
+`evenstride.core.gradient_noise`. The gradients are only looked at: training goes on as without. A
+process of its own compares the micro-batches of its steps.
 
 What weighs the losses is taken out again. What else multiplies all of them alike, such as a
 gradient scaler's factor, is in both numbers: its square is in noise and signal, and cancels in
@@ -25,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from evenstride.core.gradient_parts import StepParts
 from evenstride.core.sync import AllReduce, SyncMode
 from evenstride.errors import ConfigError
+from evenstride.runtime.noise_loss import StepLoss
 from evenstride.runtime.noise_parts import Found, MicroBatches, OwnGradient, Parts
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.sharded import is_sharded
@@ -90,23 +92,26 @@ class _Step:
         weighed: whether that is other than its number of samples.
         begun: whether a backward pass has.
         left: squared norm of the gradients before it; ``None`` if there were none.
+        loss: of this rank's part of it.
     """
 
     step: int
     batch: float
     weight: float
+    loss: StepLoss
     weighed: bool = False
     begun: bool = False
     left: Tensor | None = None
 
 
 class _Unread(NamedTuple):
-    """A committed step whose squared norms (local, mean, left) are on their way."""
+    """A committed step whose squared norms (local, mean, left) and loss are on their way."""
 
     step: int
     parts: int
     weight: float
     batch: float
+    losses: bool  # whether the loss is known
     reading: Reading
 
 
@@ -174,6 +179,11 @@ class NoiseMeter:
             self.why = TWO_WEIGHTS
         step.weight, step.batch, step.weighed = weight, batch, True
 
+    def lost(self, loss: Tensor) -> None:
+        """Take note of a loss of the batch in hand, as it was before it was weighed."""
+        if self._step is not None:
+            self._step.loss.add(loss)
+
     def backward_began(self) -> None:
         """Note that a backward pass of the batch in hand begins."""
         step = self._step
@@ -194,6 +204,7 @@ class NoiseMeter:
             return
         started_s, self._step = self._timer().now(), None
         self._parts.piece_ended(step.weight, last=True)
+        step.loss.piece_ended(step.weight)
         found = self._parts.end()
         mean = [p.grad for p in self._parameters if p.grad is not None]
         if any(gradient.is_sparse for gradient in mean):
@@ -240,13 +251,15 @@ class NoiseMeter:
             self.why = self.why or IN_ONE
             return
         started_s = self._timer().now()
-        self._step = _Step(draw.step, draw.window, draw.samples)
+        losses = StepLoss(self._parameters[0].device)
+        self._step = _Step(draw.step, draw.window, draw.samples, losses)
         self._parts.begin(self._parameters)
         self._timer().exclude(self._timer().now() - started_s)
 
     def _next_piece(self, step: _Step, draw: Draw) -> None:
         started_s = self._timer().now()
         self._parts.piece_ended(step.weight, last=False)
+        step.loss.piece_ended(step.weight)
         step.weight, step.weighed = draw.samples, False
         self._timer().exclude(self._timer().now() - started_s)
 
@@ -254,18 +267,22 @@ class NoiseMeter:
         # What a part adds to the gradients is c w g with c = W / N.
         local = found.over_weight * (step.batch / self._world_size) ** 2
         left = torch.zeros_like(local) if step.left is None else step.left
-        reading = Reading(torch.stack([local, square(mean), left]))
-        return _Unread(step.step, found.parts, found.weight, step.batch, reading)
+        total = step.loss.total
+        loss = torch.zeros_like(local) if total is None else total
+        reading = Reading(torch.stack([local, square(mean), left, loss]))
+        known = total is not None
+        return _Unread(step.step, found.parts, found.weight, step.batch, known, reading)
 
     def _read(self) -> None:
         """Tell of the committed steps whose numbers have come."""
         while self._unread and self._unread[0].reading.there:
-            step, parts, weight, batch, reading = self._unread.popleft()
-            local, mean, left = reading.values()
+            step, parts, weight, batch, known, reading = self._unread.popleft()
+            local, mean, left, total = reading.values()
+            loss = total if known and isfinite(total) else None
             if left:
                 self.why = LEFT
             elif isfinite(local) and isfinite(mean):  # a gradient scaler leaves such steps out
-                self._told.append(StepParts(step, parts, weight, batch, local, mean))
+                self._told.append(StepParts(step, parts, weight, batch, local, mean, loss))
                 self.why = ""
 
     def _refuse(self, why: str) -> None:

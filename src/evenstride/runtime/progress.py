@@ -56,6 +56,8 @@ class Progress:
         empty_passes: loops that ended without a step, because no more steps are allowed.
         parts: shares that cut the data set when the current epoch began, where ranks keep to parts.
         dealing: what is left of the shards in the current epoch, for data in shards.
+        varies: whether a state of another global batch may be loaded.
+        batches: global batches so far where they may change, each with the first step it holds for.
     """
 
     seed: int
@@ -72,6 +74,8 @@ class Progress:
     empty_passes: int = 0
     parts: tuple[int, ...] = ()
     dealing: Dealing | None = None
+    varies: bool = False
+    batches: tuple[tuple[int, int], ...] = ()
 
     @property
     def cursor(self) -> EpochCursor:
@@ -149,9 +153,11 @@ class Progress:
     def save(self) -> dict[str, Any]:
         """Return the position as plain values."""
         order = self.order
+        more = {"batches": [list(one) for one in self._batches()]} if self.varies else {}
         if order is None and self.restored is not None:
-            return {"version": _VERSION, **asdict(self.restored)}
+            return {"version": _VERSION, **asdict(self.restored), **more}
         return {
+            **more,
             "version": _VERSION,
             "seed": self.seed,
             "epoch": self.epoch,
@@ -190,6 +196,9 @@ class Progress:
                 f"the saved state lacks {', '.join(missing)}; give what state_dict() returned"
             )
         saved = Saved(**{name: state[name] for name in Saved.__slots__})
+        before = state.get("batches") or [[0, saved.global_batch]]
+        if self.varies:
+            saved = replace(saved, global_batch=self.global_batch)
         for name in ("seed", "global_batch"):
             if getattr(saved, name) != getattr(self, name):
                 raise ConfigError(
@@ -199,6 +208,7 @@ class Progress:
         if self.order is not None:
             self._check(saved, self.order)
         self.restored = saved if self.order is None else None
+        self.batches = _followed(before, saved.step, self.global_batch)
         self.epoch, self.position, self.empty_passes = saved.epoch, saved.position, 0
         self.parts = tuple(saved.parts)
         self.dealing = None if self.order is None else _left_of(saved, self.order)
@@ -209,6 +219,9 @@ class Progress:
             end = EpochCursor(saved.length, saved.global_batch, saved.drop_last).end
             self.epoch += saved.position >= end > 0
             self.position *= saved.position < end
+
+    def _batches(self) -> tuple[tuple[int, int], ...]:
+        return self.batches or ((0, self.global_batch),)
 
     def _check(self, saved: Saved, order: Order) -> None:
         if saved.length is None:  # saved before there was a loader: no position to keep
@@ -229,6 +242,12 @@ class Progress:
     def _roll_over(self) -> None:
         if self.cursor.done and self.position:
             self.next_epoch()
+
+
+def _followed(before: Any, step: int, batch: int) -> tuple[tuple[int, int], ...]:
+    """Return the batches of a run with the one that holds from a step on."""
+    known = tuple((int(first), int(samples)) for first, samples in before if first < step)
+    return known if known and known[-1][1] == batch else (*known, (step, batch))
 
 
 def _left_of(saved: Saved, order: Order) -> Dealing | None:

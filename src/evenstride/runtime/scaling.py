@@ -285,6 +285,8 @@ class Scaling:
             factor = whole if self.sync is None else self.sync.factor(draw)
         else:
             factor, waited_s = self._weighed(draw, weight)
+        if self.noise is not None:
+            self.noise.lost(loss)
         self._queued = False  # a backward pass that raised never came to the callback
         scaled = loss if factor == 1.0 else loss * factor if factor else self._ghosts.silent(loss)
         self._late.make_ready(scaled)

@@ -60,6 +60,8 @@ class Settings:
         step_file: where the leader keeps its step count; ``None`` for nowhere.
         sync: mode of synchronisation.
         noise_every: steps from one whose gradient's noise is measured to the next; 0 for none.
+        bounds: between which the global batch may be another one after a restart; ``None`` where
+            it may not.
     """
 
     global_batch: int
@@ -74,6 +76,7 @@ class Settings:
     step_file: Path | None = None
     sync: str = "bsp"
     noise_every: int = 0
+    bounds: tuple[int, int] | None = None
 
     @property
     def mode(self) -> SyncMode:
@@ -224,6 +227,7 @@ def _show(settings: Settings, rank: int) -> Plain:
         "policy": settings.policy,
         "sync": str(settings.mode),
         "noise_every": settings.noise_every,
+        "bounds": None if settings.bounds is None else list(settings.bounds),
         "memory_fraction": settings.memory_fraction,
         "max_steps": settings.max_steps,
         "min_share": settings.min_share,

@@ -26,7 +26,7 @@ def norm(gradient: Tensor) -> Tensor:
     """
     gradient = _real(gradient)
     if gradient.device.type != "cpu" or gradient.numel() < _MANY:
-        whole: Tensor = torch.linalg.vector_norm(gradient, dtype=_wide(gradient))
+        whole: Tensor = torch.linalg.vector_norm(gradient, dtype=wide(gradient))
         return whole
     flat = gradient.reshape(-1)
     even = len(flat) - len(flat) % _ROW
@@ -50,7 +50,7 @@ def square(gradients: Sequence[Tensor]) -> Tensor:
     if gradients[0].device.type == "cpu":
         return square_of([norm(gradient) for gradient in gradients])
     real = [_real(gradient) for gradient in gradients]
-    return square_of(torch._foreach_norm(real, 2.0, _wide(real[0])))
+    return square_of(torch._foreach_norm(real, 2.0, wide(real[0])))
 
 
 def _real(gradient: Tensor) -> Tensor:
@@ -59,7 +59,8 @@ def _real(gradient: Tensor) -> Tensor:
     return torch.view_as_real(gradient) if gradient.is_complex() else gradient
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
+def wide(tensor: Tensor) -> torch.dtype:
+    """Return the widest type of real numbers that a tensor's device has."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64  # it has no other
 
 

@@ -7,18 +7,20 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from evenstride.errors import ConfigError, StepInFlight
-from evenstride.runtime.checks import by_epoch, refuse_for_evaluation, whole
+from evenstride.errors import ConfigError
+from evenstride.runtime.checks import by_epoch, refuse_for_evaluation, refuse_for_training, whole
 from evenstride.runtime.costs import CostFn
 from evenstride.runtime.environment import read_environment
 from evenstride.runtime.loading import DataLoaderOptions, LoaderOptions
 from evenstride.runtime.member import Member
+from evenstride.runtime.misuse import in_flight
+from evenstride.runtime.open_batch import batch_of
 from evenstride.runtime.setup import Settings, form_team, group_of, refuse_everywhere
 from evenstride.runtime.summary import Summary
 
@@ -28,21 +30,22 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 class Stride:
     """Balanced, exact data-parallel training over the ranks of a process group.
 
-    Every rank makes it, with the same arguments (bounds apart) and after
+    Every rank makes it, with the same arguments (limits of shares apart) and after
     ``init_process_group``; it compares them and raises alike on every rank. With one process
     it does nothing but hand out the batches.
 
     Args:
-        global_batch: ``B``, samples per step over all workers; kept at every step.
+        global_batch: ``B``, samples per step over all workers; kept at every step. ``auto``: what
+            ``EVENSTRIDE_GLOBAL_BATCH`` says, which may change at a restart; else the lower bound.
+        bounds: of ``auto``: the smallest batch and the largest.
         seed: of the order of the samples and of the randomness of their loading.
         policy: how the shares are set: ``adaptive`` (the default), ``uniform``, ``static``,
             ``static:20,100``, ``dynamic-batching``. ``EVENSTRIDE_POLICY`` sets it where the
             script does not.
-        sync: how the workers' steps become those of one model: ``bsp`` (the default) leaves it to
-            the engine's all-reduce; ``bsp-ps(servers=2)``, ``asp`` and ``ssp(staleness=3)`` train
-            over parameter servers, ``local-sgd(every=8)`` averages weights, ``delayed`` applies
-            gradients one step late; see the page on synchronisation. ``EVENSTRIDE_SYNC`` sets it
-            where the script does not.
+        sync: how the workers' steps become those of one model: by the engine's all-reduce (``bsp``,
+            the default); by parameter servers (``bsp-ps(servers=2)``, ``asp``,
+            ``ssp(staleness=3)``); ``local-sgd(every=8)`` averages weights, ``delayed`` applies
+            gradients a step late. ``EVENSTRIDE_SYNC`` sets it where the script does not.
         process_group: the ranks the engine averages over; ``None`` means all.
         shard_group: with HSDP, the ranks that hold this rank's replica together:
             ``mesh["shard"].get_group()``. They wait for each other in every layer, so they get
@@ -57,8 +60,7 @@ class Stride:
         memory_fraction: part of its memory that a rank's share may fill, as far as the memory per
             sample is known from peaks of the steps before; ``None`` to let shares grow whatever
             they take. Not with micro-batches, which are as large as ``max_micro_batch`` says.
-        trace: folder or ``.jsonl`` file in which the leader records the run;
-            ``EVENSTRIDE_TRACE`` sets it where the script does not.
+        trace: folder or ``.jsonl`` file the leader records the run in; else ``EVENSTRIDE_TRACE``.
         noise_every: measure the noise of every so-many-th step's gradient, from which follows how
             large a batch is worth its time; 0 for none. ``None`` leaves it to ``EVENSTRIDE_NOISE``,
             else none. See the page on gradient noise.
@@ -83,8 +85,9 @@ class Stride:
 
     def __init__(
         self,
-        global_batch: int,
+        global_batch: int | Literal["auto"],
         *,
+        bounds: tuple[int, int] | None = None,
         seed: int = 0,
         policy: str | None = None,
         sync: str | None = None,
@@ -99,12 +102,14 @@ class Stride:
     ) -> None:
         try:
             environment = read_environment(os.environ)
+            batch = batch_of(global_batch, bounds, environment.global_batch)
         except ConfigError as error:
             refuse_everywhere(error, process_group)
             raise
         group = group_of(process_group, environment)
         settings = Settings(
-            global_batch=whole(global_batch),
+            global_batch=batch.samples,
+            bounds=batch.bounds,
             seed=whole(seed),
             policy=policy or environment.policy or "adaptive",
             min_share=whole(min_share),
@@ -181,11 +186,7 @@ class Stride:
             return self._member.eval_loader(
                 dataset, global_batch, max_micro_batch, options, seeded=seeded
             )
-        if global_batch is not None:
-            raise ConfigError(
-                "loader(global_batch=...) is for evaluation (train=False); training uses the "
-                "global batch of the Stride"
-            )
+        refuse_for_training(global_batch)
         asked = LoaderOptions(
             shuffle=shuffle,
             drop_last=drop_last,
@@ -325,27 +326,41 @@ class Stride:
         return self._member.progress.epoch_shown
 
     @property
+    def global_batch(self) -> int:
+        """Samples per step over all workers."""
+        return self._member.progress.global_batch
+
+    @property
     def step(self) -> int:
         """Steps committed since the very beginning, over all epochs and restarts."""
         return self._member.progress.earlier + self._member.progress.step
 
     @overload
-    def mean(self, total: float, count: float | Tensor) -> float: ...
+    def mean(self, total: float, count: float | Tensor, name: str | None = None) -> float: ...
 
     @overload
-    def mean(self, total: Tensor, count: float | Tensor) -> float | Tensor: ...
+    def mean(
+        self, total: Tensor, count: float | Tensor, name: str | None = None
+    ) -> float | Tensor: ...
 
-    def mean(self, total: float | Tensor, count: float | Tensor) -> float | Tensor:
+    def mean(
+        self, total: float | Tensor, count: float | Tensor, name: str | None = None
+    ) -> float | Tensor:
         """Return the sum of all ranks' ``total`` over the sum of their ``count``; collective.
 
         Args:
             total: this rank's sum, a number or a tensor.
             count: how many samples (or tokens) it is over, 0 included.
+            name: to record it under in the trace, such as ``loss``; every
+                rank gives the same.
 
         Returns:
             A float, or for a tensor of several elements one of the same shape, in float64.
+
+        Raises:
+            ConfigError: a tensor of several elements has a name, or the name is no text.
         """
-        return self._member.mean(total, count)
+        return self._member.mean(total, count, name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data: plain values, the same on every rank.
@@ -359,10 +374,7 @@ class Stride:
         """
         scaling = self._member.scaling
         if scaling.mid_step or scaling.unstepped:
-            raise StepInFlight(
-                f"step {self.step} is between its backward pass and its optimizer step, so model "
-                "and position do not belong together; call state_dict() after optimizer.step()"
-            )
+            raise in_flight(self.step)
         return self._member.progress.save()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -69,16 +69,28 @@ def read_noise(run: Path) -> Iterator[tuple[int, GradientNorms]]:
     Raises:
         TraceError: the trace cannot be read, or a record of noise lacks a number.
     """
-    names = [field.name for field in fields(GradientNorms)]
     for record in read_records(run):
-        if record["kind"] != "noise":
-            continue
-        if not all(isinstance(record.get(name), int | float) for name in ("step", *names)):
-            raise TraceError(
-                f"a record of noise in {run} lacks one of the numbers step, {', '.join(names)}; it "
-                "was changed after it was written"
-            )
-        yield record["step"], GradientNorms(**{name: record[name] for name in names})
+        if record["kind"] == "noise":
+            yield norms_of(record, run)
+
+
+def norms_of(record: dict[str, Any], run: Path) -> tuple[int, GradientNorms]:
+    """Return a record of noise: the step's number, and what its gradient told.
+
+    Args:
+        record: of kind ``noise``.
+        run: that it is of, for the error.
+
+    Raises:
+        TraceError: it lacks a number.
+    """
+    names = [field.name for field in fields(GradientNorms)]
+    if not all(isinstance(record.get(name), int | float) for name in ("step", *names)):
+        raise TraceError(
+            f"a record of noise in {run} lacks one of the numbers step, {', '.join(names)}; it "
+            "was changed after it was written"
+        )
+    return record["step"], GradientNorms(**{name: record[name] for name in names})
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -113,6 +113,8 @@ def test_trainings_take_the_place_of_given_epochs(profile: Path, shell: Shell) -
         (("--plot", "plan.txt"), "has to end in"),
         (("--epochs", "0"), "--epochs is 0.0"),
         (("--trained", "256:12"), "is said twice; give --epochs or --trained"),
+        (("--target-loss", "0.3"), "is said twice; give --epochs or --target-loss, not both"),
+        (("--metric", "error"), "--metric is 'error', and no --target-loss says"),
         (("--script", "train.py 'x"), "--script is .* close what is quoted"),
         (("--batches", "99999999999999999999"), "give whole numbers above 0"),
         (("--batches", "60000"), "how long training takes at a batch of 60000 is not known"),

@@ -159,3 +159,14 @@ def test_what_is_long_ago_is_forgotten() -> None:
     assert estimate.signal == pytest.approx(new.signal, rel=1e-2)
     assert estimate.gain == pytest.approx(2.0, rel=1e-3)
     assert estimate.steps == pytest.approx(21.0, rel=0.01)
+
+
+def test_with_an_infinite_memory_all_steps_count_alike() -> None:
+    """Noise that grows tenfold over a run is its mean, and of late it is the latest."""
+    steps = [GradientNorms(2, 8, 1.0 + 2 * s / 8, 1.0 + s / 8) for s in range(1, 401)]
+    whole = late = NoiseEstimate()
+    for one in steps:
+        whole, late = whole.after(one, memory=inf), late.after(one, memory=5.0)
+
+    assert (whole.steps, whole.noise, whole.signal) == pytest.approx((400, 200.5, 1.0))
+    assert late.noise > 390

@@ -46,6 +46,19 @@ def test_a_process_may_tell_of_several_parts_at_once() -> None:
     assert whole[0].norms == GradientNorms.of((8, 16, 40), (5.0, 4.0, 3.0), 2.0)
 
 
+def test_the_loss_of_a_step_is_the_mean_over_its_parts_by_their_weights() -> None:
+    losses = [
+        replace(parts, loss=parts.weight * loss)
+        for parts, loss in zip(TOLD, (1, 2, 5), strict=True)
+    ]
+
+    _, (whole,) = NoiseOfRun().hear(losses)
+    _, (partly,) = NoiseOfRun().hear([*losses[:2], TOLD[2]])
+
+    assert whole.mean_loss == (8 * 1 + 16 * 2 + 40 * 5) / 64
+    assert partly.mean_loss is None, "one rank's loss is not known"
+
+
 def test_a_step_of_one_part_tells_nothing() -> None:
     known, whole = NoiseOfRun().hear([StepParts(3, 1, 64, 64, 128.0, 2.0)])
 

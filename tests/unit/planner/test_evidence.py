@@ -10,7 +10,9 @@ import pytest
 
 from evenstride.errors import ConfigError, TraceError
 from evenstride.planner.evidence import curve_points, facts, links, noise, profile_of_run
+from evenstride.planner.workload import Profile
 from tests.unit.lab.traces import write_calibration
+from tests.unit.planner.runs import life, noisy, went
 
 
 def lone(folder: Path, *more: dict[str, Any]) -> Path:
@@ -110,3 +112,104 @@ def test_with_one_number_of_workers_most_of_it_is_bandwidth() -> None:
     assert found.latency_s == 1e-4
     assert found.bytes_per_s == pytest.approx(1e8 / (0.08 - 2e-4), rel=1e-6)
     assert links([(1, 0.0)], 1e8) is None
+
+
+def test_noise_is_that_of_the_whole_run(tmp_path: Path) -> None:
+    """Not of its last hundred steps; and up to a place, where one is given."""
+    passes = [went(100 * e, float(e)) for e in range(10)]
+    path = life(tmp_path, [*passes, *(noisy(n, 100.0 + n) for n in range(1000))])
+
+    told, until = noise(path), noise(path, until=2.0)
+
+    assert told is not None
+    assert told.scale == pytest.approx(599.5)
+    assert until is not None
+    assert until.scale == pytest.approx(199.5)
+    assert until.low < 199.5 < (until.high or 0.0)
+
+
+def test_an_epochs_short_last_step_does_not_change_the_unit(tmp_path: Path) -> None:
+    steps = [noisy(n, 300.0, batch=512 if n % 3 else 128) for n in range(30)]
+
+    told = noise(life(tmp_path, steps))
+
+    assert told is not None
+    assert told.scale == pytest.approx(300.0)
+
+
+def _steps_s(found: Profile) -> dict[str, list[float]]:
+    """Return the mean times of steps on each type, in order of time."""
+    return {one.type: sorted(point.step_s for point in one.points) for one in found.devices}
+
+
+def test_a_run_that_was_continued_counts_as_a_whole(tmp_path: Path) -> None:
+    """Of three workers at first, of which one was lost, with its share of the batch."""
+    life(tmp_path, busy_s={0: 0.1, 1: 0.2, 2: 0.9}, workers=("a/0", "b/1", "c/2"), batch=510)
+    path = life(tmp_path, busy_s={0: 0.22, 1: 0.12}, workers=("b/0", "a/1"), batch=510)
+
+    alike, named = profile_of_run(path, ["box"]), profile_of_run(path, ["slow", "fast"])
+
+    assert _steps_s(alike) == {"box": pytest.approx([0.1, 0.12, 0.2, 0.22, 0.9])}
+    assert _steps_s(named) == {
+        "slow": pytest.approx([0.2, 0.22]),
+        "fast": pytest.approx([0.1, 0.12]),
+    }, "by their hosts; of what c was nothing is known"
+    with pytest.raises(ConfigError, match="3 types for the 2 workers"):
+        profile_of_run(path, ["slow", "fast", "other"])
+
+
+def test_links_are_those_of_the_last_life(tmp_path: Path) -> None:
+    life(tmp_path, busy_s=dict.fromkeys(range(4), 0.1), workers=("a/0", "b/1", "c/2", "d/3"))
+    path = life(tmp_path, busy_s={0: 0.1, 1: 0.1}, workers=("a/0", "b/1"))
+
+    found = profile_of_run(path, ["box"])
+
+    assert found.links == links([(2, 0.05)], 4e6)
+    assert facts(path).workers == 2
+
+
+def test_a_last_life_without_a_step_changes_nothing(tmp_path: Path) -> None:
+    path = life(tmp_path, busy_s={0: 0.1, 1: 0.2}, workers=("a/0", "b/1"))
+    whole = profile_of_run(path, ["slow", "fast"])
+    header = json.loads(path.read_text().splitlines()[0])
+    with path.open("a") as file:
+        file.write(json.dumps({**header, "world_size": 7, "global_batch": 64}) + "\n")
+
+    assert profile_of_run(path, ["slow", "fast"]) == whole
+
+
+def test_a_life_of_another_model_is_another_workload(tmp_path: Path) -> None:
+    life(tmp_path, busy_s={0: 0.4}, digest="other")
+    path = life(tmp_path, busy_s={0: 0.1})
+
+    assert _steps_s(profile_of_run(path, ["box"])) == {"box": pytest.approx([0.1])}
+
+
+def test_workers_of_one_host_and_several_types_are_known_by_their_names(tmp_path: Path) -> None:
+    life(tmp_path, busy_s={0: 0.1, 1: 0.2, 2: 0.3}, workers=("a/0", "a/1", "a/2"), batch=510)
+    path = life(tmp_path, busy_s={0: 0.1, 1: 0.2}, workers=("a/0", "a/1"), batch=510)
+
+    found = profile_of_run(path, ["gpu", "cpu"])
+
+    assert _steps_s(found) == {
+        "gpu": pytest.approx([0.1, 0.1]),
+        "cpu": pytest.approx([0.2, 0.2]),
+    }
+
+
+def test_a_type_of_which_nothing_was_measured_is_refused(tmp_path: Path) -> None:
+    path = life(tmp_path, busy_s={0: 0.1}, workers=("a/0", "b/1"))
+
+    with pytest.raises(TraceError, match="no measured step of a worker of type cpu"):
+        profile_of_run(path, ["gpu", "cpu"])
+    assert _steps_s(profile_of_run(path, ["gpu"])) == {"gpu": pytest.approx([0.1])}
+
+
+def test_a_run_whose_times_do_not_count_has_no_devices(tmp_path: Path) -> None:
+    path = life(tmp_path, [noisy(3, 50.0)] * 2, busy_s={0: 0.1, 1: 0.1}, workers=("a/0", "b/1"))
+
+    found = profile_of_run(path, ())
+
+    assert found.devices == ()
+    assert found.links is not None
+    assert found.noise is not None

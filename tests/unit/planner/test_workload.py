@@ -100,6 +100,24 @@ def test_profiles_of_different_workloads_are_not(changed: dict[str, object], wha
     assert merged([PROFILE, other], force=True).samples == PROFILE.samples
 
 
+def test_trainings_of_different_targets_are_not_put_together() -> None:
+    """Also where the first profile has none."""
+    one, other = (
+        PROFILE.model_copy(update={"target": target, "devices": ()})
+        for target in ("loss 0.3", "training loss 0.3")
+    )
+
+    assert merged([PROFILE, one, one]).target == "loss 0.3"
+    with pytest.raises(ConfigError, match=r"targets \(loss 0.3 and training loss 0.3\)"):
+        merged([PROFILE, one, other])
+    assert merged([PROFILE, one, other], force=True).devices == PROFILE.devices
+
+
+def test_without_any_times_there_is_nothing_to_plan_with() -> None:
+    with pytest.raises(ConfigError, match=r"not known how long steps take.*say with --as"):
+        merged([PROFILE.model_copy(update={"devices": ()})])
+
+
 def test_a_profile_of_another_version_is_refused_unless_forced() -> None:
     require_versions(PROFILE, "0.1.9", "2.13.1")
     require_versions(PROFILE, "0.1.0", "")

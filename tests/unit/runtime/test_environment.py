@@ -30,11 +30,22 @@ def test_every_variable_is_read() -> None:
             "TORCHELASTIC_RUN_ID": "job",
             "EVENSTRIDE_SYNC": "bsp-ps",
             "EVENSTRIDE_NOISE": "25",
+            "EVENSTRIDE_GLOBAL_BATCH": "96",
+            "EVENSTRIDE_HAND_OVER": "runs/phase-1",
         }
     )
 
     paths = Path("runs/one"), Path("runs/steps")
-    assert found == Environment("static:1,2", 40, *paths, "0.5:1", 8, "off", 4.5, "bsp-ps", 25)
+    assert found == Environment(
+        *("static:1,2", 40, *paths, "0.5:1", 8, "off", 4.5, "bsp-ps", 25),
+        *(96, Path("runs/phase-1")),
+    )
+
+
+@pytest.mark.parametrize("text", ["0", "-8", "many"])
+def test_a_batch_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="EVENSTRIDE_GLOBAL_BATCH"):
+        read_environment({"EVENSTRIDE_GLOBAL_BATCH": text})
 
 
 def test_silence_is_waited_for_where_nobody_starts_the_ranks_again() -> None:
@@ -49,7 +60,7 @@ def test_a_silence_that_cannot_be_is_refused(text: str) -> None:
 
 
 def test_an_empty_variable_counts_as_absent() -> None:
-    names = ("POLICY", "MAX_STEPS", "TRACE", "PROGRESS", "CALIBRATE", "NOISE")
+    names = ("POLICY", "MAX_STEPS", "TRACE", "PROGRESS", "CALIBRATE", "NOISE", "GLOBAL_BATCH")
 
     found = read_environment({f"EVENSTRIDE_{name}": "" for name in names} | {"WORLD_SIZE": ""})
 

@@ -161,6 +161,7 @@ parts = st.builds(
     batch=st.integers(1, 99) | st.floats(0, 99),
     local=st.floats(0, 1e300),
     mean=st.floats(0, 1e300),
+    loss=st.none() | st.floats(-1e300, 1e300),
 )
 
 

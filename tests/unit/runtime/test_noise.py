@@ -15,6 +15,7 @@ import evenstride
 from evenstride.core.gradient_noise import GradientNorms, NoiseEstimate
 from evenstride.errors import TraceError
 from evenstride.runtime import noise
+from evenstride.runtime.noise_loss import StepLoss
 from evenstride.runtime.squares import Reading
 from evenstride.trace.read import read_noise
 from evenstride.trace.replay import replay
@@ -332,7 +333,7 @@ def test_losses_of_one_batch_with_different_weights_are_not_measured(
     make_stride: MakeStride,
 ) -> None:
     meter: Any = noise.NoiseMeter(1, 2, lambda: make_stride()._member.timer)
-    meter._step = noise._Step(0, 8, 4)
+    meter._step = noise._Step(0, 8, 4, StepLoss(torch.device("cpu")))
 
     meter.weighed(3.0, 9.0)
     meter.weighed(3.0, 9.0)

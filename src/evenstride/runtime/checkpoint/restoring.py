@@ -250,6 +250,9 @@ def adapted(manifest: Manifest, here: Here, allow: Collection[str]) -> dict[str,
         ConfigError: the run differs from the one that was saved, in a way that is not allowed.
     """
     state, own = dict(manifest.stride), here.stride.state_dict()
+    if "batches" in own:  # the batch may be another one, and which there were is kept
+        allow = {*allow, "global_batch"}
+        state = {"batches": [[0, state.get("global_batch")]], **state}
     for name in ("seed", "global_batch"):
         _require(name, state.get(name), own[name], name, allow)
     for name, kind in (("length", "number of samples"), ("shards", "set of shards")):
@@ -278,7 +281,10 @@ def adapted(manifest: Manifest, here: Here, allow: Collection[str]) -> dict[str,
 def _require(flag: str, saved: object, mine: object, what: str, allow: Collection[str]) -> None:
     if saved == mine or flag in allow:
         return
-    where = ", which is possible where an epoch begins" if flag == "seed" else ""
+    where = {
+        "seed": ", which is possible where an epoch begins",
+        "global_batch": '; with Stride(global_batch="auto"), set EVENSTRIDE_GLOBAL_BATCH',
+    }.get(flag, "")
     raise ConfigError(
         f"the checkpoint was saved with {what} {saved}, and this run has {mine}; make them equal, "
         f'or call restore(allow=("{flag}",)) to go on with another one nevertheless{where}'

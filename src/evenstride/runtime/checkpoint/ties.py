@@ -19,6 +19,7 @@ from evenstride.errors import (
     WorkerLost,
 )
 from evenstride.runtime.agreement import Plain
+from evenstride.runtime.checkpoint.handover import HandOver
 from evenstride.runtime.delayed import DelayedTraining
 from evenstride.runtime.local_sgd import LocalTraining
 from evenstride.runtime.member import Member
@@ -164,6 +165,12 @@ class MemberTies:
         self._member = member
         self.rank, self.world_size = member._team.rank, member._team.world_size
         self.saves: Saves = member.continuity.saves
+        self._hand_over: HandOver | None = None
+        if (folder := member._environment.hand_over) is not None:
+            self.saves = self._hand_over = HandOver(
+                folder, member.continuity.saves, self.rank, self.world_size, self.agree
+            )
+            self._hand_over.wait()
 
     def agree(
         self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
@@ -284,6 +291,8 @@ class MemberTies:
 
     def end(self) -> None:
         """Note that it is saved no longer: signals do again what they did before."""
+        if self._hand_over is not None:
+            self._hand_over.ended()
         self._member.continuity.saves.save_s = None
         self._member.continuity.notified.close()
 
@@ -297,5 +306,8 @@ class MemberTies:
 
     def recall(self, remembered: Plain) -> None:
         """Take up what an earlier run knew of the workers, before the first step; collective."""
+        if self._hand_over is not None:
+            at = self._member.progress
+            self._hand_over.went_on(epoch=at.epoch, position=at.position, step=at.earlier + at.step)
         if not self._member.progress.step:
             self._member.recall(remembered)

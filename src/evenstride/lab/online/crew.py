@@ -1,0 +1,244 @@
+"""The processes of a phase, on workers of this machine that may be limited."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evenstride.errors import LaunchError
+from evenstride.lab.elastic.starters import FromScratch, FromZygote, Order, Starter
+from evenstride.lab.elastic.supervisor import LOCAL
+from evenstride.lab.launch import free_port, last_words
+from evenstride.lab.limits import Limits, open_limits
+from evenstride.lab.placement import pin, place
+from evenstride.lab.speeds import Speeds, usable_cpus
+from evenstride.runtime.checkpoint.handover import GO, READY, RESTORED, SAVED, STOP
+
+LEFT = 143
+"""Exit code of a rank that has handed over; that of a rank that leaves."""
+
+# An allocator that keeps freed memory: handing it back at every step costs a third of it.
+_STEADY = {
+    **LOCAL,
+    "MALLOC_MMAP_THRESHOLD_": "1000000000",
+    "MALLOC_TRIM_THRESHOLD_": "1000000000",
+}
+_NOT_OURS = ("EVENSTRIDE_CALIBRATE", "EVENSTRIDE_MAX_STEPS", "EVENSTRIDE_GLOBAL_BATCH")
+_GONE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One launch of the script.
+
+    Args:
+        workers: how many.
+        batch: global batch; ``None`` for the script's own.
+        folder: for its trace and its output; a new one.
+    """
+
+    workers: int
+    batch: int | None
+    folder: Path
+
+    @property
+    def trace(self) -> Path:
+        """The trace."""
+        return self.folder / "trace.jsonl"
+
+
+class Ground:
+    """What all phases run on: one way to start processes, and the workers' limits.
+
+    Processes are forked from one that has imported torch, so that the next phase is there at once;
+    where that cannot be, they are started from scratch, while the present phase still trains.
+
+    Args:
+        starter: of processes.
+        limits: of the workers; ``None`` to run them as they are.
+        speeds: of the workers, in rank order; empty without limits.
+    """
+
+    def __init__(self, starter: Starter, limits: Limits | None, speeds: Speeds) -> None:
+        self._starter, self._limits = starter, limits
+        self._cores = place(speeds, usable_cpus()) if speeds else None
+        self._codes: dict[int, int] = {}
+        for worker, speed in enumerate(speeds):
+            if limits is not None:
+                limits.set_speed(worker, speed)
+
+    def start(self, order: Order, worker: int) -> int:
+        """Start a process of a worker; return its id."""
+        pid = self._starter.start(order)
+        if self._limits is not None:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                self._limits.join(worker, pid)
+                pin(pid, self._cores[worker] if self._cores else None)
+        return pid
+
+    def code(self, pid: int) -> int | None:
+        """Return a process's exit code; ``None`` while it runs."""
+        if pid not in self._codes:
+            self._codes.update(self._starter.ended(0.0))
+        return self._codes.get(pid)
+
+    def kill(self, pid: int) -> None:
+        """Kill a process and its children; nothing if it has ended."""
+        if self.code(pid) is None:
+            self._starter.signal(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def ground(speeds: Speeds) -> Iterator[tuple[Ground, str]]:
+    """Yield what phases run on, and a sentence on how; no process is left afterwards.
+
+    Args:
+        speeds: of the workers; empty to run them as they are.
+
+    Raises:
+        LimitError: a limit could not be kept.
+    """
+    with contextlib.ExitStack() as stack:
+        environment = {**_STEADY, **os.environ}
+        starter: Starter
+        try:
+            starter = FromZygote(environment)
+        except LaunchError:
+            starter = FromScratch()
+        stack.callback(starter.close)
+        limits, told = None, "Workers run on this machine as they are."
+        if speeds:
+            limits, caveat = open_limits(len(speeds))
+            stack.callback(limits.close)
+            told = f"Workers are slowed down by {limits.kind}." + (f" {caveat}" if caveat else "")
+        yield Ground(starter, limits, speeds), told
+
+
+@dataclass(slots=True)
+class Crew:
+    """The processes of a phase.
+
+    Args:
+        phase: that they run.
+        ground: that they run on.
+        pids: in rank order.
+        begun_s: when they were started, by a clock that never jumps.
+    """
+
+    phase: Phase
+    ground: Ground
+    pids: list[int] = field(default_factory=list)
+    begun_s: float = 0.0
+
+    @classmethod
+    def started(
+        cls, phase: Phase, command: tuple[str, ...], own: Mapping[str, str], on: Ground
+    ) -> Crew:
+        """Start a phase's processes, which wait where the script makes its `Checkpointer`.
+
+        Args:
+            phase: to start.
+            command: script and arguments.
+            own: further environment variables.
+            on: what it runs on.
+        """
+        phase.folder.mkdir(parents=True, exist_ok=False)
+        crew = cls(phase, on, begun_s=time.monotonic())
+        environment = {**_STEADY, **os.environ, **own, **_meeting(phase)}
+        for rank in range(phase.workers):
+            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            log = phase.folder / f"rank-{rank}.log"
+            order = Order(command, {**environment, **ranks}, log)
+            crew.pids.append(on.start(order, rank))
+        return crew
+
+    def go(self) -> None:
+        """Let the processes go on from the newest checkpoint."""
+        (self.phase.folder / GO).touch()
+
+    def stop(self) -> None:
+        """Ask the processes to save and to end."""
+        (self.phase.folder / STOP).touch()
+
+    @property
+    def ready(self) -> int:
+        """How many ranks have come to their `Checkpointer`."""
+        folder = self.phase.folder
+        return sum((folder / f"{READY}-{r}").exists() for r in range(self.phase.workers))
+
+    @property
+    def saved(self) -> bool:
+        """Whether the phase has saved because it was asked to stop."""
+        return (self.phase.folder / SAVED).exists()
+
+    @property
+    def restored(self) -> dict[str, Any] | None:
+        """Where it went on from a checkpoint; ``None`` if it has not, or not yet."""
+        try:
+            told = (self.phase.folder / RESTORED).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        return dict(json.loads(told))
+
+    @property
+    def steps(self) -> int:
+        """Steps that its processes have committed."""
+        try:
+            data = (self.phase.folder / "steps").read_bytes()
+        except FileNotFoundError:
+            return 0
+        return int(struct.unpack("<q", data)[0]) if len(data) == 8 else 0
+
+    def ended(self) -> bool:
+        """Return whether all processes have ended in order.
+
+        Raises:
+            LaunchError: one has failed; its last output is in the message.
+        """
+        codes = [self.ground.code(pid) for pid in self.pids]
+        for rank, code in enumerate(codes):
+            if code and not (code == LEFT and self.saved):
+                log = self.phase.folder / f"rank-{rank}.log"
+                text = log.read_text(errors="replace") if log.exists() else ""
+                raise LaunchError(
+                    f"rank {rank} of {self.phase.workers} ended with exit code {code}; its last "
+                    f"output:\n{last_words(text)}"
+                )
+        return all(code is not None for code in codes)
+
+    def bury(self) -> None:
+        """See to it that a phase that has saved is gone; what does not end by itself is killed."""
+        until_s = time.monotonic() + _GONE_S
+        while time.monotonic() < until_s:
+            if all(self.ground.code(pid) is not None for pid in self.pids):
+                return
+            time.sleep(0.02)
+        self.kill()
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        for pid in self.pids:
+            self.ground.kill(pid)
+
+
+def _meeting(phase: Phase) -> dict[str, str]:
+    """Return the environment that makes processes the ranks of one phase."""
+    return {
+        **dict.fromkeys(_NOT_OURS, ""),
+        **({} if phase.batch is None else {"EVENSTRIDE_GLOBAL_BATCH": str(phase.batch)}),
+        "WORLD_SIZE": str(phase.workers),
+        "LOCAL_WORLD_SIZE": str(phase.workers),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "EVENSTRIDE_TRACE": str(phase.trace),
+        "EVENSTRIDE_PROGRESS": str(phase.folder / "steps"),
+        "EVENSTRIDE_HAND_OVER": str(phase.folder),
+    }

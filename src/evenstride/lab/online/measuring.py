@@ -1,0 +1,98 @@
+"""What the trace of a phase tells of its configuration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from evenstride.core.events import SetShares
+from evenstride.core.fleet import Shares
+from evenstride.core.observation import Measured, Observation, communication_s, median
+from evenstride.errors import TraceError
+from evenstride.planner.evidence import Facts, facts, noise, observed
+from evenstride.planner.foreseen import Choice, Probe
+from evenstride.planner.workload import Point
+from evenstride.trace.codec import decode
+from evenstride.trace.read import read_records
+
+
+def facts_of(trace: Path) -> Facts | None:
+    """Return what a phase trains; ``None`` before its first step."""
+    try:
+        return facts(trace)
+    except TraceError:
+        return None
+
+
+def mode_of(trace: Path) -> str:
+    """Return the mode of synchronisation that a phase trains in."""
+    for record in read_records(trace):
+        if record["kind"] == "header":
+            return str(record["sync"])
+    return "bsp"
+
+
+def probe_of(trace: Path, fewest: int) -> Probe | None:
+    """Return what was measured of a configuration; ``None`` if it is not enough yet.
+
+    Args:
+        trace: of the phase.
+        fewest: steps that must be known of each worker.
+    """
+    known = facts_of(trace)
+    if known is None:
+        return None
+    seen = [one for one in observed(trace) if one.modelled and one.share]
+    steps = Counter[int]()
+    for one in seen:
+        steps[one.worker] += one.steps
+    least = min(steps[worker] for worker in range(known.workers))
+    if least < max(fewest, 1):
+        return None
+    return Probe(
+        Choice(known.workers, known.global_batch),
+        least,
+        _usual_s(seen),
+        tuple(_points(seen, worker) for worker in range(known.workers)),
+        communication_s(Measured.of(seen), _shares(trace)) if known.workers > 1 else None,
+        noise(trace),
+    )
+
+
+def _points(seen: Sequence[Observation], worker: int) -> tuple[Point, ...]:
+    """Return a worker's steps by size.
+
+    Medians, and deviations as robust: while the first steps are taken, the processes of the phase
+    before are still ending, and a mean over forty steps would be of them.
+    """
+    times_s: dict[int, list[float]] = {}
+    for one in seen:
+        if one.worker == worker:
+            times_s.setdefault(one.share, []).extend(one.busy_s)
+    points = []
+    for size, each_s in sorted(times_s.items()):
+        usual_s = median(tuple(each_s))
+        away = 1.4826 * median(tuple(abs(time_s - usual_s) for time_s in each_s)) / usual_s
+        points.append(Point(samples=size, step_s=usual_s, scatter=away, steps=len(each_s)))
+    return tuple(points)
+
+
+def _usual_s(seen: Sequence[Observation]) -> float:
+    """Return what a step takes once shares have settled: the median of the later half."""
+    mine = sorted((one for one in seen if one.worker == 0), key=lambda one: one.first_step)
+    times_s = [
+        busy_s + wait_s
+        for one in mine
+        for busy_s, wait_s in zip(one.busy_s, one.wait_s, strict=True)
+    ]
+    return median(tuple(times_s[len(times_s) // 2 :]))
+
+
+def _shares(trace: Path) -> Shares:
+    shares: Shares = ()
+    for record in read_records(trace):
+        if record["kind"] == "instructions":
+            for one in map(decode, record["instructions"]):
+                shares = one.shares if isinstance(one, SetShares) else shares
+    return shares

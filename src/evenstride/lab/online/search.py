@@ -1,0 +1,297 @@
+"""Train, measure, decide, switch: until training stays where it is best."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenstride.errors import ConfigError
+from evenstride.lab.folder import make_folder
+from evenstride.lab.online.crew import Crew, Ground, Phase, ground
+from evenstride.lab.online.journal import Journal, Switch, opened
+from evenstride.lab.online.measuring import facts_of, probe_of
+from evenstride.lab.online.terms import Asked, Found
+from evenstride.lab.online.training import QUICK_S, START_S, Training
+from evenstride.lab.speeds import check_fit, usable_cpus
+from evenstride.planner.foreseen import Choice, Foreseen, Job, Probe
+from evenstride.planner.online import (
+    USUAL_SWITCH_S,
+    Decision,
+    Standing,
+    choices,
+    decide,
+    extremes,
+    overhead,
+)
+
+_LOOK_S = 0.5  # from one look into a trace to the next
+_STOP_S = 120.0  # for a phase to save and end
+_NOISE_EVERY = 3
+
+Say = Callable[[str], None]
+
+
+def search(asked: Asked, say: Say = lambda _: None) -> Found:
+    """Train a script to its end, and find workers and batch meanwhile.
+
+    However it ends, no process is left.
+
+    Args:
+        asked: what is searched for.
+        say: told what goes on, in lines.
+
+    Raises:
+        ConfigError: it cannot be; the script does not take part, say.
+        LaunchError: a process failed.
+        LimitError: a limit could not be kept.
+    """
+    if not Path(asked.command[0]).is_file():
+        raise ConfigError(f"there is no script {asked.command[0]}; give the path of a Python file")
+    if asked.speeds:
+        check_fit(asked.speeds, usable_cpus())
+    make_folder(asked.folder)
+    journal = opened(asked.folder.resolve(), asked.to_plain())
+    with ground(asked.speeds) as (on, told):
+        say(told)
+        return _Search(asked, on, journal, say).run()
+
+
+@dataclass(slots=True)
+class _Search:
+    asked: Asked
+    on: Ground
+    journal: Journal
+    say: Say
+    possible: tuple[Choice, ...] = ()
+    foreseen: tuple[Foreseen, ...] = ()
+    started_s: float = 0.0  # when the first step of this session was committed
+
+    def run(self) -> Found:
+        """Train to the end."""
+        at = self._begun()
+        if at is None:
+            self.say("there was nothing left to train")
+            return Found(self.journal, (), None, None, 0.0)
+        self.started_s = at.first_s
+        while self.journal.chosen is None:
+            probe = self._measure(at)
+            if probe is None:
+                return self._found(at, None)
+            decision = self._decide(at, probe)
+            if decision.to is None:
+                self._stay(at, decision)
+                break
+            following = self._switch(at, decision.to)
+            if following is None:
+                return self._found(at, None)
+            at = following
+        return self._to_the_end(at)
+
+    def _begun(self) -> Training | None:
+        """Start the first phase of this session, and return once it trains, if it does."""
+        before = self.journal.chosen or self.journal.present
+        first = before or self._first()
+        at = self._training(first)
+        self.say(f"{_phase(self.journal.phases, first)}: begins")
+        at.crew.go()
+        trains = at.until(lambda: at.crew.steps > 0, START_S, "took no step")
+        if not trains and at.crew.restored is not None:
+            return None
+        at.first_s = time.monotonic()
+        self._take_up(at)
+        return at
+
+    def _first(self) -> Choice:
+        fewest = min(self.asked.workers)
+        if not self.asked.batches:
+            return Choice(fewest, 0)
+        return extremes(self.asked.workers, self.asked.batches)[0]
+
+    def _training(self, choice: Choice) -> Training:
+        return Training(self.asked.command[0], self._start(choice), choice)
+
+    def _start(self, choice: Choice) -> Crew:
+        self.journal.phases += 1
+        self.journal.keep()
+        folder = self.journal.file.parent / f"phase-{self.journal.phases}"
+        # A batch that is the script's own is not asked for.
+        batch = choice.batch if self.asked.batches else None
+        own = {"EVENSTRIDE_EPOCHS": str(math.ceil(self._epochs(choice) - 1e-6))}
+        if len(self.asked.batches) > 1:
+            own["EVENSTRIDE_NOISE"] = str(_NOISE_EVERY)
+        phase = Phase(choice.workers, batch, folder)
+        return Crew.started(phase, self.asked.command, own, self.on)
+
+    def _epochs(self, choice: Choice) -> float:
+        """Return how many epochs the whole training lasts, if it goes on in a configuration."""
+        found = [one.epochs for one in self.foreseen if one.choice == choice]
+        return found[0] if found else self.asked.epochs
+
+    def _take_up(self, at: Training) -> None:
+        """Learn what is trained, and where from; refuse a script that cannot take part."""
+        known = at.facts()
+        at.check(known, open_batch=bool(self.asked.batches))
+        at.choice = Choice(at.choice.workers, known.global_batch)
+        at.length = known.samples
+        self.possible = choices(self.asked.workers, self.asked.batches or (known.global_batch,))
+        restored = at.crew.restored
+        if restored is not None:
+            at.began = float(restored["epoch"] * known.samples + restored["position"])
+        # What was trained and saved before a search was interrupted belongs to where it was.
+        self.journal.train(at.choice.batch, at.began - self.journal.samples)
+        self.journal.present = at.choice
+        self.journal.keep()
+
+    def _measure(self, at: Training) -> Probe | None:
+        """Return what the present configuration takes; ``None`` if training ends before."""
+        probe: Probe | None = None
+        looked_s = 0.0
+
+        def enough() -> bool:
+            nonlocal probe, looked_s
+            if at.crew.steps < self.asked.probe_steps or time.monotonic() - looked_s < _LOOK_S:
+                return False
+            looked_s = time.monotonic()
+            probe = probe_of(at.crew.phase.trace, self.asked.probe_steps)
+            return probe is not None
+
+        if not at.until(enough, math.inf):
+            return None
+        assert probe is not None, "that is what was waited for"
+        self.journal.note(probe)
+        self.journal.keep()
+        self.say(
+            f"{_phase(self.journal.phases, at.choice)}: {probe.step_s * 1e3:.1f} ms a step "
+            f"({at.choice.batch / probe.step_s:.0f} samples/s), from {probe.steps} steps"
+            + _noise(probe)
+        )
+        return probe
+
+    def _decide(self, at: Training, probe: Probe) -> Decision:
+        noise = [one.noise for one in self.journal.probes if one.noise is not None]
+        known = facts_of(at.crew.phase.trace)
+        assert known is not None, "it has been measured"
+        job = Job(
+            at.length,
+            self.asked.epochs,
+            min(self.asked.batches or (at.choice.batch,)),
+            known.gradient_bytes,
+            self.asked.objective,
+            self.asked.usd_per_h,
+            noise[-1] if noise else None,
+            len(set(self.asked.batches)) or 1,
+        )
+        trained = dict(self.journal.trained)
+        trained[at.choice.batch] = trained.get(at.choice.batch, 0.0) + at.samples
+        standing = Standing(
+            at.choice,
+            trained,
+            self.journal.switch_s(USUAL_SWITCH_S),
+            len(self.journal.switches) + 1,
+        )
+        before = [one for one in self.journal.probes if one is not probe]
+        decision = decide(job, self.possible, [*before, probe], standing)
+        self.foreseen, self.journal.reason = decision.foreseen, decision.reason
+        self.say(f"stays: {decision.reason}" if decision.to is None else f"next: {decision.reason}")
+        return decision
+
+    def _switch(self, at: Training, to: Choice) -> Training | None:
+        """Go on in another configuration; ``None`` if training ends before."""
+        begun_s, step, step_s = time.monotonic(), at.crew.steps, self.journal.probes[-1].step_s
+        following = self._training(to)
+        if not at.until(lambda: self._up(following), START_S, beside=following.crew):
+            following.crew.kill()
+            return None
+        at.crew.stop()
+        last, last_s = at.crew.steps, time.monotonic()
+
+        def saved() -> bool:
+            nonlocal last, last_s
+            if at.crew.steps > last:
+                last, last_s = at.crew.steps, time.monotonic()
+            return at.crew.saved
+
+        if not at.until(saved, _STOP_S, _NO_STEP, every_s=QUICK_S, beside=following.crew):
+            following.crew.kill()
+            return None
+        following.crew.go()
+        if not following.until(
+            lambda: following.crew.steps > 0, START_S, "took no step", every_s=QUICK_S
+        ):
+            return None
+        following.first_s = time.monotonic()
+        self._hand_over(at, following, (begun_s, last_s), (last - step) * step_s)
+        at.crew.bury()
+        return following
+
+    def _up(self, at: Training) -> bool:
+        return at.crew.ready == at.crew.phase.workers
+
+    def _hand_over(
+        self, at: Training, following: Training, between: tuple[float, float], usual_s: float
+    ) -> None:
+        """Book a switch that has just been made."""
+        begun_s, last_s = between
+        restored = following.crew.restored
+        if restored is None:
+            raise ConfigError(
+                f"{self.asked.command[0]} began anew instead of going on: it makes a Checkpointer, "
+                "but does not call its restore() before the loop"
+            )
+        began = float(restored["epoch"] * at.length + restored["position"])
+        self.journal.train(at.choice.batch, began - at.began)
+        following.began = began
+        self._take_up(following)
+        gap_s = following.first_s - last_s
+        slowed_s = max(last_s - begun_s - usual_s, 0.0)
+        self.journal.switches.append(Switch(at.choice, following.choice, gap_s, slowed_s))
+        self.journal.search_s += following.first_s - at.first_s
+        self.journal.keep()
+        self.say(
+            f"{_phase(self.journal.phases, following.choice)}: goes on after {gap_s:.2f} s; "
+            f"{slowed_s:.2f} s were lost before, while it started"
+        )
+
+    def _stay(self, at: Training, decision: Decision) -> None:
+        self.journal.chosen, self.journal.reason = at.choice, decision.reason
+        self.journal.keep()
+
+    def _to_the_end(self, at: Training) -> Found:
+        at.until(lambda: False, math.inf)
+        after = probe_of(at.crew.phase.trace, 1)
+        return self._found(at, after)
+
+    def _found(self, at: Training, after: Probe | None) -> Found:
+        """Return what the search came to, once training has ended."""
+        now_s = time.monotonic()
+        samples = self.journal.samples
+        self.journal.train(at.choice.batch, at.samples)
+        self.journal.keep()
+        cost = None
+        if after is not None and self.journal.chosen is not None:
+            per_s = after.choice.batch / after.step_s
+            cost = overhead(self.journal.search_s, samples, per_s, now_s - at.first_s)
+        return Found(self.journal, self.foreseen, after, cost, now_s - self.started_s)
+
+
+_NO_STEP = (
+    "did not save and end when it was asked to; it must call its Checkpointer's step() after every "
+    "optimizer step, which it did not"
+)
+
+
+def _phase(number: int, choice: Choice) -> str:
+    if choice.batch:
+        return f"phase {number}, {choice}"
+    plural = "" if choice.workers == 1 else "s"
+    return f"phase {number}, {choice.workers} worker{plural}"
+
+
+def _noise(probe: Probe) -> str:
+    if probe.noise is None:
+        return ""
+    high = "" if probe.noise.high is None else f" to {probe.noise.high:.0f}"
+    return f", a noise scale of {probe.noise.scale:.0f} samples ({probe.noise.low:.0f}{high})"

@@ -1,0 +1,72 @@
+"""What a search is asked for, and what it comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenstride.lab.online.journal import Journal
+from evenstride.lab.speeds import Speeds
+from evenstride.planner.choosing import Objective
+from evenstride.planner.foreseen import Foreseen, Probe
+from evenstride.planner.online import Overhead
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is searched for.
+
+    Args:
+        command: script and arguments.
+        workers: numbers of them to choose from.
+        batches: global batches to choose from; empty for the script's own.
+        epochs: that training lasts at the smallest batch.
+        objective: time, cost or the knee of both.
+        usd_per_h: price of a worker.
+        speeds: of the workers; empty to run them as they are.
+        folder: of the run.
+        probe_steps: steps of each worker by which a configuration is measured.
+    """
+
+    command: tuple[str, ...]
+    workers: tuple[int, ...]
+    batches: tuple[int, ...]
+    epochs: float
+    objective: Objective
+    usd_per_h: float
+    speeds: Speeds
+    folder: Path
+    probe_steps: int = 40
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return what another search must share to go on with this one, as JSON types."""
+        return {
+            "script": list(self.command),
+            "workers": sorted(set(self.workers)),
+            "batches": sorted(set(self.batches)),
+            "epochs": self.epochs,
+            "objective": str(self.objective),
+            "price": self.usd_per_h,
+            "speeds": list(self.speeds),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search came to.
+
+    Args:
+        journal: of the search.
+        foreseen: all configurations as they looked when the choice was made, the best first.
+        after: what the chosen configuration was measured to take after the switch; ``None`` if
+            training ended before.
+        overhead: what the search has cost; ``None`` if nothing was chosen.
+        total_s: of training in this session, from the first step on.
+    """
+
+    journal: Journal
+    foreseen: tuple[Foreseen, ...]
+    after: Probe | None
+    overhead: Overhead | None
+    total_s: float

@@ -1,0 +1,159 @@
+"""What a trace tells of its workload, life by life: a run that was continued has several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evenstride.core.events import Exchanged, FleetFormed, SetShares
+from evenstride.core.fleet import Shares
+from evenstride.core.observation import Observation
+from evenstride.errors import TraceError
+from evenstride.trace.codec import decode
+from evenstride.trace.read import read_records
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a trace says of its workload.
+
+    Args:
+        evenstride: version that ran.
+        torch: the same.
+        global_batch: samples per step.
+        workers: how many there were.
+        parameters: numbers that are trained.
+        gradient_bytes: of all of them.
+        digest: of their names and shapes.
+        samples: of an epoch.
+        device: of the leader; empty if not known.
+        started_unix_s: when the run began.
+    """
+
+    evenstride: str
+    torch: str
+    global_batch: int
+    workers: int
+    parameters: int
+    gradient_bytes: float
+    digest: str
+    samples: int
+    device: str
+    started_unix_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What one process of the leader has written: from its header to the next one.
+
+    Args:
+        facts: of what it trained.
+        workers: names of the machines' workers, as ``host/rank``.
+        shares: that were in force last.
+        observations: what was measured, in the order it was reported.
+    """
+
+    facts: Facts
+    workers: tuple[str, ...]
+    shares: Shares
+    observations: tuple[Observation, ...]
+
+
+def facts(trace: Path) -> Facts:
+    """Return what a trace says of its workload; of a run that was continued, its last life.
+
+    Raises:
+        TraceError: it cannot be read, or ends before a step was trained.
+    """
+    header, found = dict[str, Any](), None
+    for record in read_records(trace):
+        if record["kind"] == "header":
+            header = record
+        elif record["kind"] == "workload":
+            found = _facts(header, record)
+    return _known(found, trace)
+
+
+def observed(trace: Path) -> Iterator[Observation]:
+    """Yield what was measured in all lives, in the order it was reported."""
+    for record in read_records(trace):
+        if record["kind"] == "event":
+            event = decode(record["event"])
+            if isinstance(event, Exchanged):
+                yield from event.observations
+
+
+def lives_of(trace: Path) -> tuple[Life, ...]:
+    """Return the lives of a run, without those in which no step came to its end.
+
+    Lives of another model than the last one's are of another workload, and left out.
+
+    Raises:
+        TraceError: the trace cannot be read, or there is none.
+
+    Cost:
+        Memory for all steps' times.
+    """
+    lives = [life for life in _lives(trace) if life.facts is not None]
+    last = _known(lives[-1].facts if lives else None, trace)
+    return tuple(
+        Life(life.facts, life.workers, life.shares, tuple(life.observations))
+        for life in lives
+        if life.facts is not None and life.facts.digest == last.digest
+    )
+
+
+@dataclass(slots=True)
+class _Life:
+    header: dict[str, Any]
+    facts: Facts | None = None
+    workers: tuple[str, ...] = ()
+    shares: Shares = ()
+    observations: list[Observation] = field(default_factory=list)
+
+
+def _lives(trace: Path) -> Iterator[_Life]:
+    life = _Life({})
+    for record in read_records(trace):
+        match record["kind"]:
+            case "header":
+                yield life
+                life = _Life(record)
+            case "workload":
+                life.facts = _facts(life.header, record)
+            case "event":
+                match decode(record["event"]):
+                    case FleetFormed(workers=workers):
+                        life.workers = tuple(worker.name for worker in workers)
+                    case Exchanged(observations=observations):
+                        life.observations += observations
+            case "instructions":
+                for one in map(decode, record["instructions"]):
+                    life.shares = one.shares if isinstance(one, SetShares) else life.shares
+    yield life
+
+
+def _facts(header: dict[str, Any], workload: dict[str, Any]) -> Facts:
+    return Facts(
+        evenstride=header["evenstride"],
+        torch=header["torch"],
+        global_batch=header["global_batch"],
+        workers=header["world_size"],
+        parameters=workload["parameters"],
+        gradient_bytes=workload["gradient_bytes"],
+        digest=workload["digest"],
+        samples=workload["samples"],
+        device=workload["device"],
+        started_unix_s=header["started_unix_s"],
+    )
+
+
+def _known(found: Facts | None, trace: Path) -> Facts:
+    if found is None:
+        raise TraceError(
+            f"{trace} does not say what was trained: no step came to its end, or no model was "
+            "given to watch(); let the run take some steps"
+        )
+    return found

@@ -1,0 +1,185 @@
+"""``evenstride plan --online`` on a real script: exact through its switches, clean at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from evenstride.cli.main import app
+from evenstride.errors import ConfigError, LaunchError
+from evenstride.lab.online.search import search
+from evenstride.lab.online.terms import Asked
+from evenstride.planner.choosing import Objective
+from tests.multiproc import searched
+
+SCRIPT = Path(searched.__file__)
+WHOLE = 1e9  # epochs: far more than the script trains, so that it pays to look around
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left() -> Iterator[None]:
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    left = [p for p in psutil.Process().children(recursive=True) if p not in before]
+    _, alive = psutil.wait_procs(left, 10.0)
+    assert not alive
+
+
+def asked(folder: Path, mode: str, **changes: Any) -> Asked:
+    settings: dict[str, Any] = {
+        "command": (str(SCRIPT), str(folder), mode),
+        "workers": (1, 2),
+        "batches": (8, 32),
+        "epochs": WHOLE,
+        "objective": Objective.COST,
+        "usd_per_h": 2.0,
+        "speeds": (),
+        "folder": folder,
+        "probe_steps": 12,
+    }
+    return Asked(**{**settings, **changes})
+
+
+def noted(folder: Path) -> dict[int, tuple[int, int, int, list[int]]]:
+    """Return epoch, batch, workers and samples of each step, by all ranks together."""
+    steps: dict[int, tuple[int, int, int, list[int]]] = {}
+    ranks = defaultdict[int, int](int)
+    for file in folder.glob("notes-*.jsonl"):
+        for line in file.read_text().splitlines():
+            step, epoch, batch, workers, ids = json.loads(line)
+            known = steps.setdefault(step, (epoch, batch, workers, []))
+            assert known[:3] == (epoch, batch, workers)
+            known[3].extend(ids)
+            ranks[step] += 1
+    assert all(ranks[step] == told[2] for step, told in steps.items())
+    return dict(sorted(steps.items()))
+
+
+def plain(steps: dict[int, tuple[int, int, int, list[int]]]) -> list[Any]:
+    """Return the weights of one process that trains the same batches."""
+    model, data = searched.net(), searched.rows()
+    optimizer = torch.optim.SGD(model.parameters(), lr=searched.RATE, momentum=0.9)
+    for *_, ids in steps.values():
+        _, x, y = data[sorted(ids)]
+        searched.loss_of(model, x, y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    return [value.tolist() for value in model.state_dict().values()]
+
+
+def test_a_training_is_exact_through_all_its_configurations(tmp_path: Path) -> None:
+    lines = list[str]()
+
+    found = search(asked(tmp_path, "whole"), lines.append)
+
+    journal, steps = found.journal, noted(tmp_path)
+    way = [told[1:3] for told in steps.values()]
+    changes = [after for before, after in pairwise(way) if before != after]
+    assert way[0] == (8, 1)
+    assert changes[0] == (32, 2)
+    assert len(changes) == len(journal.switches) >= 2  # one worker is cheaper than two
+    assert journal.chosen is not None
+    assert journal.chosen.workers == 1
+    assert (journal.chosen.batch, 1) == way[-1]
+    assert list(steps) == list(range(1, len(steps) + 1))
+    epochs = defaultdict[int, list[int]](list)
+    for epoch, _, _, ids in steps.values():
+        epochs[epoch] += ids
+    assert all(sorted(ids) == list(range(searched.SAMPLES)) for ids in epochs.values())
+    ended = json.loads((tmp_path / "end.json").read_text())
+    for mine, theirs in zip(ended, plain(steps), strict=True):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=0, atol=1e-9)
+    assert sum(journal.trained.values()) == pytest.approx(
+        sum(len(told[3]) for told in steps.values()), rel=0.05
+    )
+    assert found.after is not None and found.overhead is not None
+    assert 0 < found.overhead.search_s <= found.overhead.total_s
+    assert any("next:" in line for line in lines) and any("stays:" in line for line in lines)
+
+
+def test_a_search_that_was_ended_goes_on_without_its_probes(tmp_path: Path) -> None:
+    class Enough(Exception):
+        pass
+
+    def until(words: str, line: str) -> None:
+        if words in line:
+            raise Enough
+
+    first = asked(tmp_path, "whole", batches=(16,))
+    with pytest.raises(Enough):
+        search(first, lambda line: until("phase 2, 2 workers with 16 samples: goes on", line))
+    told = json.loads((tmp_path / "online.json").read_text())
+    assert [(probe["workers"], probe["batch"]) for probe in told["probes"]] == [(1, 16)]
+
+    lines = list[str]()
+    found = search(first, lines.append)
+
+    assert "phase 3, 2 workers with 16 samples: begins" in lines[1]
+    assert not any("1 worker with 16" in line and " a step" in line for line in lines[:3])
+    assert found.journal.chosen is not None
+    with pytest.raises(ConfigError, match="is of a search with other workers"):
+        search(asked(tmp_path, "whole", batches=(16,), workers=(1, 2, 3)))
+    again = search(first)  # what is chosen stays
+    assert again.journal.chosen == found.journal.chosen
+    assert len(again.journal.switches) == len(found.journal.switches)
+
+
+@pytest.mark.parametrize(
+    ("mode", "error", "words"),
+    [
+        ("unsaved", ConfigError, "trains without an evenstride.Checkpointer"),
+        ("anew", ConfigError, r"does not call its restore\(\)"),
+        ("fixed", ConfigError, "has a global batch of its own, 8"),
+        ("failing", LaunchError, "this script fails with several workers"),
+    ],
+)
+def test_a_script_that_cannot_take_part_is_refused_with_its_reason(
+    tmp_path: Path, mode: str, error: type[Exception], words: str
+) -> None:
+    batches = (16,) if mode == "fixed" else (8, 32)
+
+    with pytest.raises(error, match=words):
+        search(asked(tmp_path, mode, batches=batches))
+
+
+def test_the_command_prints_what_was_found(tmp_path: Path) -> None:
+    command = ["plan", "--online", "--json", "--workers", "1,2", "--batches", "8,32"]
+    command += ["--epochs", "1e9", "--objective", "cost", "--folder", str(tmp_path)]
+    command += ["--probe-steps", "12", "--", str(SCRIPT), str(tmp_path), "whole"]
+
+    done = CliRunner().invoke(app, command)
+
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["chosen"]["workers"] == 1
+    assert {one["workers"] for one in told["configurations"]} == {1, 2}
+    assert [one["workers"] for one in told["probes"]].count(2) == 1
+    assert told["switches"][0]["to"] == {"workers": 2, "global_batch": 32}
+    assert told["overhead"]["part"] < 1
+    assert "EVENSTRIDE_GLOBAL_BATCH" not in os.environ
+
+
+def test_the_example_takes_part(tmp_path: Path) -> None:
+    example = SCRIPT.parents[2] / "examples" / "online.py"
+    saved = ("--folder", str(tmp_path / "saved"), "--samples", "2048")
+    small = asked(
+        tmp_path, "", command=(str(example), *saved), workers=(2,), batches=(256,), epochs=4
+    )
+
+    found = search(small)
+
+    told = (tmp_path / "phase-1" / "rank-0.log").read_text()
+    assert "epoch 4: loss" in told  # as many as it is told to train
+    assert "epoch 5: loss" not in told
+    assert "2 worker(s), batch 256" in told
+    assert found.journal.samples == 4 * 2048

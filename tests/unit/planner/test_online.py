@@ -1,0 +1,208 @@
+"""What an online search decides, from probes of machines that are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from evenstride.planner.choosing import Objective
+from evenstride.planner.foreseen import Choice, Job, Probe, foresee
+from evenstride.planner.online import (
+    MOST_PROBES,
+    Standing,
+    choices,
+    decide,
+    extremes,
+    overhead,
+)
+from evenstride.planner.workload import Noise
+from tests.unit.planner.searching import Truth
+
+FOUR = Truth([1e-4, 2e-4, 4e-4, 4e-4])
+NOISY = Noise(scale=1000.0, low=800.0, high=1250.0)
+JOB = Job(samples=60_000, epochs=30, base=64, gradient_bytes=4e5)
+WORKERS, BATCHES = (1, 2, 4), (64, 256, 1024)
+
+
+def job(**changes: object) -> Job:
+    return replace(JOB, **changes)  # type: ignore[arg-type]
+
+
+def searched(
+    truth: Truth, asked: Job, batches: tuple[int, ...], switch_s: float = 1.0
+) -> list[Choice]:
+    """Return where a search goes, the last one where it stays."""
+    possible = choices(WORKERS, batches)
+    at, probes, way = min(possible), list[Probe](), list[Choice]()
+    for visit in range(1, 10):
+        way.append(at)
+        probes = [p for p in probes if p.choice != at] + [truth.probe(at)]
+        noise = [p.noise for p in probes if p.noise is not None]
+        found = noise[-1] if noise else None
+        told = replace(asked, noise=found, batches=len(batches), base=min(batches))
+        decision = decide(told, possible, probes, Standing(at, {at.batch: 2560.0}, switch_s, visit))
+        if decision.to is None:
+            return way
+        at = decision.to
+    raise AssertionError("it never stays")
+
+
+def test_the_extremes_come_first_and_one_tells_of_all_between() -> None:
+    assert extremes(WORKERS, BATCHES) == (Choice(1, 64), Choice(4, 1024))
+    assert choices((1, 4), (2, 8)) == (Choice(1, 2), Choice(1, 8), Choice(4, 8))
+
+    way = searched(Truth([1e-4] * 4), job(epochs=30.0), (256,))
+
+    assert way == [Choice(1, 256), Choice(4, 256)]
+
+
+def test_steps_that_were_not_measured_are_foreseen_from_two_that_were() -> None:
+    truth = replace(FOUR, noise=NOISY, beside=1.1)
+    probes = [truth.probe(Choice(1, 64)), truth.probe(Choice(4, 1024))]
+    told = job(noise=NOISY, batches=3)
+
+    found = {one.choice: one for one in foresee(told, choices(WORKERS, BATCHES), probes, {})}
+
+    assert len(found) == 9
+    for choice, one in found.items():
+        assert one.step_s.value == pytest.approx(truth.step_s(choice), rel=0.02)
+        assert one.step_s.low < truth.step_s(choice) < one.step_s.high
+        epochs = 30 * (1000 + choice.batch) / (1000 + 64)
+        assert one.epochs == pytest.approx(epochs)
+        steps = epochs * 60_000 / choice.batch
+        assert one.time_s.value == pytest.approx(steps * one.step_s.value)
+        assert one.cost_usd.value == pytest.approx(choice.workers * one.time_s.value / 3600)
+        assert one.measured == (choice in {p.choice for p in probes})
+
+
+def test_what_was_trained_counts_by_what_its_samples_are_worth() -> None:
+    told = job(noise=NOISY, batches=3)
+
+    assert told.left({}) == 1.0
+    assert told.left({64: 0.5 * 30 * 60_000}) == pytest.approx(0.5)
+    # At 1024 the same samples are worth about half as much.
+    assert told.left({1024: 0.5 * 30 * 60_000}) == pytest.approx(1 - 0.5 * 1064 / 2024)
+    assert told.left({64: 1e9}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("objective", "chosen"),
+    [(Objective.TIME, 4), (Objective.COST, 1)],
+)
+def test_the_quickest_has_many_workers_and_the_cheapest_few(
+    objective: Objective, chosen: int
+) -> None:
+    way = searched(FOUR, job(epochs=300.0, objective=objective), (256,))
+
+    assert way[-1].workers == chosen
+    assert Choice(4, 256) in way
+
+
+def test_the_knee_is_chosen_where_switches_are_short() -> None:
+    way = searched(FOUR, job(epochs=300.0, objective=Objective.KNEE), (256,))
+
+    assert way[-1] in choices(WORKERS, (256,))
+    assert way[:2] == [Choice(1, 256), Choice(4, 256)]
+
+
+def test_a_training_that_is_nearly_over_is_left_alone() -> None:
+    possible = choices(WORKERS, (64,))
+    probe = FOUR.probe(Choice(1, 64))
+    whole = JOB.samples * JOB.epochs
+    for left_s, looks in ((3.0, False), (1000.0, True)):
+        done = whole - left_s * 64 / probe.step_s
+        decision = decide(JOB, possible, [probe], Standing(Choice(1, 64), {64: done}, 1.0))
+        assert (decision.to is not None) == looks
+        assert decision.probe == looks
+        assert ("too little" in decision.reason) != looks
+
+
+def test_without_gradient_noise_batches_are_not_compared() -> None:
+    alone = choices((1,), BATCHES)
+    told = job(batches=3)
+
+    decision = decide(told, alone, [FOUR.probe(Choice(1, 64))], Standing(Choice(1, 64), {}))
+
+    assert decision.to is None
+    assert "noise" in decision.reason
+    # With several workers it is looked for, and where it is not found the base batch stays.
+    assert searched(FOUR, told, BATCHES) == [Choice(1, 64), Choice(4, 1024), Choice(1, 64)]
+
+
+def test_with_gradient_noise_the_batch_is_chosen_too() -> None:
+    noisier = replace(FOUR, noise=Noise(scale=1e5, low=9e4, high=1.2e5))
+    calmer = replace(FOUR, noise=Noise(scale=20.0, low=18.0, high=22.0))
+    told = job(epochs=100.0)
+
+    assert searched(noisier, told, BATCHES)[-1] == Choice(4, 1024)
+    assert searched(calmer, told, BATCHES)[-1].batch == 64
+
+
+def test_a_switch_that_gains_less_than_it_costs_is_not_made() -> None:
+    possible = choices((1, 2), (64,))
+    probes = [FOUR.probe(Choice(1, 64)), FOUR.probe(Choice(2, 64))]
+    found = {one.choice: one.time_s.value for one in foresee(JOB, possible, probes, {})}
+    worse, better = sorted(found, key=lambda choice: -found[choice])
+    gain_s = found[worse] - found[better]
+    order = sorted(probes, key=lambda probe: probe.choice == worse)
+
+    goes = decide(JOB, possible, order, Standing(worse, {}, 0.99 * gain_s, 2))
+    stays = decide(JOB, possible, order, Standing(worse, {}, 1.01 * gain_s, 2))
+
+    assert goes.to == better
+    assert stays.to is None
+    assert "less than a switch" in stays.reason
+
+
+def test_a_third_is_tried_if_it_may_be_better_and_enough_is_left() -> None:
+    # 3 workers are nearly as good as 4.
+    truth = Truth([1e-4, 1e-4, 1e-4, 3e-4], latency_s=0.0001, gradient_bytes=1e5)
+    told = job(base=256, gradient_bytes=1e5)
+    possible = choices((1, 3, 4), (256,))
+    probes = [truth.probe(Choice(1, 256)), truth.probe(Choice(4, 256))]
+    here = Standing(Choice(4, 256), {}, 2.0, 2)
+
+    ahead = decide(replace(told, epochs=2000.0), possible, probes, here)
+    short = decide(replace(told, epochs=2.0), possible, probes, here)
+
+    assert (ahead.to, ahead.probe) == (Choice(3, 256), True)
+    assert short.to is None
+    # It was no better, so training comes back, and it is not tried twice.
+    probes += [truth.probe(Choice(3, 256))]
+    there = replace(here, present=Choice(3, 256), visits=3)
+    again = decide(replace(told, epochs=2000.0), possible, probes, there)
+    assert (again.to, again.probe) == (Choice(4, 256), False)
+    probes = [probes[0], probes[2], probes[1]]
+    back = decide(replace(told, epochs=2000.0), possible, probes, replace(here, visits=4))
+    assert back.to is None
+
+
+def test_a_search_ends_after_so_many_configurations() -> None:
+    possible, told = choices((1, 2), (64,)), job(epochs=1e4)
+    alone = [FOUR.probe(Choice(1, 64))]
+    both = [*alone, FOUR.probe(Choice(2, 64))]
+
+    def decided(probes: list[Probe], visits: int) -> Choice | None:
+        return decide(told, possible, probes, Standing(probes[-1].choice, {}, 0.1, visits)).to
+
+    assert decided(alone, 1) == Choice(2, 64)
+    assert decided(alone, MOST_PROBES) is None
+    # One worker is quicker here: back to it, once.
+    assert decided(both, MOST_PROBES) == Choice(1, 64)
+    assert decided(both, MOST_PROBES + 1) is None
+
+
+def test_the_overhead_is_what_the_chosen_configuration_would_have_saved() -> None:
+    found = overhead(search_s=10.0, samples=8000.0, per_s=1000.0, left_s=90.0)
+
+    assert (found.useful_s, found.lost_s, found.total_s) == (8.0, 2.0, 100.0)
+    assert found.part == pytest.approx(0.02)
+    assert overhead(0.0, 0.0, 1000.0, 0.0).part == 0.0
+
+
+def test_a_probe_survives_json() -> None:
+    probe = replace(FOUR, noise=NOISY).probe(Choice(4, 256))
+
+    assert Probe.from_plain(probe.to_plain()) == probe
+    assert Probe.from_plain(FOUR.probe(Choice(1, 64)).to_plain()).noise is None

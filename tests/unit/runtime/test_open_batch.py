@@ -1,0 +1,147 @@
+"""A global batch that is left open: where it comes from, and states of another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import evenstride
+from evenstride.errors import ConfigError
+from evenstride.runtime.open_batch import Batch, batch_of
+
+SAMPLES = 40
+
+
+@pytest.mark.parametrize(
+    ("asked", "bounds", "environment", "batch"),
+    [
+        (64, None, None, Batch(64)),
+        (64, None, 128, Batch(64)),
+        ("auto", (64, 1024), None, Batch(64)),
+        ("auto", (64, 1024), 256, Batch(256, (64, 1024))),
+        ("auto", [64, 64], 64, Batch(64, (64, 64))),
+    ],
+)
+def test_the_environment_chooses_only_where_the_script_leaves_it_open(
+    asked: Any, bounds: Any, environment: int | None, batch: Batch
+) -> None:
+    assert batch_of(asked, bounds, environment) == batch
+
+
+@pytest.mark.parametrize(
+    ("asked", "bounds", "environment", "words"),
+    [
+        (64, (32, 128), None, "are those of a global batch that is left open"),
+        ("auto", None, None, "needs bounds"),
+        ("auto", (64,), None, "needs bounds"),
+        ("auto", "64", None, "needs bounds"),
+        ("auto", (0, 64), None, "the lower of bounds is 0"),
+        ("auto", (64, 32), None, "the upper of bounds is 32"),
+        ("auto", (64, 1.5), None, "the upper of bounds is 1.5"),
+        ("auto", (64, 128), 32, r"EVENSTRIDE_GLOBAL_BATCH is 32.*64 to 128"),
+        ("auto", (64, 128), 129, "EVENSTRIDE_GLOBAL_BATCH is 129"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_range(
+    asked: Any, bounds: Any, environment: int | None, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        batch_of(asked, bounds, environment)
+
+
+class Run:
+    """One process of a run, with what a script has."""
+
+    def __init__(self, folder: Path, batch: Any = "auto", **settings: Any) -> None:
+        bounds = (4, 16) if batch == "auto" else None
+        self.stride = evenstride.Stride(batch, bounds=bounds, **settings)
+        self.loader = self.stride.loader(TensorDataset(torch.arange(float(SAMPLES)).view(-1, 1)))
+        self.net = self.stride.watch(nn.Linear(1, 1))
+        optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-6)
+        self.checkpoint = evenstride.Checkpointer(
+            folder, self.stride, model=self.net, optimizer=optimizer, notices="off"
+        )
+        self.optimizer = optimizer
+
+    def train(self, steps: int) -> list[float]:
+        """Train so many steps; return their samples."""
+        seen = list[float]()
+        until = self.stride.step + steps
+        while self.stride.step < until:
+            for (x,) in self.loader:
+                loss = self.stride.scale(self.net(x).square().mean())
+                loss.backward()  # type: ignore[no-untyped-call]
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                seen += x.view(-1).tolist()
+                if self.stride.step == until:
+                    break
+        return seen
+
+    def end(self) -> None:
+        self.checkpoint.save()
+        self.checkpoint.close()
+        self.stride.close()
+
+
+def test_an_epoch_goes_on_with_another_batch_and_the_batches_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, shown = list[float](), list[Any]()
+    for batch, steps in ((4, 3), (16, 1), (12, 1)):
+        monkeypatch.setenv("EVENSTRIDE_GLOBAL_BATCH", str(batch))
+        run = Run(tmp_path)
+        run.checkpoint.restore()
+        assert run.stride.global_batch == batch
+        seen += run.train(steps)
+        shown.append(run.stride.state_dict()["batches"])
+        assert run.stride.epoch == (batch == 12)
+        run.end()
+
+    assert sorted(seen) == list(range(SAMPLES))  # 12 + 16 + 12, each once
+    assert shown[-1] == [[0, 4], [3, 16], [4, 12]]
+
+
+def test_a_state_of_another_batch_is_refused_where_nobody_has_chosen_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_GLOBAL_BATCH", "16")
+    first = Run(tmp_path)
+    first.train(1)
+    first.end()
+
+    monkeypatch.delenv("EVENSTRIDE_GLOBAL_BATCH")
+    for batch in ("auto", 8):
+        run = Run(tmp_path, batch)
+        with pytest.raises(ConfigError, match=r"global_batch 16.*set EVENSTRIDE_GLOBAL_BATCH"):
+            run.checkpoint.restore()
+        run.stride.close()
+
+
+def test_a_state_saved_with_a_batch_of_its_own_can_be_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Run(tmp_path, 8)
+    first.train(2)
+    first.end()
+
+    monkeypatch.setenv("EVENSTRIDE_GLOBAL_BATCH", "4")
+    run = Run(tmp_path)
+    run.checkpoint.restore()
+
+    assert run.stride.state_dict()["position"] == 16
+    assert run.stride.state_dict()["batches"] == [[0, 8], [2, 4]]
+    run.end()
+
+
+def test_a_fixed_batch_says_nothing_of_batches() -> None:
+    stride = evenstride.Stride(8)
+
+    assert "batches" not in stride.state_dict()
+    assert stride.global_batch == 8
+    stride.close()
