@@ -70,7 +70,8 @@ class Letters(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores of each window's next letters."""
         h = self.embedding(x) + self.place
-        parts = self.mixed(self.first(h)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        several = self.mixed(self.first(h)).reshape(*h.shape[:2], 3, self.heads, -1)
+        parts = several.permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(*parts, is_causal=True)
         h = h + self.out(seen.transpose(1, 2).flatten(2))
         h = h + self.narrow(F.gelu(self.wide(self.second(h))))

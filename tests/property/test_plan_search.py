@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from evenstride.core.fleet import FloatArray
 from evenstride.core.gradient_noise import Interval
 from evenstride.errors import InfeasibleShares
-from evenstride.planner.bounds import Bounds, Cells, Pair, cells
+from evenstride.planner.bounds import Bounds, Cells, Pair, cells, price
 from evenstride.planner.choosing import NothingFits, Objective, Wishes, at_most, choose
 from evenstride.planner.curves import Curve
 from evenstride.planner.front import Front, frontier
@@ -86,7 +86,8 @@ _confidences = st.sampled_from([0.5, 0.5, 0.75, 0.9, 0.975, 0.99])
 
 def _bounds(bounds: Bounds, pair: Pair, grid: Cells) -> tuple[FloatArray, FloatArray]:
     """Return the bounds, which are at least the quick ones."""
-    least, quick = bounds.least(pair, grid), bounds.without_losses(pair, grid)
+    least = bounds.least(pair, grid)
+    quick = (least.useful_s, least.useful_s / 3600.0 * price(pair, grid, "value"))
     whole = bounds.of(pair, grid, least.compute_s, least.error)
     for rough, close in zip(quick, whole, strict=True):
         assert (rough * (1 - 1e-12) <= np.where(np.isnan(close), inf, close)).all()

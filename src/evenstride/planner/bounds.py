@@ -127,16 +127,6 @@ class Bounds:
             self._least[known] = Least(compute_s, error, self._steps[some.batch] * step_s)
         return self._least[known]
 
-    def without_losses(self, pair: Pair, some: Cells) -> tuple[FloatArray, FloatArray]:
-        """Return least time and cost as if nothing were lost, and in the expected case: quicker.
-
-        Args:
-            pair: of kinds.
-            some: all cells of one kind, or all of two.
-        """
-        useful_s = self.least(pair, some).useful_s
-        return useful_s, useful_s / 3600.0 * _price(pair, some, "value")
-
     def of(
         self,
         pair: Pair,
@@ -159,16 +149,16 @@ class Bounds:
         sync_s = self._sync_s[workers]
         useful_s = self._steps[some.batch] * (compute_s + sync_s)
         mean, high = self._stretch(pair, some, useful_s, fine=fine)
-        price = [_price(pair, some, end) for end in ("value", "high")]
+        per_h = [price(pair, some, end) for end in ("value", "high")]
         if not self._z:
             time_s = useful_s * mean
-            return time_s, time_s / 3600.0 * price[0]
+            return time_s, time_s / 3600.0 * per_h[0]
         with np.errstate(invalid="ignore"):  # what does not fit is infinite
             part = self._part(error * compute_s, compute_s, sync_s, workers)
         unsure = np.hypot(self._unsure[some.batch], Z95 * part)
-        dear = np.log(price[1] / price[0])
+        dear = np.log(per_h[1] / per_h[0])
         time_s = useful_s * self._end(mean, high, unsure)
-        usd = useful_s / 3600.0 * price[0] * self._end(mean, high, np.hypot(unsure, dear))
+        usd = useful_s / 3600.0 * per_h[0] * self._end(mean, high, np.hypot(unsure, dear))
         return time_s, usd
 
     def _part(
@@ -217,7 +207,14 @@ def _workers(pair: Pair, some: Cells) -> IntArray:
     return found
 
 
-def _price(pair: Pair, some: Cells, end: str) -> FloatArray:
+def price(pair: Pair, some: Cells, end: str) -> FloatArray:
+    """Return the price per hour of clusters, or an end of its interval.
+
+    Args:
+        pair: of kinds.
+        some: clusters.
+        end: ``value``, ``low`` or ``high``.
+    """
     one, two = (getattr(kind.usd_per_h, end) for kind in pair)
     found: FloatArray = one * some.machines[0] + two * some.machines[1]
     return found

@@ -58,7 +58,7 @@ class Curve:
 
     def error_at(self, samples: float) -> float:
         """Return the deviation of mean steps from the curve, by their size, as a part."""
-        return float(self.errors_at(np.array([float(samples)]))[0])
+        return float(self.errors_at(np.array([samples], dtype=np.float64))[0])
 
     def errors_at(self, samples: FloatArray) -> FloatArray:
         """Return the same of many sizes.

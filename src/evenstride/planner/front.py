@@ -16,6 +16,7 @@ from evenstride.planner.outlook import Outlook
 
 EQUAL = 1e-8
 """By which figures that are equal may differ, in proportion: rounding of numbers."""
+_VERY_MUCH = 1e200
 
 
 def frontier(outlooks: Iterable[Outlook], confidence: float = 0.5) -> tuple[Outlook, ...]:
@@ -73,9 +74,17 @@ class Front:
             time_s: of the points, ``(n,)``.
             usd: of the points, ``(n,)``; what is infinite counts as beaten.
         """
+        found: npt.NDArray[np.bool_] = usd >= self.least_usd(time_s)
+        return found
+
+    def least_usd(self, time_s: FloatArray) -> FloatArray:
+        """Return what the cheapest of these costs that is not slower; very much if all are.
+
+        Args:
+            time_s: ``(n,)``.
+        """
         quicker = np.searchsorted(self.time_s, time_s, side="right")
-        least_usd = np.concatenate([[np.finfo(np.float64).max], self.usd])[quicker]
-        found: npt.NDArray[np.bool_] = usd >= least_usd
+        found: FloatArray = np.concatenate([[_VERY_MUCH], self.usd])[quicker]
         return found
 
     def gains(self, time_s: FloatArray, usd: FloatArray) -> FloatArray:

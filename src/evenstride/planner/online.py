@@ -16,6 +16,7 @@ from statistics import NormalDist
 from evenstride.core.gradient_noise import Z95, Interval
 from evenstride.planner.choosing import Objective, knee
 from evenstride.planner.foreseen import Choice, Foreseen, Job, Probe, Trained, foresee
+from evenstride.planner.workload import Noise
 
 USUAL_SWITCH_S = 2.0
 """Seconds that a switch is taken to cost before there has been one."""
@@ -179,8 +180,8 @@ def _rival(
 ) -> Decision:
     """Stay, unless another one, not measured yet, may be so much better that trying it pays.
 
-    What trying may bring is the expected value of ``max(0, gain)``, its cost two switches: if it is
-    no better, training comes back.
+    What trying may bring is the expected value of ``max(0, gain)``. It costs two switches, since
+    training comes back if it is no better, and what its steps are longer.
     """
     stay = Decision(None, False, f"{here.choice} is {_best_in(job.objective)}", ranked)
     if job.objective is Objective.KNEE:
@@ -188,7 +189,9 @@ def _rival(
     seen = {probe.choice for probe in probes}
     rivals = [one for one in ranked[1:] if one.choice not in seen and _overlap(one, here, job)]
     for one in rivals:
-        if _expected_gain(one, here, job) > 2 * _switch(one, job, standing.switch_s):
+        slower = max(one.time_s.value / here.time_s.value - 1, 0.0)
+        looking_s = 2 * standing.switch_s + slower * probes[-1].steps * one.step_s.value
+        if _expected_gain(one, here, job) > _switch(one, job, looking_s):
             return Decision(
                 one.choice,
                 True,
@@ -270,6 +273,16 @@ def _better(here: Foreseen, best: Foreseen, objective: Objective) -> str:
         f"{best.cost_usd.value:.3g} USD are left there, {here.time_s.value:.0f} s and "
         f"{here.cost_usd.value:.3g} USD here"
     )
+
+
+def surest(measured: Sequence[Noise | None]) -> Noise | None:
+    """Return the noise scale with the narrowest interval; ``None`` if there is none."""
+
+    def width(one: Noise) -> float:
+        high = inf if one.high is None else one.high
+        return (high - one.low) / one.scale if one.scale > 0 else inf
+
+    return min((one for one in measured if one is not None), key=width, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from math import inf
 import numpy as np
 
 from evenstride.core.fleet import FloatArray, IntArray
-from evenstride.planner.bounds import Bounds, Cells, Pair, cells
+from evenstride.planner.bounds import Bounds, Cells, Pair, cells, price
 from evenstride.planner.choosing import Wishes
 from evenstride.planner.front import Front, frontier
 from evenstride.planner.judging import Judge
@@ -35,6 +35,7 @@ _FOR_THE_REST = 1_000  # of these for what is shown beside the choice
 _AT_ONCE = 64  # looks between two looks at what is left
 _PENDING = 100_000  # bounds that are kept without a look at what is worth keeping
 _SEEDS = 60
+_NONE = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ class _Hunt:
         self._judge = Judge(task, self._bounds)
         self._front = Front.of((), wishes)
         self._kept, self._rest = Kept.none(), Rest()
+        self._allowed: dict[int, tuple[Front | None, FloatArray]] = {}
 
     def bound(self) -> None:
         """Work out the bounds of all choices, and keep those that may gain something."""
@@ -154,8 +156,7 @@ class _Hunt:
         singles = sum(one is two for one, two in self._pairs)
         for number, pair in enumerate(self._pairs):
             grid = self._grids[pair[0] is not pair[1]]
-            quick = self._bounds.without_losses(pair, grid)
-            good = np.flatnonzero(~self._front.beaten(*quick))
+            good = self._promising(pair, grid)
             if len(good):
                 pending.append(self._bounded(number, pair, grid, good))
                 count += len(pending[-1].pair)
@@ -163,6 +164,18 @@ class _Hunt:
                 self._keep(pending)
                 pending, count = [self._kept], 0
         self._keep(pending)
+
+    def _promising(self, pair: Pair, grid: Cells) -> IntArray:
+        """Return the cells of a pair that would not be beaten if nothing were lost, as expected.
+
+        What a cluster may cost in an hour not to be beaten is the same for many pairs.
+        """
+        least = self._bounds.least(pair, grid)
+        front, allowed = self._allowed.get(id(least), (None, _NONE))
+        if front is not self._front:
+            allowed = self._front.least_usd(least.useful_s) / (least.useful_s / 3600.0)
+            self._allowed[id(least)] = self._front, allowed
+        return np.flatnonzero(price(pair, grid, "value") < allowed)
 
     def _bounded(self, number: int, pair: Pair, grid: Cells, which: IntArray) -> Kept:
         """Return those of some cells of a pair that may gain something by their whole bounds."""

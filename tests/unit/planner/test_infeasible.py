@@ -22,12 +22,12 @@ def told(kinds: list[Kind], batches: tuple[int, ...], most: int, wishes: Wishes 
 
 
 def test_too_little_memory_says_how_many_machines_or_which_batch_would_do() -> None:
-    message = told([SMALL, ROOMY], (300, 512), 8)
+    message = told([SMALL, ROOMY], (310, 512), 8)
 
-    assert "a batch of 300, the smallest, takes 15 machines of the roomiest type, roomy" in message
-    assert "--max-nodes 15" in message
+    assert "a batch of 310, the smallest, takes 16 machines of the roomiest type, roomy" in message
+    assert "--max-nodes 16" in message
     assert "a batch of at most 160" in message
-    assert make_plan([SMALL, ROOMY], task(), Wishes(), (300,), most_machines=15).found.outlooks
+    assert make_plan([SMALL, ROOMY], task(), Wishes(), (310,), most_machines=16).found.outlooks
     assert make_plan([SMALL, ROOMY], task(), Wishes(), (160,), most_machines=8).found.outlooks
     assert "takes 15 machines" in told([SMALL, ROOMY], (300,), 14)
 

@@ -15,6 +15,7 @@ from evenstride.planner.online import (
     decide,
     extremes,
     overhead,
+    surest,
 )
 from evenstride.planner.workload import Noise
 from tests.unit.planner.searching import Truth
@@ -199,6 +200,14 @@ def test_the_overhead_is_what_the_chosen_configuration_would_have_saved() -> Non
     assert (found.useful_s, found.lost_s, found.total_s) == (8.0, 2.0, 100.0)
     assert found.part == pytest.approx(0.02)
     assert overhead(0.0, 0.0, 1000.0, 0.0).part == 0.0
+
+
+def test_the_noise_that_is_known_best_counts() -> None:
+    open_end = Noise(scale=900.0, low=100.0)
+
+    assert surest([None, open_end, NOISY, None, Noise(scale=50.0, low=10.0, high=90.0)]) == NOISY
+    assert surest([None, open_end]) == open_end
+    assert surest([None]) is None
 
 
 def test_a_probe_survives_json() -> None:

@@ -60,9 +60,11 @@ def test_shares_beyond_what_was_measured_widen_it() -> None:
         assert told.time_s.high / told.time_s.value == pytest.approx(
             exp(1.96 * hypot(own, half)), rel=1e-3
         )
-    far, near = (curve.error_at(b) for b in (4096, 64))
+    far, near = curve.errors_at(np.array([4096.0, 64.0])).tolist()
     assert far > 1.4 * near
-    assert curve.surest == pytest.approx(min(range(1, 400), key=curve.error_at), abs=1)
+    sizes_looked_at = np.arange(1.0, 400.0)
+    least = sizes_looked_at[curve.errors_at(sizes_looked_at).argmin()]
+    assert curve.surest == pytest.approx(least, abs=1)
 
 
 def test_unknown_links_widen_it_for_several_workers_only() -> None:

@@ -25,6 +25,7 @@ from evenstride.planner.online import (
     decide,
     extremes,
     overhead,
+    surest,
 )
 
 _LOOK_S = 0.5  # from one look into a trace to the next
@@ -171,7 +172,6 @@ class _Search:
         return probe
 
     def _decide(self, at: Training, probe: Probe) -> Decision:
-        noise = [one.noise for one in self.journal.probes if one.noise is not None]
         known = facts_of(at.crew.phase.trace)
         assert known is not None, "it has been measured"
         job = Job(
@@ -181,7 +181,7 @@ class _Search:
             known.gradient_bytes,
             self.asked.objective,
             self.asked.usd_per_h,
-            noise[-1] if noise else None,
+            surest([one.noise for one in self.journal.probes]),
             len(set(self.asked.batches)) or 1,
         )
         trained = dict(self.journal.trained)

@@ -1,0 +1,112 @@
+"""What a search measures and keeps, without any process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evenstride.core.events import Exchanged, KeepShares
+from evenstride.core.observation import Measured, Observation
+from evenstride.errors import ConfigError
+from evenstride.lab.online.journal import NAME, Journal, Switch, opened
+from evenstride.lab.online.measuring import facts_of, probe_of
+from evenstride.planner.foreseen import Choice, Probe
+from evenstride.planner.workload import Point
+from evenstride.trace.write import TraceWriter
+from tests.unit.planner.runs import life
+
+
+def test_a_phase_is_measured_once_enough_is_known_of_every_worker(tmp_path: Path) -> None:
+    trace = life(tmp_path, workers=("a/0", "a/1"), busy_s={0: 0.1, 1: 0.2})
+
+    assert probe_of(trace, 6) is None
+    found = probe_of(trace, 5)
+
+    assert found is not None
+    assert (found.choice, found.steps) == (Choice(2, 512), 5)
+    assert found.points == (
+        (Point(samples=256, step_s=0.1, steps=5),),
+        (Point(samples=256, step_s=0.2, steps=5),),
+    )
+    assert found.step_s == pytest.approx(0.15)  # of the first worker, wait included
+    assert found.communication_s == pytest.approx(0.05)
+    assert found.noise is None
+
+
+def test_of_one_worker_that_has_told_nothing_nothing_is_known(tmp_path: Path) -> None:
+    assert probe_of(life(tmp_path, workers=("a/0", "a/1"), busy_s={0: 0.1}), 1) is None
+    assert facts_of(tmp_path / "nowhere.jsonl") is None
+    assert probe_of(tmp_path / "nowhere.jsonl", 1) is None
+
+
+def test_steps_that_the_processes_before_disturbed_do_not_count(tmp_path: Path) -> None:
+    trace = life(tmp_path, busy_s={0: 0.1})
+    slow = Observation(0, 512, 6, (0.9, 0.8, 0.7), (0.0,) * 3)
+    calm = Observation(0, 512, 9, (0.1, 0.11, 0.1, 0.1), (0.0,) * 4)
+    first = Observation(0, 512, 13, (9.0,), (0.0,), modelled=False)
+    with TraceWriter(trace, {"policy": "uniform"}) as writer:
+        measured = Measured.of([slow, calm, first])
+        writer.event(2.0, Exchanged(14, 14, measured), (KeepShares("good as is"),))
+    # The header of a second life is as that of the first for what is looked at here.
+    text = trace.read_text().splitlines()
+    trace.write_text("\n".join(line for n, line in enumerate(text) if n != len(text) - 3) + "\n")
+
+    found = probe_of(trace, 5)
+
+    assert found is not None
+    (point,) = found.points[0]
+    assert (point.step_s, point.steps) == (0.1, 12)
+    assert point.scatter < 0.01
+    assert found.step_s == pytest.approx(0.1, rel=0.2)
+
+
+ASKED = {"script": ["train.py"], "workers": [1, 2], "epochs": 3.0}
+
+
+def whole(folder: Path) -> Journal:
+    journal = opened(folder, ASKED)
+    journal.phases, journal.reason, journal.search_s = 2, "the quickest", 4.5
+    journal.present, journal.chosen = Choice(2, 64), Choice(1, 32)
+    journal.note(Probe(Choice(1, 32), 40, 0.5, ((Point(samples=32, step_s=0.4),),)))
+    journal.switches.append(Switch(Choice(1, 32), Choice(2, 64), 0.25, 0.5))
+    journal.train(32, 320.0)
+    journal.keep()
+    return journal
+
+
+def test_a_search_goes_on_with_all_it_knew(tmp_path: Path) -> None:
+    journal = whole(tmp_path)
+
+    assert opened(tmp_path, ASKED) == journal
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+    assert journal.switch_s(9.0) == 0.75
+    assert Journal(tmp_path / NAME, ASKED).switch_s(9.0) == 9.0
+
+
+def test_what_was_measured_again_takes_the_place_of_what_was_before(tmp_path: Path) -> None:
+    journal = whole(tmp_path)
+    again = Probe(Choice(1, 32), 50, 0.6, ((Point(samples=32, step_s=0.5),),))
+
+    journal.note(again)
+
+    assert journal.probes == [again]
+
+
+def test_samples_that_were_lost_are_not_trained(tmp_path: Path) -> None:
+    journal = whole(tmp_path)
+
+    journal.train(32, -20.0)
+    assert journal.samples == 300.0
+    journal.train(64, -20.0)
+    assert journal.samples == 300.0
+
+
+def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
+    whole(tmp_path)
+
+    with pytest.raises(ConfigError, match="is of a search with other epochs, workers"):
+        opened(tmp_path, {**ASKED, "workers": [1], "epochs": 4.0})
+    (tmp_path / NAME).write_text('{"format": 1, "asked": {}')
+    with pytest.raises(ConfigError, match="cannot be read"):
+        opened(tmp_path, ASKED)
