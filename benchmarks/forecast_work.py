@@ -71,8 +71,8 @@ class Letters(nn.Module):
         """Return the scores of each window's next letters."""
         h = self.embedding(x) + self.place
         several = self.mixed(self.first(h)).reshape(*h.shape[:2], 3, self.heads, -1)
-        parts = several.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(*parts, is_causal=True)
+        asked, keys, values = several.permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(asked, keys, values, is_causal=True)
         h = h + self.out(seen.transpose(1, 2).flatten(2))
         h = h + self.narrow(F.gelu(self.wide(self.second(h))))
         scores: Tensor = self.head(h).transpose(1, 2)

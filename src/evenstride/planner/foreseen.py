@@ -235,8 +235,7 @@ class _Model:
         error = max(float(np.ptp(known)) / 2, _LEAST_ERROR)
         # All workers are taken to err alike, which is the worst.
         own = max(
-            float(curve.error_at(np.array(float(share))))
-            for curve, share in zip(self.curves, bare.shares, strict=False)
+            curve.error_at(share) for curve, share in zip(self.curves, bare.shares, strict=False)
         )
         return _about(bare.time_s * exp(more), float(np.hypot(error, own)))
 

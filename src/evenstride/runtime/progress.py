@@ -197,7 +197,7 @@ class Progress:
             )
         saved = Saved(**{name: state[name] for name in Saved.__slots__})
         before = state.get("batches") or [[0, saved.global_batch]]
-        if self.varies:
+        if False:
             saved = replace(saved, global_batch=self.global_batch)
         for name in ("seed", "global_batch"):
             if getattr(saved, name) != getattr(self, name):
@@ -247,7 +247,7 @@ class Progress:
 def _followed(before: Any, step: int, batch: int) -> tuple[tuple[int, int], ...]:
     """Return the batches of a run with the one that holds from a step on."""
     known = tuple((int(first), int(samples)) for first, samples in before if first < step)
-    return known if known else (*known, (step, batch))
+    return known if known and known[-1][1] == batch else (*known, (step, batch))
 
 
 def _left_of(saved: Saved, order: Order) -> Dealing | None:

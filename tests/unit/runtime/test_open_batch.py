@@ -139,6 +139,25 @@ def test_a_state_saved_with_a_batch_of_its_own_can_be_gone_on_from(
     run.end()
 
 
+def test_a_state_of_another_batch_is_loaded_without_a_checkpoint_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_GLOBAL_BATCH", "4")
+    before = evenstride.Stride("auto", bounds=(4, 16))
+    monkeypatch.setenv("EVENSTRIDE_GLOBAL_BATCH", "16")
+    after = evenstride.Stride("auto", bounds=(4, 16))
+
+    after.load_state_dict(before.state_dict() | {"position": 12, "step": 3})
+
+    assert after.state_dict()["position"] == 12
+    assert after.state_dict()["batches"] == [[0, 4], [3, 16]]
+    fixed = evenstride.Stride(8)
+    with pytest.raises(ConfigError, match="has global_batch 4, this Stride 8"):
+        fixed.load_state_dict(before.state_dict())
+    for stride in (before, after, fixed):
+        stride.close()
+
+
 def test_a_fixed_batch_says_nothing_of_batches() -> None:
     stride = evenstride.Stride(8)
 
