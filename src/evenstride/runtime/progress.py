@@ -197,7 +197,7 @@ class Progress:
             )
         saved = Saved(**{name: state[name] for name in Saved.__slots__})
         before = state.get("batches") or [[0, saved.global_batch]]
-        if False:
+        if self.varies:
             saved = replace(saved, global_batch=self.global_batch)
         for name in ("seed", "global_batch"):
             if getattr(saved, name) != getattr(self, name):
