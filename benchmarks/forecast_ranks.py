@@ -13,6 +13,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from evenstride.runtime.teardown import take_down_group
 from evenstride.trace.read import read_noise, trace_path
 
 LOOKS = 12  # at the held-out data, in an epoch
+SMOOTHED = {"images": 4, "text": 1}  # looks whose mean has to be at the target
 BASE = 128  # batch that the optimizers' learning rates are for; elsewhere by its root
 NOISE_EVERY = 4
 _NETWORK_SPACE = 0x40000000  # CLONE_NEWNET
@@ -71,9 +73,10 @@ def train(
             if stride.step % every:
                 continue
             looks.append((stride.step / len(loader), _loss(net, task)))
-            if looks[-1][1] <= schedule["target"]:
+            smooth = smoothed(looks, SMOOTHED[task.name])
+            if smooth and smooth[-1][1] <= schedule["target"]:
                 stride.close()
-                return {"epochs": _crossed(looks, schedule["target"]), "looks": looks}
+                return {"epochs": _crossed(smooth, schedule["target"]), "looks": looks}
     stride.close()
     return {"epochs": None, "looks": looks}
 
@@ -84,6 +87,14 @@ def _loss(net: torch.nn.Module, task: Task) -> float:
     both = torch.tensor(held_out_loss(net, task, mine), dtype=torch.float64)
     dist.all_reduce(both)
     return float(both[0] / both[1])
+
+
+def smoothed(looks: list[tuple[float, float]], count: int) -> list[tuple[float, float]]:
+    """Return the means of so many looks in a row; none of fewer."""
+    return [
+        (fmean(at for at, _ in some), fmean(loss for _, loss in some))
+        for some in (looks[end - count : end] for end in range(count, len(looks) + 1))
+    ]
 
 
 def _crossed(looks: list[tuple[float, float]], target: float) -> float:

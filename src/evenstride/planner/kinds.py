@@ -107,7 +107,12 @@ def _room(kind: Kind) -> float:
 
 
 def _lost_less(one: Transience | None, other: Transience | None) -> bool:
-    """Return whether at no level of luck one is taken away more often than the other."""
+    """Return whether at no level of luck one is taken away more often than the other.
+
+    Where their recorded waits differ, neither is said to be: a cluster's waits are of all its
+    kinds together.
+    """
     if one is None or other is None:
         return True  # both are on demand then
-    return all(a <= b for a, b in zip(one.rates_per_s, other.rates_per_s, strict=True))
+    alike = one.waits_s == other.waits_s
+    return alike and all(a <= b for a, b in zip(one.rates_per_s, other.rates_per_s, strict=True))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from evenstride.core.fleet import FloatArray
 from evenstride.core.observation import Measured, communication_s
 from evenstride.planner.lives import Life
 from evenstride.planner.workload import Links
@@ -16,8 +17,9 @@ _USUAL_LATENCY_S = 1e-4
 def links(measured: Iterable[tuple[int, float]], gradient_bytes: float) -> Links | None:
     """Return the links that communication measured with several numbers of workers means.
 
-    A ring of ``W`` takes ``2 (W - 1) (latency + bytes / W / bandwidth)``. With one number of
-    workers only, a latency of 0.1 ms is taken out, and the rest is bandwidth.
+    A ring of ``W`` takes ``2 (W - 1) (latency + bytes / W / bandwidth)``, fitted by least squares
+    on relative errors, neither part below 0. With one number of workers only, a latency of 0.1 ms
+    is taken out, and the rest is bandwidth.
 
     Args:
         measured: workers, at least 2, and seconds of their communication.
@@ -26,25 +28,35 @@ def links(measured: Iterable[tuple[int, float]], gradient_bytes: float) -> Links
     Returns:
         ``None`` if nothing was measured.
     """
-    rows = [(workers, time_s) for workers, time_s in measured if workers > 1]
+    every = [(workers, time_s) for workers, time_s in measured if workers > 1]
+    rows = [(workers, time_s) for workers, time_s in every if time_s > 0]
     if not rows:
-        return None
+        return Links(latency_s=0.0) if every else None
     workers, times_s = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
     messages = 2 * (workers - 1)
-    design = np.stack([messages, messages * gradient_bytes / workers], axis=1)
-    if len(set(workers.tolist())) > 1 and gradient_bytes > 0:
-        latency_s, per_byte_s = np.linalg.lstsq(design, times_s, rcond=None)[0]
-        if latency_s >= 0 and per_byte_s > 0:
-            return Links(latency_s=float(latency_s), bytes_per_s=float(1 / per_byte_s))
-        if per_byte_s > 0:
-            only = float(design[:, 1] @ times_s / (design[:, 1] @ design[:, 1]))
-            return Links(latency_s=0.0, bytes_per_s=1 / only)
-    rest_s = times_s - messages * _USUAL_LATENCY_S
-    carried = float(design[:, 1] @ rest_s)
-    if gradient_bytes > 0 and carried > 0:
-        per_byte_s = carried / float(design[:, 1] @ design[:, 1])
-        return Links(latency_s=_USUAL_LATENCY_S, bytes_per_s=1 / per_byte_s)
-    return Links(latency_s=max(float(messages @ times_s / (messages @ messages)), 0.0))
+    carried = messages * gradient_bytes / workers
+    if len(set(workers.tolist())) == 1:
+        latency_s = min(_USUAL_LATENCY_S, float((times_s / messages).mean()))
+        per_byte_s = _least(carried, times_s - latency_s * messages)
+    else:
+        latency_s, per_byte_s = _least_of_both(messages / times_s, carried / times_s)
+    return Links(latency_s=latency_s, bytes_per_s=1 / per_byte_s if per_byte_s > 0 else None)
+
+
+def _least_of_both(first: FloatArray, second: FloatArray) -> tuple[float, float]:
+    """Return how much of two things, neither below 0, comes nearest to 1 everywhere."""
+    ones = np.ones(len(first))
+    found = np.linalg.lstsq(np.stack([first, second], axis=1), ones, rcond=None)[0]
+    if (found >= 0).all():
+        return float(found[0]), float(found[1])
+    alone = (_least(first, ones), 0.0), (0.0, _least(second, ones))
+    return min(alone, key=lambda one: float(((one[0] * first + one[1] * second - 1) ** 2).sum()))
+
+
+def _least(by: FloatArray, wanted: FloatArray) -> float:
+    """Return the multiple of a thing, not below 0, that comes nearest to what is wanted."""
+    square = float(by @ by)
+    return max(float(by @ wanted) / square, 0.0) if square > 0 else 0.0
 
 
 def links_of(life: Life) -> Links | None:

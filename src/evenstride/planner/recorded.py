@@ -158,7 +158,8 @@ def _of_json(path: Path, text: str) -> SpotTrace:
 
 def _of_lives(found: FloatArray) -> Machines:
     """Return machines whose lives were recorded one by one, each in a slot that is free."""
-    came_s, gone_s = found[np.argsort(found[:, 0], kind="stable")].T
+    since = found - found[:, 0].min()  # whatever the clock was, such as seconds since 1970
+    came_s, gone_s = since[np.argsort(since[:, 0], kind="stable")].T
     end_s = float(np.where(np.isfinite(gone_s), gone_s, came_s).max()) + _GAP_S
     gap_s = max(_GAP_S, end_s / _MOST_TICKS)
     ticks = int(end_s / gap_s) + 1

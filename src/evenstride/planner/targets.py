@@ -113,8 +113,7 @@ def towards(profile: Profile, trace: Path, aim: Aim) -> tuple[Profile, str]:
     noise = noise_of(course, until=epochs)
     one = Training(batch=batch, epochs=epochs, gamma=_gamma(noise, batch))
     update = {"target": target, "trainings": (one,), "noise": noise}
-    late = f"{run} was at {target} when it was first looked at, so it may have come there sooner"
-    return profile.model_copy(update=update), late if told.at_first else ""
+    return profile.model_copy(update=update), ""
 
 
 def _why_not(target: str, told: Reaching, course: Course) -> str:
@@ -124,6 +123,11 @@ def _why_not(target: str, told: Reaching, course: Course) -> str:
         return f"did not come to {target}; its nearest was {at}"
     if not told.epochs:
         return f"was at {target} before it was trained"
+    if told.at_first:
+        return (
+            f"was at {target} when it was first looked at, after {told.epochs:.4g} epochs, so when "
+            "it came there is not known (a metric has to fall to its target; look more often)"
+        )
     if len(course.batches) > 1:
         batches = ", ".join(map(str, course.batches))
         return f"came to {target} with several global batches ({batches})"

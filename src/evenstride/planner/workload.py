@@ -26,7 +26,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class _Plain(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Point(_Plain):

@@ -10,7 +10,7 @@ import pytest
 
 from evenstride.errors import ConfigError, TraceError
 from evenstride.planner.evidence import curve_points, facts, links, noise, profile_of_run
-from evenstride.planner.workload import Profile
+from evenstride.planner.workload import Links, Profile
 from tests.unit.lab.traces import write_calibration
 from tests.unit.planner.runs import life, noisy, went
 
@@ -112,6 +112,24 @@ def test_with_one_number_of_workers_most_of_it_is_bandwidth() -> None:
     assert found.latency_s == 1e-4
     assert found.bytes_per_s == pytest.approx(1e8 / (0.08 - 2e-4), rel=1e-6)
     assert links([(1, 0.0)], 1e8) is None
+    assert links([(2, 0.0)], 1e8) == Links(latency_s=0.0)
+
+
+def test_communication_that_grows_by_its_messages_alone_is_latency() -> None:
+    """As scatter may have it, the best bandwidth would be below 0; not a slow link, then."""
+    found = links([(2, 0.008), (4, 0.024), (8, 0.060)], 5e5)
+
+    assert found is not None
+    assert found.bytes_per_s is None
+    assert found.latency_s == pytest.approx(0.0041, rel=0.03)
+
+
+def test_communication_that_hardly_grows_with_workers_is_bandwidth() -> None:
+    found = links([(2, 0.100), (4, 0.120), (8, 0.130)], 1e8)
+
+    assert found is not None
+    assert found.latency_s == 0.0
+    assert found.bytes_per_s == pytest.approx(1.3e9, rel=0.1)
 
 
 def test_noise_is_that_of_the_whole_run(tmp_path: Path) -> None:

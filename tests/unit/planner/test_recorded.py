@@ -70,6 +70,18 @@ def test_lives_are_read_one_by_one(tmp_path: Path) -> None:
     assert recorded_transience(written(tmp_path, text)).waits_s == (3600.0, 60.0)
 
 
+def test_lives_may_be_told_in_seconds_since_1970(tmp_path: Path) -> None:
+    lives = "came_s,gone_s\n{},{}\n{},{}\n{},{}\n"
+    times_s = (0, 36_000, 600, 7800, 11_400, 15_000)
+
+    plain, since = (
+        recorded_transience(written(tmp_path, lives.format(*(start + t for t in times_s))))
+        for start in (0, 1_700_000_000)
+    )
+
+    assert since == plain
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

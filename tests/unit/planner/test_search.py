@@ -153,6 +153,17 @@ def test_spot_is_never_taken_for_the_same_on_demand() -> None:
     assert len(kept) == 2
 
 
+def test_a_kind_with_recorded_waits_does_not_beat_one_without() -> None:
+    """A cluster waits as all of its kinds do, so being lost as often says nothing then."""
+    cheap = kind("cheap", usd_per_h=0.3, losses_per_h=0.1)
+    other = kind("other", usd_per_h=0.4, losses_per_h=0.1)
+    assert cheap.transience is not None
+    waits = replace(cheap, transience=replace(cheap.transience, waits_s=(7200.0,)))
+
+    assert len(undominated([cheap, other])) == 1
+    assert len(undominated([waits, other])) == 2
+
+
 def test_nothing_fits_memory() -> None:
     found = search(Space((kind("a", most=4),), (256,), most_machines=8), task())
 

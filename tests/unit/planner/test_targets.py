@@ -10,7 +10,7 @@ from evenstride.core.convergence import gamma_of
 from evenstride.errors import ConfigError
 from evenstride.planner.evidence import profile_of_run
 from evenstride.planner.targets import Aim, reached, require_target, towards
-from evenstride.planner.workload import Profile, Training
+from evenstride.planner.workload import Profile
 from tests.unit.planner.runs import Record, life, metric, noisy, went
 
 
@@ -97,11 +97,14 @@ def test_a_run_that_was_there_from_the_start_is_no_training(tmp_path: Path) -> N
     assert "was at loss 1 before it was trained" in note
 
 
-def test_a_run_that_was_there_when_first_looked_at_counts_and_says_so(tmp_path: Path) -> None:
-    found, note = towards_it(life(tmp_path, [went(0, 0.0), metric(2.0, 0.3)]), Aim(0.35))
+def test_a_run_that_was_there_when_first_looked_at_is_no_training(tmp_path: Path) -> None:
+    """As with an accuracy, which rises: its first value is below any target."""
+    rising = [went(0, 0.0), *(metric(at, 0.1 * at) for at in (1.0, 2.0, 3.0))]
+    found, note = towards_it(life(tmp_path, rising), Aim(0.35))
 
-    assert found.trainings == (Training(batch=512, epochs=2.0),)
-    assert "it may have come there sooner" in note
+    assert found.trainings == ()
+    assert "when it was first looked at, after 1 epochs" in note
+    assert "has to fall to its target" in note
 
 
 def test_a_run_of_several_batches_is_no_training_at_one(tmp_path: Path) -> None:

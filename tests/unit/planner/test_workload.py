@@ -64,6 +64,18 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, text: str, why: str) -> N
         read_profile(path)
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity"])
+def test_no_number_of_a_profile_is_infinite_or_none(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "profile.json"
+    text = PROFILE.model_dump_json()
+    path.write_text(text.replace('"gradient_bytes":', f'"gradient_bytes":{number},"x":', 1))
+
+    with pytest.raises(ConfigError, match="gradient_bytes: Input should be a finite number"):
+        read_profile(path)
+    with pytest.raises(ValueError, match="finite number"):
+        Training(batch=256, epochs=float(number))
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere.json cannot be read: No such file"):
         read_profile(tmp_path / "nowhere.json")
