@@ -45,7 +45,7 @@ from evenstride.lab.limits import open_limits
 from evenstride.report.tables import Table
 
 BATCHES = (64, 112, 192, 336, 576, 1024)
-KNOWN = (64, 192, 1024)  # batches that a choice knows trainings at
+KNOWN = ((64, 192, 1024), BATCHES)  # batches that a choice knows trainings at: few, and all
 SEEDS = (0, 1, 2)
 TARGETS = {"images": 0.55, "text": 2.45}
 MOST_EPOCHS = 40
@@ -202,6 +202,30 @@ def times_table(rows: Sequence[Timed]) -> str:
     return Table(("workload", "workers", "batch", *heads), cells, keys=3).text()
 
 
+def choices_table(rows: Sequence[Stepped], ended: dict[str, list[Run]]) -> str:
+    """Return what would be chosen by forecasts, and what that comes to."""
+    heads = ("chosen", "best", "time above", "cost above", "median time", "median cost")
+    cells = tuple(
+        (
+            workload,
+            str(len(known)),
+            one.objective,
+            *(f"{workers} x {batch}" for workers, batch in (one.chosen, one.best)),
+            *(f"{above:+.1%}" for above in (one.time_above, one.cost_above)),
+            *(f"{ratio:.2f}" for ratio in (one.time_ratio, one.cost_ratio)),
+        )
+        for workload, runs in ended.items()
+        for known in KNOWN
+        for one in picked(
+            [row for row in rows if row.workload == workload and not row.hosts],
+            runs,
+            known,
+            SAMPLES,
+        )
+    )
+    return Table(("workload", "batches known", "objective", *heads), cells, keys=3).text()
+
+
 def _named(row: Stepped) -> tuple[str, str, str]:
     return row.workload, f"{row.workers}{' hosts' if row.hosts else ''}", str(row.batch)
 
@@ -266,14 +290,7 @@ def show(ended: dict[str, list[Run]], rows: Sequence[Stepped], plot: Path | None
             f"{len(trained(ended[workload]))} of {len(ended[workload])} trainings came to the loss"
         )
     print(f"all: {mean_size([row.error for row in times])}\n")
-    for workload, runs in ended.items():
-        own_rows = [row for row in rows if row.workload == workload and not row.hosts]
-        for one in picked(own_rows, runs, KNOWN, SAMPLES):
-            print(
-                f"{workload}, {one.objective}: chosen {one.chosen}, best {one.best} (workers, "
-                f"batch); {one.time_above:+.1%} time, {one.cost_above:+.1%} cost; the median of "
-                f"all takes {one.time_ratio:.2f} times as long, costs {one.cost_ratio:.2f} times"
-            )
+    print(choices_table(rows, ended))
     if plot is not None:
         draw(times, plot)
 
