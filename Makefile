@@ -12,8 +12,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 FLOOR_VENV ?= .venv-floor
-ALONE := tests/faults tests/live tests/multiproc tests/unit/benchmarks tests/unit/cli tests/unit/examples \
-	tests/unit/lab tests/unit/runtime
+ALONE := tests/faults tests/live tests/multiproc tests/unit/lab tests/unit/runtime
 
 .PHONY: setup demo test test-floor check format bench docs regen clean
 .DELETE_ON_ERROR:
