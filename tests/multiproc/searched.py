@@ -1,7 +1,8 @@
 """A script that is trained while its configuration is searched for: ``searched.py FOLDER MODE``.
 
-Every rank notes which samples it trained in which step. It ends with the epoch in which the
-configuration is known. Modes other than ``whole`` leave something out that a search needs.
+Every rank notes which samples it trained in which step. It ends a few epochs after the
+configuration is known, and prints how many epochs it was told. Modes other than ``whole`` leave
+something out that a search needs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import evenstride
 
 SAMPLES, FEATURES, MOST_EPOCHS = 96, 5, 20_000
 BOUNDS, RATE = (8, 32), 0.05
+THEN = 20  # epochs once the configuration is known, so that its steps can be measured
 
 
 def rows() -> TensorDataset:
@@ -64,8 +66,8 @@ def main(folder: Path, mode: str) -> None:
         if mode != "anew":
             checkpoint.restore()
     notes = (folder / f"notes-{os.getpid()}.jsonl").open("a")
-    done = False
-    while not done and stride.epoch < MOST_EPOCHS:
+    since = 0
+    while since < THEN and stride.epoch < MOST_EPOCHS:
         for ids, x, y in loader:
             epoch = stride.epoch
             stride.scale(loss_of(model, x, y)).backward()  # type: ignore[no-untyped-call]
@@ -79,7 +81,7 @@ def main(folder: Path, mode: str) -> None:
                 raise RuntimeError("this script fails with several workers")
             if checkpoint is not None:
                 checkpoint.step()
-        done = stride.mean(float(dist.get_rank() == 0 and known(folder)), 1) > 0
+        since += stride.mean(float(dist.get_rank() == 0 and known(folder)), 1) > 0
     if dist.get_rank() == 0:
         weights = [value.tolist() for value in plain.state_dict().values()]
         (folder / "end.json").write_text(json.dumps(weights))
@@ -91,4 +93,5 @@ def main(folder: Path, mode: str) -> None:
 
 
 if __name__ == "__main__":
+    print("epochs", os.environ["EVENSTRIDE_EPOCHS"], flush=True)
     main(Path(sys.argv[1]), sys.argv[2])

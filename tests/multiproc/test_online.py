@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,9 +18,12 @@ from typer.testing import CliRunner
 
 from evenstride.cli.main import app
 from evenstride.errors import ConfigError, LaunchError
+from evenstride.lab.online.journal import opened
 from evenstride.lab.online.search import search
 from evenstride.lab.online.terms import Asked
 from evenstride.planner.choosing import Objective
+from evenstride.planner.foreseen import Choice, Probe
+from evenstride.planner.workload import Noise, Point
 from tests.multiproc import searched
 
 SCRIPT = Path(searched.__file__)
@@ -65,6 +69,12 @@ def noted(folder: Path) -> dict[int, tuple[int, int, int, list[int]]]:
     return dict(sorted(steps.items()))
 
 
+def told_epochs(folder: Path, phase: int) -> int:
+    """Return how many epochs the processes of a phase were told."""
+    first, *_ = (folder / f"phase-{phase}" / "rank-0.log").read_text().split("epochs ")[1].split()
+    return int(first)
+
+
 def plain(steps: dict[int, tuple[int, int, int, list[int]]]) -> list[Any]:
     """Return the weights of one process that trains the same batches."""
     model, data = searched.net(), searched.rows()
@@ -88,7 +98,9 @@ def test_a_training_is_exact_through_all_its_configurations(tmp_path: Path) -> N
     assert way[0] == (8, 1)
     assert changes[0] == (32, 2)
     # Where it ends is a matter of this machine's times; mostly with one worker, as it is cheaper.
-    assert len(changes) == len(journal.switches) >= 1
+    # A switch to the same configuration tells its processes of other epochs.
+    assert len(changes) == sum(one.source != one.target for one in journal.switches) >= 1
+    assert told_epochs(tmp_path, journal.phases) >= (journal.epochs or 0) >= WHOLE
     assert journal.chosen is not None
     assert (journal.chosen.batch, journal.chosen.workers) == way[-1]
     assert list(steps) == list(range(1, len(steps) + 1))
@@ -132,6 +144,50 @@ def test_a_search_that_was_ended_goes_on_without_its_probes(tmp_path: Path) -> N
     again = search(first)  # what is chosen stays
     assert again.journal.chosen == found.journal.chosen
     assert len(again.journal.switches) == len(found.journal.switches)
+
+
+def begun(asked: Asked) -> None:
+    """Leave a search that was ended at 2 workers with 32 samples, told of 777 epochs."""
+    journal = opened(asked.folder, asked.to_plain())
+    point, noise = Point(samples=4, step_s=1e-3, steps=40), Noise(scale=1000, low=999, high=1001)
+    # So slow that there is no way back, and of a noise that is known better than by 12 steps.
+    journal.note(Probe(Choice(2, 8), 40, 100.0, ((point,), (point,)), None, noise))
+    journal.present, journal.epochs = Choice(2, 32), 777
+    journal.keep()
+
+
+def test_processes_train_the_epochs_that_were_found_since_they_began(tmp_path: Path) -> None:
+    small, lines = asked(tmp_path, "whole", workers=(2,), epochs=1e6), list[str]()
+    begun(small)
+    needed = 1_023_810  # 1e6 (1000 + 32) / (1000 + 8), the last one ended
+
+    found = search(small, lines.append)
+
+    # First with what the search before had found, not with the 1e6 of its smallest batch.
+    assert told_epochs(tmp_path, 1) == 777
+    assert told_epochs(tmp_path, 2) == needed
+    assert any(f"needs {needed} epochs and was told 777" in line for line in lines)
+    assert [(one.source, one.target) for one in found.journal.switches] == [(Choice(2, 32),) * 2]
+    assert found.journal.chosen == Choice(2, 32)
+    assert list(noted(tmp_path)) == list(range(1, len(noted(tmp_path)) + 1))
+    # What the session before has cost is not known.
+    assert found.continued and found.overhead is None and found.after is not None
+    search(small)
+    assert told_epochs(tmp_path, 3) == needed
+
+
+def test_what_was_trained_before_a_search_is_no_part_of_its_cost(tmp_path: Path) -> None:
+    only = asked(tmp_path, "whole", workers=(1,), batches=(16,))
+    search(only)
+    for phase in tmp_path.glob("phase-*"):
+        shutil.rmtree(phase)
+    (tmp_path / "online.json").unlink()  # the checkpoints are still there
+
+    found = search(only)
+
+    assert not found.continued and found.overhead is not None
+    assert (found.overhead.search_s, found.overhead.useful_s) == (0.0, 0.0)
+    assert next(iter(noted(tmp_path))) == 1 and found.journal.samples > searched.SAMPLES * 20
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,8 @@ def tell(found: Found) -> str:
             f"The search took {cost.search_s:.1f} s with {len(journal.switches)} switch(es), of "
             f"which {cost.lost_s:.1f} s were lost: {cost.part:.1%} of {cost.total_s:.0f} s."
         )
+    elif found.continued:
+        lines.append("What the search took is not known, as it was ended and continued.")
     return "\n".join([*lines, f"run {journal.file.parent}"])
 
 
@@ -222,6 +224,8 @@ def to_dict(found: Found) -> dict[str, Any]:
             "total_s": cost.total_s,
             "part": cost.part,
         },
+        "epochs": journal["epochs"],
+        "continued": found.continued,
         "trained_s": found.total_s,
         "folder": str(found.journal.file.parent),
     }

@@ -21,14 +21,15 @@ from evenstride.planner.choosing import Objective, Wishes
 from evenstride.planner.epochs import epochs_of
 from evenstride.planner.evidence import profile_of_run
 from evenstride.planner.infeasible import selected
+from evenstride.planner.kinds import Kind
 from evenstride.planner.live import live_catalogue
 from evenstride.planner.losses import Saves
 from evenstride.planner.offers import Catalogue, price_label
 from evenstride.planner.outlook import USUAL_SAVES, Choice, Task
 from evenstride.planner.plan import Plan, batches_about, make_plan
 from evenstride.planner.reducing import servers_of
-from evenstride.planner.renting import Rentable, rentable
-from evenstride.planner.starting import skypilot_files, torchrun_lines
+from evenstride.planner.renting import Rentable, accelerators_of, rentable
+from evenstride.planner.starting import skypilot_files, torchrun_lines, variables
 from evenstride.planner.targets import LOSS, Aim, require_target, towards
 from evenstride.planner.workload import (
     Links,
@@ -39,7 +40,7 @@ from evenstride.planner.workload import (
     require_versions,
 )
 from evenstride.report import planned
-from evenstride.trace.read import trace_path
+from evenstride.trace.read import TRACE_NAME, trace_path
 
 _Chosen = TypeVar("_Chosen", bound=StrEnum)
 _MOST_REFUSALS = 5
@@ -83,11 +84,18 @@ class Planned:
     profile: Profile
     catalogue: Catalogue
     machines: Rentable
+    sync: str = "bsp"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What a script is told of the plan, as variables of its environment."""
+        return variables(self.plan.chosen.outlook, self.sync)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types."""
         return {
             **self.plan.to_dict(),
+            "variables": self.variables,
             "catalogue": self.catalogue.source,
             "rows_refused": [str(one) for one in self.catalogue.refusals],
             "types_left_out": list(self.machines.unknown),
@@ -104,10 +112,7 @@ def planned_for(asked: Asked, today: date) -> Planned:
         ConfigError: something in it is not understood, or nothing fits.
     """
     wishes, links = _wishes(asked), _links(asked.links)
-    profiles, told = _profiles(asked)
-    profile = merged(profiles, force=asked.force)
-    if asked.trained:
-        profile = profile.model_copy(update={"trainings": tuple(map(_training, asked.trained))})
+    profile, told = _workload(asked)
     epochs = epochs_of(profile, asked.epochs)
     task = Task(
         *(profile.samples, epochs, profile.model.gradient_bytes, links or profile.links),
@@ -137,8 +142,14 @@ def planned_for(asked: Asked, today: date) -> Planned:
         most_machines=asked.max_nodes,
         mixed=asked.mixed,
     )
-    made = replace(made, caveats=(*made.caveats, *told))
-    return Planned(made, profile, catalogue, machines)
+    made = replace(made, caveats=(*made.caveats, *told, *_spotless(kinds, asked)))
+    return Planned(made, profile, catalogue, machines, asked.sync)
+
+
+def _spotless(kinds: Sequence[Kind], asked: Asked) -> list[str]:
+    if not asked.spot or any(kind.spot for kind in kinds):
+        return []
+    return ["no machine that could be planned with has a spot price, so --spot changes nothing"]
 
 
 def tell(one: Planned, command: Sequence[str], files: Sequence[Path]) -> str:
@@ -158,8 +169,10 @@ def tell(one: Planned, command: Sequence[str], files: Sequence[Path]) -> str:
     lines += ["", planned.table(one.plan).text(width), "", planned.story(one.plan)]
     lines += [f"- {kind}" for kind in (*_trainings(one.profile), *_prices(one))]
     choice = one.plan.chosen.outlook.choice
-    lines += ["", f"To start it, with a global batch of {choice.batch} in the script:"]
-    lines += [*torchrun_lines(choice, command), *_sky_lines(choice, files)]
+    told = one.variables
+    both = f"a global batch of {choice.batch} and {told['EVENSTRIDE_EPOCHS']} epochs"
+    lines += ["", f"To start it, with {both} in the script:"]
+    lines += [*torchrun_lines(choice, command, told), *_sky_lines(choice, files)]
     return "\n".join(lines)
 
 
@@ -180,10 +193,11 @@ def write_sky(one: Planned, folder: Path, command: Sequence[str]) -> list[Path]:
     Raises:
         ConfigError: they cannot be written.
     """
-    written = []
+    written, choice = [], one.plan.chosen.outlook.choice
+    texts = skypilot_files(choice, command, one.variables, torch=one.profile.torch)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in skypilot_files(one.plan.chosen.outlook.choice, command).items():
+        for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
             written.append(folder / name)
     except OSError as error:
@@ -198,11 +212,10 @@ def as_json(one: Planned, files: Sequence[Path]) -> str:
 
 def _prices(one: Planned) -> list[str]:
     """Return what the chosen machines cost, with the days of their prices."""
-    offers = {(offer.instance_type, offer.place): offer for offer in one.catalogue.offers}
-    return [
-        f"{kind.name}: {price_label(offers[kind.type, kind.place], spot=kind.spot)}"
-        for kind in one.plan.chosen.outlook.choice.kinds
-    ]
+    offers = {(o.instance_type, o.place, accelerators_of(o)): o for o in one.catalogue.offers}
+    kinds = one.plan.chosen.outlook.choice.kinds
+    own = [(kind, offers[kind.type, kind.place, kind.accelerators]) for kind in kinds]
+    return [f"{kind.name}: {price_label(offer, spot=kind.spot)}" for kind, offer in own]
 
 
 def _trainings(profile: Profile) -> list[str]:
@@ -243,16 +256,30 @@ def _catalogue(asked: Asked, today: date) -> Catalogue:
 
 
 def _saves(asked: Asked) -> Saves:
+    if asked.restart and not asked.spot:
+        raise ConfigError("--restart tells of spot machines; give --spot as well, or leave it out")
     each = quantities.names(asked.restart)
     restarts_s = tuple(quantities.seconds(one, "--restart") for one in each)
     return replace(USUAL_SAVES, restart_s=restarts_s) if restarts_s else USUAL_SAVES
+
+
+def _workload(asked: Asked) -> tuple[Profile, list[str]]:
+    """Return what is to be trained, and what is to be known of the runs that tell it."""
+    profiles, told = _profiles(asked)
+    if asked.epochs is not None or asked.trained:
+        # Epochs are given, so it does not matter what the trainings of the profiles came to.
+        profiles = [one.model_copy(update={"target": ""}) for one in profiles]
+    profile = merged(profiles, force=asked.force)
+    if asked.trained:
+        profile = profile.model_copy(update={"trainings": tuple(map(_training, asked.trained))})
+    return profile, told
 
 
 def _profiles(asked: Asked) -> tuple[list[Profile], list[str]]:
     """Return what the runs and profiles tell, and what is to be known of the runs."""
     aim, profiles, told = _aim(asked), list[Profile](), list[str]()
     measured = not all(_is_run(path) for path in asked.runs)
-    for path in asked.runs:
+    for path in _each_once(asked.runs):
         if not _is_run(path):
             profiles.append(read_profile(path))
             continue
@@ -266,6 +293,14 @@ def _profiles(asked: Asked) -> tuple[list[Profile], list[str]]:
     if aim is not None:
         require_target(profiles, aim, told)
     return profiles, told
+
+
+def _each_once(paths: Sequence[Path]) -> list[Path]:
+    """Return paths without those that lead to the same file as an earlier one."""
+    found = dict[Path, Path]()
+    for path in paths:
+        found.setdefault((path / TRACE_NAME if path.is_dir() else path).resolve(), path)
+    return list(found.values())
 
 
 def _aim(asked: Asked) -> Aim | None:

@@ -8,6 +8,7 @@ from math import inf, sqrt
 
 import numpy as np
 
+from evenstride.core.fleet import FloatArray
 from evenstride.core.gradient_noise import Z95, Interval
 
 # Student's t at 97.5 %, for 1 to 10 degrees of freedom; tables agree, and the tests ask scipy.
@@ -40,7 +41,7 @@ class Line:
     Args:
         start: at ``x = 0``.
         slope: per unit of ``x``.
-        scatter: standard deviation of a point from the line, as a part of the line's value there.
+        scatter: standard deviation of a usual point from the line, as a part of its value there.
         freedom: points less parameters.
         spread: inverse of the normal matrix, in units of ``scatter ** 2``: its ``(0, 0)``,
             ``(0, 1)`` and ``(1, 1)``.
@@ -73,12 +74,14 @@ class Line:
         return Interval(value, value - half, value + half)
 
 
-def line(xs: Sequence[float], ys: Sequence[float]) -> Line:
+def line(xs: Sequence[float], ys: Sequence[float], errors: Sequence[float] = ()) -> Line:
     """Return the line through some points, with the errors of their values in proportion to them.
 
     Args:
         xs: at least two different ones.
         ys: above 0, one for each.
+        errors: of the values as parts, above 0, one for each; only by how much they differ counts,
+            and a usual point has their root mean square. Without any, all points count alike.
 
     Raises:
         ValueError: all points have the same ``x``, or a value is not above 0.
@@ -92,12 +95,20 @@ def line(xs: Sequence[float], ys: Sequence[float]) -> Line:
     if not (y > 0).all():
         raise ValueError(f"the smallest value is {y.min()}; relative errors need values above 0")
     unit = float(np.abs(x).max())  # keeps the normal matrix well conditioned, whatever x counts
-    design = np.stack([1.0 / y, x / unit / y], axis=1)
-    (start, slope), *_ = np.linalg.lstsq(design, np.ones(len(y)), rcond=None)
-    left = 1.0 - design @ (start, slope)
+    weights = _weights(errors, len(y))
+    design = np.stack([weights / y, weights * x / unit / y], axis=1)
+    (start, slope), *_ = np.linalg.lstsq(design, weights, rcond=None)
+    left = weights - design @ (start, slope)
     freedom = len(y) - 2
     scatter = sqrt(float(left @ left) / freedom) if freedom else 0.0
     inverse = np.linalg.inv(design.T @ design)
     c00, c01, c11 = float(inverse[0, 0]), float(inverse[0, 1]), float(inverse[1, 1])
     spread = (c00, c01 / unit, c11 / unit**2)
     return Line(float(start), float(slope) / unit, scatter, freedom, spread)
+
+
+def _weights(errors: Sequence[float], points: int) -> FloatArray:
+    """Return what points count: 1 each, or the usual error over their own."""
+    own = np.asarray(errors, dtype=np.float64) if len(errors) else np.ones(points)
+    found: FloatArray = np.sqrt(np.mean(own * own)) / own
+    return found

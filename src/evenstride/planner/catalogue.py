@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from evenstride.errors import ConfigError
-from evenstride.planner.cells import Columns, amount, band, columns, day, kind, usd_per_h
+from evenstride.planner.cells import (
+    Columns,
+    accelerators,
+    amount,
+    band,
+    columns,
+    day,
+    kind,
+    usd_per_h,
+)
 from evenstride.planner.offers import Catalogue, Offer, Refusal
 
 EXAMPLE = "InstanceType,Price\np3.2xlarge,3.06"
@@ -186,7 +195,7 @@ def _offer(row: _Row, priced_on: date | None) -> Offer:
         raise ValueError("it has no price; leave it out, or look it up")
     priced_on = row.read("priced_on", day) or priced_on
     spot_kind, spot_on = row.read("spot_kind", kind), row.read("spot_on", day)
-    memory, count = row.read("memory", amount), row.read("accelerators", amount)
+    memory, count = row.read("memory", amount), row.read("accelerators", accelerators)
     accelerator = row.text("accelerator")
     return Offer(
         instance_type=row.text("type"),

@@ -73,6 +73,7 @@ _BAND = re.compile(
     r"(?P<sign>[<>])?\s*(?P<low>\d+(?:\.\d+)?)\s*%?(?:\s*-\s*(?P<high>\d+(?:\.\d+)?))?\s*%"
 )
 _LONGEST = 30  # characters of a cell that are shown
+_MOST_ACCELERATORS = 64  # of a machine; the largest have 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,18 @@ def amount(text: str) -> float:
     value = float(text)
     if not 0.0 <= value < inf:
         raise ValueError("it has to be at least 0 and finite")
+    return value
+
+
+def accelerators(text: str) -> float:
+    """Return how many accelerators a machine has; a part of one is possible.
+
+    Raises:
+        ValueError: it is no number, or more than any machine has.
+    """
+    value = amount(text)
+    if value > _MOST_ACCELERATORS:
+        raise ValueError(f"a machine has {_MOST_ACCELERATORS} accelerators at most")
     return value
 
 

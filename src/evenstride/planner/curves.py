@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, log, sqrt
+from math import exp, hypot, log, sqrt
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from evenstride.planner.hardware import Power
 from evenstride.planner.workload import Point
 
 _ONE_SIZE_ERROR = 0.35  # a factor of 2 with 95 %
+_WIDE = 1.5  # sizes that differ by less do not tell a fixed time from one that grows
 _NEARLY_NOTHING = 1e-9
 _UNKNOWN = 10.0  # deviation of what is not known at all
 _LEAST_ERROR = 0.005  # no type is known better: machines of one type differ, and so do days
@@ -82,9 +83,10 @@ class Curve:
 def fitted(points: Sequence[Point]) -> Curve:
     """Return the curve through measured points, by least squares on relative errors.
 
-    A fixed time below 0, as points that scatter may give, is taken as 0, and times that do not grow
-    with the size as all fixed. With points at one size only it is not known which part is fixed:
-    half is taken to be, and the error is as wide as that.
+    A point counts the more the better its mean is known, from its steps and their scatter. A fixed
+    time below 0, as points that scatter may give, is taken as 0, and times that do not grow with
+    the size as all fixed. With points of nearly one size only, as balanced workers have them, it is
+    not known which part is fixed: half is taken to be, and the error is as wide as that.
 
     Args:
         points: at least one.
@@ -96,35 +98,47 @@ def fitted(points: Sequence[Point]) -> Curve:
     times_s = [point.step_s for point in points]
     noise = median(tuple(point.scatter for point in points))
     largest = max(point.samples for point in points)
-    if len(set(samples)) > 1:
-        found = line(samples, times_s)
-        if found.start >= 0 and found.slope > 0:
-            error = max(found.scatter, _LEAST_ERROR)
-            return Curve(
-                *(found.start, found.slope, error, noise), largest=largest, spread=_spread(found)
-            )
-        if found.slope <= 0:
-            return _flat(times_s, noise, largest)
+    if largest < _WIDE * min(samples):
+        half_s = 0.5 * float(np.mean(times_s))
+        each_s = half_s / float(np.mean(samples))
+        return Curve(half_s, each_s, _ONE_SIZE_ERROR, noise, largest=largest)
+    own = [_own_error(point) for point in points]
+    found = line(samples, times_s, own)
+    fixed_s, per_sample_s, apart = _parts(found, samples, times_s)
+    spread = _spread(found, float(np.sqrt(np.mean(np.square(own)))))
+    error = max(apart, _LEAST_ERROR)
+    return Curve(fixed_s, per_sample_s, error, noise, largest=largest, spread=spread)
+
+
+def _parts(
+    found: Line, samples: Sequence[float], times_s: Sequence[float]
+) -> tuple[float, float, float]:
+    """Return the fixed time, that of a sample, and how far points are from both, as a part."""
+    if found.slope <= 0:
+        mean_s = float(np.mean(times_s))
+        return mean_s, _NEARLY_NOTHING * mean_s, float(np.std(times_s)) / mean_s
+    if found.start < 0:
         each_s = np.array(times_s) / np.array(samples)
-        apart = float(each_s.std() / each_s.mean())
-        return Curve(0.0, float(each_s.mean()), max(apart, _LEAST_ERROR), noise, largest=largest)
-    mean_s = float(np.mean(times_s))
-    return Curve(0.5 * mean_s, 0.5 * mean_s / largest, _ONE_SIZE_ERROR, noise, largest=largest)
+        return 0.0, float(each_s.mean()), float(each_s.std() / each_s.mean())
+    return found.start, found.slope, found.scatter
 
 
-def _spread(found: Line) -> tuple[float, float, float]:
-    """Return the variance of a line's value; two points tell nothing of their own scatter."""
+def _own_error(point: Point) -> float:
+    """Return the deviation of a point's mean, as a part: of its steps, and of machines and days."""
+    return hypot(_LEAST_ERROR, point.scatter / sqrt(point.steps))
+
+
+def _spread(found: Line, own: float) -> tuple[float, float, float]:
+    """Return the variance of a line's value.
+
+    Args:
+        found: the line.
+        own: error of a usual point, as a part: two points tell nothing of their own scatter.
+    """
     tail = t975(found.freedom) / Z95 if found.freedom else 1.0
-    unit = (max(found.scatter, _LEAST_ERROR) * tail) ** 2
+    unit = (max(found.scatter, own) * tail) ** 2
     c00, c01, c11 = found.spread
     return unit * c00, unit * c01, unit * c11
-
-
-def _flat(times_s: Sequence[float], noise: float, largest: int) -> Curve:
-    """Return a curve that does not grow, but for next to nothing."""
-    mean_s = float(np.mean(times_s))
-    apart = float(np.std(times_s)) / mean_s
-    return Curve(mean_s, _NEARLY_NOTHING * mean_s, max(apart, _LEAST_ERROR), noise, largest=largest)
 
 
 def transferred(curve: Curve, own: Power, other: Power) -> Curve:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, hypot, inf, log, sqrt
+from statistics import mean, stdev
 from typing import Protocol
 
 from evenstride.core.convergence import Convergence, Trained, fit_best
-from evenstride.core.gradient_noise import Interval
+from evenstride.core.gradient_noise import Z95, Interval
+from evenstride.core.regression import t975
 from evenstride.errors import ConfigError
 from evenstride.planner.workload import Noise, Profile
 
 _ASSUMED = 1.25  # by which one training may differ from a law that goes through all of them
+# Deviation of one training from the next, as a part, even where a few happen to agree; assumed.
+_LEAST_SCATTER = 0.05
+_MANY = 10**6  # degrees of freedom of what is assumed
 
 
 class Epochs(Protocol):
@@ -55,9 +61,11 @@ class Measured:
         if not self.convergence.smallest <= batch <= self.convergence.largest:
             return None
         found = self.convergence.epochs(batch)
-        if self._scatter_known:
-            return found
-        return Interval(found.value, found.value / _ASSUMED, found.value * _ASSUMED)
+        if not self._scatter_known:
+            return _assumed(found.value)
+        by = replace(self.convergence.epochs_by, scatter=_LEAST_SCATTER, freedom=_MANY)
+        least = replace(self.convergence, epochs_by=by).epochs(batch)
+        return Interval(found.value, min(found.low, least.low), max(found.high, least.high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +73,34 @@ class ByNoise:
     """From the epochs at one batch, and the noise scale of the gradient there.
 
     ``e(B) = e(B0) (phi + B) / (phi + B0)``: the law of large batches, with the learning rate well
-    set at every batch. The interval is that of the noise scale alone.
+    set at every batch. The interval is that of the noise scale, and of the epochs if they have one.
 
     Args:
         epochs: at the base.
         base: ``B0`` in samples.
         noise: ``phi``.
+        within: 95 % interval of the epochs at the base; ``None`` where they are as the user says.
     """
 
     epochs: float
     base: int
     noise: Noise
+    within: Interval | None = None
 
     @property
     def why(self) -> str:
         """One sentence on where they come from."""
         return (
             f"{self.epochs:g} epochs at a batch of {self.base}, at others by the gradient's noise "
-            f"scale of {self.noise.scale:.0f} samples"
+            f"scale of {self.noise.scale:.0f} samples{_ends(self.within)}"
         )
 
     def at(self, batch: int) -> Interval | None:
         """Return the epochs at a batch."""
         ends = [self.noise.low, inf if self.noise.high is None else self.noise.high]
         low, high = sorted(self._of(end, batch) for end in ends)
-        return Interval(self._of(self.noise.scale, batch), low, high)
+        found = Interval(self._of(self.noise.scale, batch), low, high)
+        return found if self.within is None else _wider(found, self.within)
 
     def _of(self, phi: float, batch: int) -> float:
         return self.epochs if phi == inf else self.epochs * (phi + batch) / (phi + self.base)
@@ -97,27 +108,30 @@ class ByNoise:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """As the user says, for one batch only: what another needs is not known.
+    """As the user says or trainings took, for one batch only: what another needs is not known.
 
     Args:
         epochs: at the batch.
         batch: in samples.
+        within: 95 % interval of the epochs; ``None`` where they are as the user says.
     """
 
     epochs: float
     batch: int
+    within: Interval | None = None
 
     @property
     def why(self) -> str:
         """One sentence on where they come from."""
         return (
             f"{self.epochs:g} epochs at a batch of {self.batch}; what other batches need is not "
-            "known"
+            f"known{_ends(self.within)}"
         )
 
     def at(self, batch: int) -> Interval | None:
         """Return the epochs at the batch, ``None`` at any other."""
-        return Interval(self.epochs, self.epochs, self.epochs) if batch == self.batch else None
+        exactly = Interval(self.epochs, self.epochs, self.epochs)
+        return (self.within or exactly) if batch == self.batch else None
 
 
 def epochs_of(profile: Profile, epochs: float | None) -> Epochs:
@@ -144,6 +158,41 @@ def epochs_of(profile: Profile, epochs: float | None) -> Epochs:
         )
     if len(batches) > 1:
         return Measured(fit_best(runs), len(batches))
-    mean = sum(run.epochs for run in runs) / len(runs)
-    only = runs[0].batch
-    return ByNoise(mean, only, profile.noise) if profile.noise else Given(mean, only)
+    only, within = runs[0].batch, _next([run.epochs for run in runs])
+    if profile.noise:
+        return ByNoise(within.value, only, profile.noise, within)
+    return Given(within.value, only, within)
+
+
+def _next(epochs: Sequence[float]) -> Interval:
+    """Return what one more training takes, from those at the same batch."""
+    usual, runs = mean(epochs), len(epochs)
+    if runs == 1:
+        return _assumed(usual)
+    scatter = max(t975(runs - 1) * stdev(epochs), Z95 * _LEAST_SCATTER * usual)
+    half = scatter * sqrt(1.0 + 1.0 / runs)
+    return Interval(usual, max(usual - half, 0.0), usual + half)
+
+
+def _assumed(epochs: float) -> Interval:
+    return Interval(epochs, epochs / _ASSUMED, epochs * _ASSUMED)
+
+
+def _wider(found: Interval, by: Interval) -> Interval:
+    """Return an interval with the error of another figure in it: halves add up as squares."""
+    down, up = (hypot(_apart(found, end), _apart(by, end)) for end in ("low", "high"))
+    value = found.value
+    return Interval(value, value * exp(-down), value * exp(up) if up < inf else inf)
+
+
+def _apart(one: Interval, end: str) -> float:
+    """Return how far an end is from the figure, in the logarithm."""
+    at = getattr(one, end)
+    return abs(log(at / one.value)) if 0.0 < at < inf else inf
+
+
+def _ends(within: Interval | None) -> str:
+    """Return in words how sure epochs are that trainings took; nothing of those a user gives."""
+    if within is None:
+        return ""
+    return f"; trainings there take {within.low:.3g} to {within.high:.3g} epochs with 95 %"

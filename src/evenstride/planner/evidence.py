@@ -8,6 +8,7 @@ from math import inf, isfinite
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
 from evenstride.core.gradient_noise import NoiseEstimate
 from evenstride.errors import ConfigError, TraceError
@@ -20,6 +21,7 @@ __all__ = ["Facts", "curve_points", "facts", "links", "noise", "observed", "prof
 
 _MOST_SIZES = 12  # of a run that balances, in which a worker may have had hundreds of shares
 _FEWEST_STEPS = 3
+_SHOWN = 40  # characters of what cannot be used
 
 _Times = dict[int, list[float]]  # seconds of steps by their samples
 
@@ -118,17 +120,29 @@ def profile_of_run(trace: Path, types: Sequence[str]) -> Profile:
         TraceError: the trace cannot be read, or tells too little.
     """
     lives = lives_of(trace)
-    known = lives[-1].facts
     workers = len(lives[-1].workers)
     if len(types) not in (0, 1, workers):
         raise ConfigError(
             f"{len(types)} types for the {workers} workers of {trace}; give one for each, in the "
             "order of their ranks, or one for all"
         )
+    try:
+        return _profile(trace, lives, types)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field, given = ".".join(map(str, first["loc"])), str(first["input"])[:_SHOWN]
+        raise TraceError(
+            f"{trace} makes no profile: {field} is {given}: {first['msg']}; take the run's own "
+            "trace as it was written, and the names of machines that a catalogue has for --as"
+        ) from None
+
+
+def _profile(trace: Path, lives: Sequence[Life], types: Sequence[str]) -> Profile:
+    known = lives[-1].facts
     return Profile(
         evenstride=known.evenstride,
         torch=known.torch,
-        made_on=date.fromtimestamp(known.started_unix_s).isoformat(),
+        made_on=_day(known.started_unix_s, trace),
         script=str(trace),
         model=Model(
             parameters=known.parameters, gradient_bytes=known.gradient_bytes, digest=known.digest
@@ -139,6 +153,16 @@ def profile_of_run(trace: Path, types: Sequence[str]) -> Profile:
         links=links_of(lives[-1]),
         noise=noise(trace),
     )
+
+
+def _day(unix_s: float, trace: Path) -> str:
+    try:
+        return date.fromtimestamp(unix_s).isoformat()
+    except (OverflowError, OSError, ValueError):
+        raise TraceError(
+            f"{trace} says that it began {unix_s:g} s after 1970, which is no date; take the run's "
+            "own trace as it was written"
+        ) from None
 
 
 def _devices(lives: Sequence[Life], types: Sequence[str], trace: Path) -> Iterable[Device]:

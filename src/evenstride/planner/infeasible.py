@@ -9,6 +9,9 @@ from evenstride.errors import ConfigError
 from evenstride.planner.kinds import Kind
 from evenstride.planner.offers import Catalogue
 
+MOST_MACHINES = 128
+"""Most machines that a plan may be asked to look at (``--max-nodes``)."""
+
 _NAMED = 8
 
 
@@ -56,11 +59,12 @@ def _too_little_memory(kinds: Sequence[Kind], batch: int, most_machines: int) ->
     room = int(_room(roomiest))
     needed = -(-batch // room)
     plural = "" if most_machines == 1 else "s"
+    more = f"allow {needed} machines (--max-nodes {needed}), or " if needed <= MOST_MACHINES else ""
     return (
         f"memory is too small: a batch of {batch}, the smallest, takes {needed} machines of the "
         f"roomiest type, {roomiest.name}, with room for {room} samples each, and {most_machines} "
-        f"machine{plural} may be taken; allow {needed} machines (--max-nodes {needed}), or take a "
-        f"batch of at most {room * most_machines} (--batches), or types with more memory"
+        f"machine{plural} may be taken; {more}take a batch of at most {room * most_machines} "
+        "(--batches), or types with more memory"
     )
 
 

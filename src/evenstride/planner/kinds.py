@@ -24,6 +24,8 @@ class Kind:
         usd_per_h: price of a machine.
         most_samples: that fit into a worker's memory; ``None`` for no limit.
         transience: how soon machines are taken away; ``None`` on demand.
+        accelerators: of a machine, such as ``T4:2``; empty without any, or with a part of one.
+        told_apart: whether the name needs them: the type is on offer with others, too.
     """
 
     type: str
@@ -33,6 +35,8 @@ class Kind:
     usd_per_h: Interval
     most_samples: int | None = None
     transience: Transience | None = None
+    accelerators: str = ""
+    told_apart: bool = False
 
     @property
     def spot(self) -> bool:
@@ -41,8 +45,9 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """Its type, and whether it is spot."""
-        return f"{self.type} spot" if self.spot else self.type
+        """Its type, with its accelerators where needed, and whether it is spot."""
+        own = f"{self.type}+{self.accelerators or 'none'}" if self.told_apart else self.type
+        return f"{own} spot" if self.spot else own
 
     def machines(self, count: int) -> Workers:
         """Return the workers of so many machines."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenstride.core.events import Exchanged, FleetFormed, SetShares
+from evenstride.core.events import Event, Exchanged, FleetFormed, Instruction, SetShares
 from evenstride.core.fleet import Shares
 from evenstride.core.observation import Observation
 from evenstride.errors import TraceError
@@ -72,7 +72,7 @@ def facts(trace: Path) -> Facts:
         if record["kind"] == "header":
             header = record
         elif record["kind"] == "workload":
-            found = _facts(header, record)
+            found = _facts(header, record, trace)
     return _known(found, trace)
 
 
@@ -80,7 +80,7 @@ def observed(trace: Path) -> Iterator[Observation]:
     """Yield what was measured in all lives, in the order it was reported."""
     for record in read_records(trace):
         if record["kind"] == "event":
-            event = decode(record["event"])
+            event = decode(_held(record, "event", dict, trace))
             if isinstance(event, Exchanged):
                 yield from event.observations
 
@@ -122,32 +122,50 @@ def _lives(trace: Path) -> Iterator[_Life]:
                 yield life
                 life = _Life(record)
             case "workload":
-                life.facts = _facts(life.header, record)
+                life.facts = _facts(life.header, record, trace)
             case "event":
-                match decode(record["event"]):
+                match decode(_held(record, "event", dict, trace)):
                     case FleetFormed(workers=workers):
                         life.workers = tuple(worker.name for worker in workers)
                     case Exchanged(observations=observations):
                         life.observations += observations
             case "instructions":
-                for one in map(decode, record["instructions"]):
+                for one in map(_instruction, _held(record, "instructions", list, trace)):
                     life.shares = one.shares if isinstance(one, SetShares) else life.shares
     yield life
 
 
-def _facts(header: dict[str, Any], workload: dict[str, Any]) -> Facts:
+def _facts(header: dict[str, Any], workload: dict[str, Any], trace: Path) -> Facts:
     return Facts(
-        evenstride=header["evenstride"],
-        torch=header["torch"],
-        global_batch=header["global_batch"],
-        workers=header["world_size"],
-        parameters=workload["parameters"],
-        gradient_bytes=workload["gradient_bytes"],
-        digest=workload["digest"],
-        samples=workload["samples"],
-        device=workload["device"],
-        started_unix_s=header["started_unix_s"],
+        evenstride=_held(header, "evenstride", str, trace),
+        torch=_held(header, "torch", str, trace),
+        global_batch=_held(header, "global_batch", int, trace),
+        workers=_held(header, "world_size", int, trace),
+        parameters=_held(workload, "parameters", int, trace),
+        gradient_bytes=_held(workload, "gradient_bytes", int | float, trace),
+        digest=_held(workload, "digest", str, trace),
+        samples=_held(workload, "samples", int, trace),
+        device=_held(workload, "device", str, trace),
+        started_unix_s=_held(header, "started_unix_s", int | float, trace),
     )
+
+
+def _instruction(plain: Any) -> Event | Instruction:
+    return decode(plain if isinstance(plain, dict) else {})  # which is refused
+
+
+def _held(record: dict[str, Any], name: str, kind: Any, trace: Path) -> Any:
+    """Return a field of a record; raises a `TraceError` if it is not there, or is something else.
+
+    The lines of a trace are sound JSON, but others may have written or changed them.
+    """
+    found = record.get(name)
+    if not isinstance(found, kind):
+        raise TraceError(
+            f"a record of kind {record.get('kind')!r} in {trace} has no {name} that can be used "
+            f"({str(found)[:40]}); it was changed after it was written; take the run's own file"
+        )
+    return found
 
 
 def _known(found: Facts | None, trace: Path) -> Facts:

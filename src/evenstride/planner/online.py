@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import ceil, inf, isfinite
 from statistics import NormalDist
 
 from evenstride.core.gradient_noise import Z95, Interval
@@ -273,6 +273,28 @@ def _better(here: Foreseen, best: Foreseen, objective: Objective) -> str:
         f"{best.cost_usd.value:.3g} USD are left there, {here.time_s.value:.0f} s and "
         f"{here.cost_usd.value:.3g} USD here"
     )
+
+
+def whole_epochs(one: Foreseen) -> int:
+    """Return how many epochs the whole training lasts in a configuration, the last one ended."""
+    return ceil(one.epochs - 1e-6)
+
+
+def anew(here: Foreseen, given: int, samples: int, switch_s: float) -> bool:
+    """Return whether to start the present configuration again, with the epochs that it needs.
+
+    With too few, the result would be missed, so it is started again in any case; with too many,
+    only if those take longer than the switch.
+
+    Args:
+        here: the present configuration.
+        given: epochs that its processes were told.
+        samples: of an epoch.
+        switch_s: what a switch costs in seconds.
+    """
+    more = whole_epochs(here) - given
+    saved_s = -more * samples / here.choice.batch * here.step_s.value
+    return more > 0 or saved_s > switch_s
 
 
 def surest(measured: Sequence[Noise | None]) -> Noise | None:

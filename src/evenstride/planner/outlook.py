@@ -108,6 +108,7 @@ class Outlook:
         time_s: of the whole training, with a 95 % interval.
         cost_usd: the same.
         stretch: factor that losses of machines make it longer by; in ``time_s`` already.
+        epochs: that it trains at its batch; in ``time_s`` already.
     """
 
     choice: Choice
@@ -115,6 +116,7 @@ class Outlook:
     time_s: Interval
     cost_usd: Interval
     stretch: float
+    epochs: Interval
 
 
 def outlook(choice: Choice, task: Task, step: Step | None = None) -> Outlook | None:
@@ -148,7 +150,7 @@ def outlook(choice: Choice, task: Task, step: Step | None = None) -> Outlook | N
     price = Interval(
         *(sum(getattr(one, end) for one in prices) for end in ("value", "low", "high"))
     )
-    return Outlook(choice, step, time_s, product(time_s, price), stretch.value)
+    return Outlook(choice, step, time_s, product(time_s, price), stretch.value, epochs)
 
 
 def _stretch(choice: Choice, useful_s: float, saves: Saves) -> Interval | None:

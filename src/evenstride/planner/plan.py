@@ -70,6 +70,7 @@ def row(one: Outlook) -> dict[str, Any]:
         "nodes": choice.machines,
         "workers": choice.workers,
         "global_batch": choice.batch,
+        **_ends("epochs", "", one.epochs),
         "shares": list(one.step.shares),
         "step_s": one.step.time_s,
         "communication_s": one.step.communication_s,
@@ -82,7 +83,8 @@ def row(one: Outlook) -> dict[str, Any]:
 
 def _ends(name: str, unit: str, one: Interval) -> dict[str, float | None]:
     high = one.high if one.high < float("inf") else None
-    return {f"{name}_{unit}": one.value, f"{name}_low_{unit}": one.low, f"{name}_high_{unit}": high}
+    of = f"_{unit}" if unit else ""
+    return {f"{name}{of}": one.value, f"{name}_low{of}": one.low, f"{name}_high{of}": high}
 
 
 def batches_about(base: int, task: Task, trained: Iterable[int] = ()) -> tuple[int, ...]:
@@ -134,6 +136,7 @@ def make_plan(
         )
     known = _possible(batches, task)
     if not known:
+        _require_enough_data(batches, task)
         raise ConfigError(
             f"how long training takes at a batch of {', '.join(map(str, batches))} is not known: "
             f"{task.epochs.why}; measure the gradient's noise, or trainings at two batches"
@@ -144,7 +147,25 @@ def make_plan(
     if not found.outlooks:
         raise NothingFits(why_none(kinds, known, most_machines))
     chosen = choose(found.outlooks, wishes)
-    return Plan(found, chosen, wishes, tuple(_caveats(chosen.outlook, task, known)))
+    caveats = (*_caveats(chosen.outlook, task, known), *_too_large(batches, task))
+    return Plan(found, chosen, wishes, caveats)
+
+
+def _require_enough_data(batches: Sequence[int], task: Task) -> None:
+    if min(batches) > task.samples:
+        raise ConfigError(
+            f"a batch of {min(batches)} is more than the {task.samples} samples of an epoch; give "
+            f"--batches of at most {task.samples}"
+        )
+
+
+def _too_large(batches: Sequence[int], task: Task) -> list[str]:
+    left_out = sorted(batch for batch in batches if batch > task.samples)
+    if not left_out:
+        return []
+    return [
+        f"batches left out, as an epoch has {task.samples} samples: {', '.join(map(str, left_out))}"
+    ]
 
 
 def _caveats(one: Outlook, task: Task, batches: Sequence[int]) -> list[str]:

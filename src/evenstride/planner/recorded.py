@@ -25,7 +25,7 @@ from evenstride.errors import ConfigError
 from evenstride.planner.kinds import Kind
 from evenstride.planner.losses import waits_s
 from evenstride.planner.transience import Transience, from_recorded
-from evenstride.sim.spot import Machines, SpotTrace, machines
+from evenstride.sim.spot import MOST_UP, Machines, SpotTrace, machines
 
 _UP, _LIVES = ("at_s", "up"), ("came_s", "gone_s")
 _TOLD = 5
@@ -98,6 +98,10 @@ def _look(cells: list[str]) -> tuple[float, float]:
     at_s, up = _numbers(cells, ("a time in seconds", "a number of machines"))
     if up != int(up):
         raise ValueError(f"{cells[1].strip()} machines; a whole number of them is up")
+    if up > MOST_UP:
+        raise ValueError(
+            f"{cells[1].strip()} machines; {MOST_UP:,} is the most that are up at once"
+        )
     return at_s, up
 
 
@@ -142,7 +146,7 @@ def _of_json(path: Path, text: str) -> SpotTrace:
     try:
         told: Any = json.loads(text)
         gap_s, up = float(told["metadata"]["gap_seconds"]), np.array(told["data"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         at = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
         raise ConfigError(
             f"{path}: {at}it is JSON, and not as spot-traces has it: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import date
@@ -9,6 +10,7 @@ from datetime import date
 from evenstride.planner.curves import Curve, fitted, transferred
 from evenstride.planner.hardware import Power, power
 from evenstride.planner.kinds import Kind
+from evenstride.planner.matching import identified, sorts_of
 from evenstride.planner.offers import Offer, price_interval
 from evenstride.planner.transience import from_offer
 from evenstride.planner.workload import Device
@@ -21,9 +23,10 @@ class _Known:
     """A type that was measured: its curve, memory, and hardware if the catalogue has it."""
 
     device: Device
+    type: str
     curve: Curve
     power: Power | None
-    accelerator: bool
+    accelerator: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +66,52 @@ def rentable(
         spot: whether machines that may be taken away are planned with, too.
         transfer: whether types that were not measured are; not those with a part of an accelerator.
         known_offers: more offers, which tell what hardware the measured types have.
+
+    Raises:
+        ConfigError: a measured type is on offer with several accelerators, and it is not known with
+            which it was measured.
     """
     all_offers = list(offers)
-    by_type = {offer.instance_type: offer for offer in (*known_offers, *all_offers)}
-    known = [_known(device, by_type.get(device.type)) for device in devices]
+    told = (*known_offers, *all_offers)
+    sorts, by_sort = sorts_of(told), {(one.instance_type, one.accelerator): one for one in told}
+    own = [(device, *identified(device, sorts)) for device in devices]
+    known = [_known(device, of, with_, by_sort.get((of, with_))) for device, of, with_ in own]
+    several = _several(told)
     kinds, unknown = list[Kind](), dict[str, None]()
     for offer in all_offers:
         found = _curve(offer, known, transfer=transfer)
         if found is None:
             unknown[offer.instance_type] = None
             continue
-        kinds += _kinds(offer, *found, on, spot=spot)
-    types = {one.device.type for one in known}
-    return Rentable(tuple(kinds), tuple(unknown), tuple(sorted(types & by_type.keys())))
+        named = offer.instance_type in several
+        kinds += _kinds(offer, *found, on, spot=spot, told_apart=named)
+    types = {one.device.type for one in known if (one.type, one.accelerator) in by_sort}
+    return Rentable(tuple(kinds), tuple(unknown), tuple(sorted(types)))
 
 
-def _known(device: Device, offer: Offer | None) -> _Known:
+def accelerators_of(offer: Offer) -> str:
+    """Return an offer's accelerators such as ``T4:2``; empty without any, or with a part of one."""
+    count = offer.accelerators
+    whole = bool(offer.accelerator) and count >= 1 and float(count).is_integer()
+    return f"{offer.accelerator}:{int(count)}" if whole else ""
+
+
+def _several(offers: Iterable[Offer]) -> set[str]:
+    """Return the types whose name leaves open which accelerators they have."""
+    each = {(offer.instance_type, accelerators_of(offer)) for offer in offers}
+    count = Counter(name for name, _ in each)
+    return {name for name, times in count.items() if times > 1}
+
+
+def _known(device: Device, of: str, accelerator: str, offer: Offer | None) -> _Known:
     hardware = None if offer is None else power(offer)
-    accelerator = offer is not None and bool(offer.accelerator)
-    return _Known(device, fitted(device.points), hardware, accelerator)
+    return _Known(device, of, fitted(device.points), hardware, accelerator)
 
 
 def _curve(offer: Offer, known: list[_Known], *, transfer: bool) -> tuple[Curve, int | None] | None:
     """Return one worker's curve and the samples that fit it, if anything is known."""
     for one in known:
-        if one.device.type == offer.instance_type:
+        if (one.type, one.accelerator) == (offer.instance_type, offer.accelerator):
             return one.curve, one.device.most_samples
     hardware = power(offer) if float(offer.accelerators).is_integer() else None
     alike = [
@@ -95,7 +119,7 @@ def _curve(offer: Offer, known: list[_Known], *, transfer: bool) -> tuple[Curve,
         for one in known
         if one.power is not None
         and hardware is not None
-        and one.accelerator == bool(offer.accelerator)
+        and bool(one.accelerator) == bool(offer.accelerator)
         and _room(one, hardware) != 0
     ]
     if not transfer or hardware is None or not alike:
@@ -128,10 +152,15 @@ def _of(known: _Known) -> Power:
     return known.power
 
 
-def _kinds(offer: Offer, curve: Curve, most: int | None, on: date, *, spot: bool) -> Iterator[Kind]:
-    workers = max(int(offer.accelerators), 1)
-    price = price_interval(offer, on)
-    kind = Kind(offer.instance_type, offer.place, workers, curve, price, most)
+def _kinds(
+    offer: Offer, curve: Curve, most: int | None, on: date, *, spot: bool, told_apart: bool
+) -> Iterator[Kind]:
+    kind = Kind(
+        *(offer.instance_type, offer.place, max(int(offer.accelerators), 1), curve),
+        *(price_interval(offer, on), most),
+        accelerators=accelerators_of(offer),
+        told_apart=told_apart,
+    )
     yield kind
     if spot and offer.spot_usd_per_h is not None:
         yield replace(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from evenstride.planner.outlook import Choice
+from evenstride.planner.outlook import Choice, Outlook
 
 _PORT = 29500
+_USUAL_SYNC = "bsp"
+_A_PART = 1e-6  # of an epoch, by which rounding may be off
 
 
 class _Blocks(yaml.SafeDumper):  # type: ignore[misc]
@@ -25,18 +28,39 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Blocks.add_representer(str, _text)
 
 
-def torchrun_lines(choice: Choice, command: Sequence[str]) -> list[str]:
+def variables(one: Outlook, sync: str = _USUAL_SYNC) -> dict[str, str]:
+    """Return what a script is told of a plan, as variables of its environment.
+
+    ``EVENSTRIDE_EPOCHS`` is for a script to read, in whole epochs. ``EVENSTRIDE_GLOBAL_BATCH``
+    counts where it leaves its batch open, ``EVENSTRIDE_SYNC`` where it leaves that.
+
+    Args:
+        one: of the chosen cluster.
+        sync: mode of synchronisation that was planned with.
+    """
+    told = {
+        "EVENSTRIDE_EPOCHS": str(math.ceil(one.epochs.value - _A_PART)),
+        "EVENSTRIDE_GLOBAL_BATCH": str(one.choice.batch),
+    }
+    return told if sync == _USUAL_SYNC else {**told, "EVENSTRIDE_SYNC": sync}
+
+
+def torchrun_lines(
+    choice: Choice, command: Sequence[str], told: Mapping[str, str] | None = None
+) -> list[str]:
     """Return the lines to start on the machines by hand, one for each kind.
 
     Args:
         choice: the cluster.
         command: script and arguments.
+        told: `variables` of the plan; none if not given.
     """
+    named = "".join(f"{name}={shlex.quote(value)} " for name, value in (told or {}).items())
     lines, first = [], 0
     for kind, count in zip(choice.kinds, choice.counts, strict=True):
         ranks = f"{first}" if count == 1 else f"{first}..{first + count - 1}"
         lines.append(
-            f"torchrun --nnodes={choice.machines} --node-rank={ranks} "
+            f"{named}torchrun --nnodes={choice.machines} --node-rank={ranks} "
             f"--nproc-per-node={kind.workers} --master-addr=HOST --master-port={_PORT} "
             f"{shlex.join(command)}"
         )
@@ -45,7 +69,12 @@ def torchrun_lines(choice: Choice, command: Sequence[str]) -> list[str]:
 
 
 def skypilot_files(
-    choice: Choice, command: Sequence[str], *, name: str = "evenstride"
+    choice: Choice,
+    command: Sequence[str],
+    told: Mapping[str, str] | None = None,
+    *,
+    name: str = "evenstride",
+    torch: str = "",
 ) -> dict[str, str]:
     """Return SkyPilot's task files by their names.
 
@@ -55,7 +84,9 @@ def skypilot_files(
     Args:
         choice: the cluster.
         command: script and arguments, run in the folder that is sent along.
+        told: `variables` of the plan; none if not given.
         name: of the tasks.
+        torch: version that the workload was measured with; any if not given.
 
     Source:
         SkyPilot's documentation, "SkyPilot YAML" (fields) and "Distributed Jobs on Many Nodes"
@@ -64,6 +95,7 @@ def skypilot_files(
     files, first = dict[str, str](), 0
     for number, (kind, count) in enumerate(zip(choice.kinds, choice.counts, strict=True)):
         own = name if len(choice.kinds) == 1 else f"{name}-{number + 1}"
+        head = {"EVENSTRIDE_HEAD": ""} if number else {}
         task = {
             "name": own,
             "workdir": ".",
@@ -71,10 +103,11 @@ def skypilot_files(
             "resources": {
                 "infra": kind.place or None,
                 "instance_type": kind.type,
+                "accelerators": kind.accelerators or None,
                 "use_spot": kind.spot,
             },
-            "envs": {"EVENSTRIDE_HEAD": ""} if number else {},
-            "setup": "pip install torch evenstride\n",
+            "envs": {**(told or {}), **head},
+            "setup": _setup(torch),
             "run": _run(choice, kind.workers, first, command),
         }
         files[f"{own}.yaml"] = yaml.dump(
@@ -82,6 +115,20 @@ def skypilot_files(
         )
         first += count
     return files
+
+
+def _setup(torch: str) -> str:
+    """Return how a machine gets what the script needs.
+
+    Local parts of a version, such as ``+cpu``, are not on the package index.
+    """
+    version = torch.partition("+")[0]
+    return (
+        f"pip install torch{f'=={version}' if version else ''}\n"
+        "# evenstride is installed from its own folder. Put a copy of that, named evenstride-src,\n"
+        "# into the folder that is sent along, or change this line to where yours is.\n"
+        "pip install ./evenstride-src\n"
+    )
 
 
 def _run(choice: Choice, workers: int, first: int, command: Sequence[str]) -> str:

@@ -159,7 +159,7 @@ def read_profile(path: Path) -> Profile:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(
             f"{path} is not a profile: it is no JSON; evenstride profile writes one"
         ) from None

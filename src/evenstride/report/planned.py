@@ -20,7 +20,7 @@ def table(plan: Plan) -> Table:
     Of many, some are shown: both ends, the chosen one, and evenly what is between.
     """
     rows = tuple(_row(one, plan) for one in _some(plan))
-    headings = ("cluster", "place", "batch", "samples\neach", "step", "time", "USD", "")
+    headings = ("cluster", "place", "batch", "epochs", "samples\neach", "step", "time", "USD", "")
     return Table(headings, rows)
 
 
@@ -28,8 +28,8 @@ def story(plan: Plan) -> str:
     """Return what was chosen, and what to know about the figures, in lines."""
     one = plan.chosen.outlook
     first = (
-        f"Chosen: {one.choice.name}, batch {one.choice.batch}: {_hours(one.time_s.value)}, "
-        f"{_usd(one.cost_usd.value)} USD. It is {plan.chosen.reason}."
+        f"Chosen: {one.choice.name}, batch {one.choice.batch}, {_epochs(one.epochs)} epochs: "
+        f"{_hours(one.time_s.value)}, {_usd(one.cost_usd.value)} USD. It is {plan.chosen.reason}."
     )
     notes = [f"- {caveat}" for caveat in plan.caveats]
     return "\n".join([first, looked(plan), *notes])
@@ -123,12 +123,20 @@ def _row(one: Outlook, plan: Plan) -> tuple[str, ...]:
         one.choice.name,
         one.choice.place,
         str(one.choice.batch),
+        _epochs(one.epochs),
         "/".join(map(str, one.step.shares)),
         f"{one.step.time_s * 1e3:.0f} ms",
         f"{_hours(one.time_s.value)} ({_hours(one.time_s.low)} to {_hours(one.time_s.high)})",
         f"{_usd(one.cost_usd.value)} ({_usd(one.cost_usd.low)} to {_usd(one.cost_usd.high)})",
         "chosen" if one is plan.chosen.outlook else "",
     )
+
+
+def _epochs(one: Interval) -> str:
+    if one.low == one.value == one.high:
+        return f"{one.value:.4g}"
+    high = "any" if one.high == float("inf") else f"{one.high:.4g}"
+    return f"{one.value:.4g} ({one.low:.4g} to {high})"
 
 
 def _usd(usd: float) -> str:

@@ -24,7 +24,12 @@ from evenstride.core.preemption import Lives
 from evenstride.errors import ScenarioError
 
 _DATA = "../shared/data"
-_DAMAGED = (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError, zlib.error)
+_DAMAGED = (
+    *(OSError, EOFError, ValueError, TypeError, KeyError, AttributeError, zlib.error),
+    RecursionError,
+)
+MOST_UP = 10_000
+"""Machines of a recording that are up at once, at most: each has its own slot at every tick."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,8 +154,14 @@ def machines(
         leaves: who it is that goes when some of a recording's machines do.
 
     Raises:
-        ScenarioError: there is none, or gaps differ.
+        ScenarioError: there is none, gaps differ, or more than `MOST_UP` machines are up.
     """
+    for trace in traces:
+        if trace.up.max(initial=0) > MOST_UP:
+            raise ScenarioError(
+                f"{trace.name} has {trace.up.max():,} machines up at once, and {MOST_UP:,} is the "
+                "most; record those of one type in one place"
+            )
     gaps = sorted({trace.gap_s for trace in traces})
     if len(gaps) != 1:
         told = " and ".join(f"{gap:g} s" for gap in gaps) or "no recording at all"

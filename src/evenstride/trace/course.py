@@ -7,12 +7,13 @@ beyond the place where it goes on is dropped, since that was undone.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import floor, inf, isnan, nan
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from evenstride.core.gradient_noise import GradientNorms
 from evenstride.core.reaching import Value
@@ -109,9 +110,11 @@ class _Course:
         """
         if header is not self._header:
             self._header, batch = header, header.get("global_batch", 0)
+            if not _is_number(batch):
+                raise self._broken("header", "global_batch")
             if batch != self._batch and header.get("bounds") is None:
                 self.metrics, self.steps, self.batches = {}, [], []
-            self._batch, self._passes = batch, []
+            self._batch, self._passes = int(batch), []
         return self
 
     def go_on(self, record: dict[str, Any]) -> None:
@@ -128,7 +131,7 @@ class _Course:
         """Take what an evaluation found."""
         (epochs,) = self._numbers(record, "epochs")
         value = record.get("value")
-        if not isinstance(record.get("name"), str) or not isinstance(value, int | float | None):
+        if not isinstance(record.get("name"), str) or not (value is None or _is_number(value)):
             raise self._broken("metric", "name or value")
         number = inf if value is None else float(value)
         self.metrics.setdefault(record["name"], []).append(Value(epochs, number))
@@ -137,11 +140,13 @@ class _Course:
     def measured(self, record: dict[str, Any]) -> None:
         """Take a step, of which the leader may have heard some passes later."""
         step, norms = norms_of(record, self._run)
+        if not all(map(_is_number, (step, *astuple(norms)))) or norms.batch <= 0:
+            raise self._broken("noise", "step, parts, batch, local, mean")
         begun = bisect_right(self._passes, step, key=lambda one: one.step)
         loss = record.get("loss")
         epochs = self._after(step, self._passes[begun - 1] if begun else None)
         if not any(epochs > later.epochs + _SAME for later in self._passes[begun:]):
-            known = loss if isinstance(loss, int | float) else None
+            known = float(loss) if _is_number(loss) else None
             batch = self._batch or round(norms.batch)  # written by hand, say
             self.steps.append(Step(epochs, batch, norms, known))
             self._furthest = max(self._furthest, epochs)  # which nan is not
@@ -164,15 +169,20 @@ class _Course:
 
     def _numbers(self, record: dict[str, Any], *names: str) -> list[float]:
         values = [record.get(name) for name in names]
-        if not all(isinstance(value, int | float) for value in values):
+        if not all(map(_is_number, values)):
             raise self._broken(record["kind"], ", ".join(names))
         return [float(value) for value in values if value is not None]
 
     def _broken(self, kind: str, names: str) -> TraceError:
         return TraceError(
-            f"a {kind} record in {self._run} lacks one of {names}; it was changed after it was "
-            "written"
+            f"a {kind} record in {self._run} lacks one of {names}, or has no finite number there; "
+            "it was changed after it was written"
         )
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Return whether something is a finite number; JSON as Python reads it has others, too."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _place(one: Value) -> float:

@@ -98,7 +98,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(line)
-    except ValueError:  # malformed JSON or a code point cut in two
+    except (ValueError, RecursionError):  # malformed JSON or a code point cut in two
         return None
     return record if isinstance(record, dict) and "kind" in record else None
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from evenstride import __version__
 from evenstride.cli.planning import installed_torch
+from evenstride.planner.infeasible import MOST_MACHINES
 from evenstride.planner.workload import Device, Model, Noise, Point, Profile, write_profile
 from tests.unit.cli.conftest import Answer, Shell
+from tests.unit.planner.test_live import OTHERS
+
+N1 = [item for item in OTHERS if item.provider == "gcp"]
 
 Plan = Callable[..., Answer]
 
@@ -117,7 +123,9 @@ def test_trainings_take_the_place_of_given_epochs(profile: Path, shell: Shell) -
         (("--metric", "error"), "--metric is 'error', and no --target-loss says"),
         (("--script", "train.py 'x"), "--script is .* close what is quoted"),
         (("--batches", "99999999999999999999"), "give whole numbers above 0"),
-        (("--batches", "60000"), "how long training takes at a batch of 60000 is not known"),
+        (("--batches", "60000"), "a batch of 60000 is more than the 50000 samples of an epoch"),
+        (("--restart", "3m"), "--restart tells of spot machines; give --spot"),
+        (("--max-nodes", str(MOST_MACHINES + 1)), "max-nodes"),
     ],
 )
 def test_what_cannot_be_is_refused(plan: Plan, options: tuple[str, ...], why: str) -> None:
@@ -150,3 +158,79 @@ def test_epochs_count_at_one_batch(profile: Path, plan: Plan) -> None:
     other.write_text(json.dumps({**plain, "global_batch": 1024}))
 
     assert "batches of 512 and 1024" in plan(str(other)).err
+
+
+def test_the_epochs_at_the_chosen_batch_are_told_everywhere(plan: Plan) -> None:
+    options = ("--batches", "1024", "--objective", "cost")
+    row = (found := plan(*options, "--json").json())["candidates"][0]
+
+    # Of 20 at 512, by the noise scale of 2000 (1500 to 2600).
+    assert row["epochs"] == pytest.approx(20 * 3024 / 2512)
+    assert row["epochs_low"] == pytest.approx(20 * 3624 / 3112)
+    assert row["epochs_high"] == pytest.approx(20 * 2524 / 2012)
+    assert found["variables"] == {"EVENSTRIDE_EPOCHS": "25", "EVENSTRIDE_GLOBAL_BATCH": "1024"}
+    told = plan(*options, "--sync", "bsp-ps(servers=1)").out
+    assert "batch 1024, 24.08 (23.29 to 25.09) epochs: " in told
+    assert re.search(r"\bepochs\b", told.partition("Chosen: ")[0])
+    assert "with a global batch of 1024 and 25 epochs in the script:" in told
+    named = "EVENSTRIDE_EPOCHS=25 EVENSTRIDE_GLOBAL_BATCH=1024 EVENSTRIDE_SYNC='bsp-ps(servers=1)'"
+    assert f"{named} torchrun " in told
+
+
+def test_files_for_skypilot_tell_the_script_of_the_plan(plan: Plan, tmp_path: Path) -> None:
+    plan("--batches", "1024", "--no-mixed", "--sky", str(tmp_path))
+
+    task = yaml.safe_load((tmp_path / "evenstride.yaml").read_text())
+    assert task["envs"] == {"EVENSTRIDE_EPOCHS": "25", "EVENSTRIDE_GLOBAL_BATCH": "1024"}
+    torch = (installed_torch() or "2.13.0").partition("+")[0]
+    assert task["setup"].startswith(f"pip install torch=={torch}\n")
+
+
+def test_spot_without_spot_prices_says_so(plan: Plan, profile: Path) -> None:
+    told = plan("--spot", "--json").json()["caveats"]
+    assert any("--spot changes nothing" in one for one in told)
+    prices = profile.with_name("prices.csv")
+    prices.write_text("type,usd_per_h,accelerator,spot\nsmall,1.0,T4,0.4\n")
+    told = plan("--spot", "--restart", "3m", "--json").json()["caveats"]
+    assert not any("--spot changes" in one for one in told)
+
+
+def test_with_epochs_it_does_not_matter_what_profiles_came_to(
+    profile: Path, plan: Plan, shell: Shell
+) -> None:
+    plain = json.loads(profile.read_text())
+    other = profile.with_name("other.json")
+    for path, target in ((profile, "loss 0.3"), (other, "loss 0.4")):
+        one = {"batch": 512, "epochs": 9.0}
+        path.write_text(json.dumps({**plain, "target": target, "trainings": [one]}))
+
+    found = plan(str(other), "--batches", "512", "--json").json()
+
+    assert found["candidates"][0]["epochs"] == 20
+    assert found["target"] == ""
+    prices = ("--catalog", str(profile.parent / "prices.csv"), "--json")
+    own = ("--batches", "512", "--trained", "512:8")
+    trained = shell("plan", str(profile), str(other), *prices, *own).json()
+    assert trained["candidates"][0]["epochs"] == 8
+    assert "different targets" in shell("plan", str(profile), str(other), *prices).refusal()
+
+
+def test_todays_n1_machines_are_told_apart(
+    profile: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = SimpleNamespace(query=lambda **_: N1, GPUHuntError=RuntimeError)
+    monkeypatch.setitem(sys.modules, "gpuhunt", fetched)
+    plain = json.loads(profile.read_text())
+    device = {**plain["devices"][0], "type": "n1-standard-8"}
+    sky = profile.parent / "sky"
+    options = ("plan", str(profile), "--epochs", "20", "--live", "gcp", "--sky", str(sky))
+
+    profile.write_text(json.dumps({**plain, "devices": [device]}))
+    assert "call it n1-standard-8+none, n1-standard-8+T4 or" in shell(*options).refusal()
+    profile.write_text(json.dumps({**plain, "devices": [{**device, "device": "Tesla T4"}]}))
+    told = shell(*options, "--max-nodes", "1", "--no-transfer").out
+
+    assert "Chosen: 1 x n1-standard-8+T4:1" in told
+    assert "- n1-standard-8+T4:1: 0.73 USD/h" in told
+    task = yaml.safe_load((sky / "evenstride.yaml").read_text())
+    assert task["resources"]["accelerators"] == "T4:1"

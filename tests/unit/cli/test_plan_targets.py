@@ -187,3 +187,15 @@ def test_what_cannot_be_is_refused(
 
 def test_a_profile_without_runs_has_no_target(plan: Plan, profile: Path) -> None:
     assert "no run was given" in plan(str(profile), "--target-loss", "0.35").refusal()
+
+
+def test_a_run_that_is_given_twice_counts_once(
+    plan: Plan, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = three(profile.parent, noise_law)
+    monkeypatch.chdir(profile.parent)
+    again = [str(Path("256")), str(Path(runs[1]) / "trace.jsonl")]
+
+    found = plan(str(profile), *runs, *again, "--target-loss", "0.35", "--json").json()
+
+    assert [one["batch"] for one in found["trainings"]] == list(BATCHES)

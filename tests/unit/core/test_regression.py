@@ -60,3 +60,18 @@ def test_points_at_one_place_or_not_above_0_are_refused() -> None:
         line([3.0, 3.0], [1.0, 2.0])
     with pytest.raises(ValueError, match="smallest value is 0"):
         line([1.0, 2.0], [0.0, 2.0])
+
+
+def test_points_count_by_their_errors() -> None:
+    """One of three is off, and known four times worse, so its pull is a sixteenth."""
+    xs, ys = [1.0, 2.0, 4.0], [3.0, 10.0, 9.0]
+
+    alike, by_error = line(xs, ys, [0.1] * 3), line(xs, ys, [0.01, 0.04, 0.01])
+    through = line([1.0, 4.0], [3.0, 9.0], [0.1, 0.2])
+
+    assert alike.at(2.0) == pytest.approx(line(xs, ys).at(2.0)), "only their ratios count"
+    assert abs(by_error.at(2.0) - 5.0) < 0.2 * abs(alike.at(2.0) - 5.0)
+    unit = (0.1**2 + 0.2**2) / 2
+    c00, c01, c11 = (unit * one for one in through.spread)
+    assert c00 + 2 * c01 + c11 == pytest.approx((0.1 * 3.0) ** 2), "a point's own variance there"
+    assert c00 + 8 * c01 + 16 * c11 == pytest.approx((0.2 * 9.0) ** 2)

@@ -71,6 +71,7 @@ def whole(folder: Path) -> Journal:
     journal.note(Probe(Choice(1, 32), 40, 0.5, ((Point(samples=32, step_s=0.4),),)))
     journal.switches.append(Switch(Choice(1, 32), Choice(2, 64), 0.25, 0.5))
     journal.train(32, 320.0)
+    journal.epochs = 45
     journal.keep()
     return journal
 

@@ -27,10 +27,12 @@ def kind(
     noise: float = 0.0,
     most: int | None = None,
     losses_per_h: float | None = None,
+    accelerators: str = "",
 ) -> Kind:
     curve = Curve(fixed_s, per_sample_s, 0.02, noise)
     lost = None if losses_per_h is None else transience(*[losses_per_h] * 20)
-    return Kind(name, place, workers, curve, exactly(usd_per_h), most, lost)
+    price = exactly(usd_per_h)
+    return Kind(name, place, workers, curve, price, most, lost, accelerators)
 
 
 def transience(*losses_per_h: float) -> Transience:

@@ -287,3 +287,14 @@ def test_what_is_shipped_says_where_it_is_from_and_under_which_licence() -> None
     for offer in shipped_catalogue().offers:
         assert offer.priced_on is not None
         assert offer.priced_on.isoformat() in told_of
+
+
+def test_a_row_of_more_accelerators_than_any_machine_has_is_refused() -> None:
+    rows = "type,price,accelerator,accelerators\nx,1,A100,64\ny,1,A100,1000000\n"
+
+    found = parse_catalogue(rows, "made")
+
+    assert [offer.instance_type for offer in found.offers] == ["x"]
+    assert "accelerators is '1000000': a machine has 64 accelerators at most" in str(
+        found.refusals[0]
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import inf, isnan
 from pathlib import Path
 
@@ -136,4 +137,44 @@ def test_a_record_that_was_changed_is_refused(
     life(tmp_path, [record])
 
     with pytest.raises(TraceError, match=lacks):
+        read_course(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        (went(0, float("nan")), "a pass record in .* lacks one of step, epochs, samples, or"),
+        (went(0, float("inf")), "a pass record"),
+        ({**went(0, 0.0), "samples": 10**400}, "a pass record"),
+        (metric(float("nan"), 0.5), "a metric record in .* lacks one of epochs"),
+        (metric(1.0, float("nan")), "a metric record in .* lacks one of name or value"),
+        ({**noisy(3, 5.0), "local": float("inf")}, "a noise record"),
+        ({**noisy(3, 5.0), "batch": 0}, "a noise record"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(
+    tmp_path: Path, record: dict[str, object], told: str
+) -> None:
+    """Traces are written without them, and Python's JSON reads them nevertheless."""
+    path = life(tmp_path, [went(0, 0.0)])
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+    with pytest.raises(TraceError, match=told):
+        read_course(tmp_path)
+
+
+def test_a_loss_that_is_no_number_is_not_known(tmp_path: Path) -> None:
+    path = life(tmp_path, [went(0, 0.0)])
+    with path.open("a") as file:
+        file.write(json.dumps(noisy(3, 5.0, loss=float("nan"))) + "\n")
+
+    assert read_course(tmp_path).steps[0].loss is None
+
+
+def test_a_line_of_a_hundred_thousand_brackets_is_no_record(tmp_path: Path) -> None:
+    path = life(tmp_path, [went(0, 0.0)])
+    path.write_text(path.read_text() + "[" * 100_000 + "\n" + json.dumps(went(0, 0.0)) + "\n")
+
+    with pytest.raises(TraceError, match="is not a trace record"):
         read_course(tmp_path)

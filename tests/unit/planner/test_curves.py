@@ -92,3 +92,46 @@ def test_of_unknown_and_shared_hardware_nothing_is_said() -> None:
     assert power(offer()) is None
     assert power(offer("t3.large", vcpus=2.0)) is None
     assert power(offer(accelerator="NeverHeardOf", accelerators=1.0)) is None
+
+
+def test_nearly_equal_sizes_do_not_tell_what_is_fixed() -> None:
+    """A balanced worker has them; as its times scatter, a line through them may be any."""
+    curve = fitted(points((127, 0.1000), (128, 0.0999), (129, 0.0998)))
+
+    assert curve.at(128) == pytest.approx(0.0999, rel=1e-3)
+    assert curve.fixed_s == pytest.approx(0.05, rel=0.01), "half of it"
+    assert curve.error_at(512) > 0.3
+
+
+def test_two_sizes_are_known_as_well_as_their_means() -> None:
+    """3 steps that scatter by 10 % have a mean that is off by 6 %, and 300 one by 0.6 %."""
+
+    def error(steps: int) -> float:
+        ends = ((64, 0.06), (128, 0.1))
+        curve = fitted([Point(samples=b, step_s=t, scatter=0.1, steps=steps) for b, t in ends])
+        return curve.error_at(128)
+
+    assert error(3) == pytest.approx(0.1 / 3**0.5, rel=0.02)
+    assert error(300) == pytest.approx((2 * 0.005**2 + 0.01 / 300) ** 0.5, rel=0.02)
+
+
+def test_a_mean_of_more_steps_counts_more() -> None:
+    both = (100, 0.30), (400, 0.6)  # the line through them begins at 0.2
+    sure = [Point(samples=b, step_s=t, scatter=0.1, steps=300) for b, t in both]
+    off = Point(samples=200, step_s=0.8, scatter=0.1, steps=3)
+
+    alike = fitted([*sure, off.model_copy(update={"steps": 300})])
+    curve = fitted([*sure, off])
+
+    assert curve.at(200) == pytest.approx(0.4, rel=0.03)
+    assert alike.at(200) > 1.1 * curve.at(200)
+
+
+@pytest.mark.parametrize("times_s", [(0.0101, 0.0100, 0.0099), (0.01, 0.021, 0.045)])
+def test_lines_that_are_flat_or_begin_at_0_are_less_sure_farther_out(
+    times_s: tuple[float, ...],
+) -> None:
+    curve = fitted(points(*zip((32, 64, 128), times_s, strict=True)))
+
+    assert min(curve.spread[0], curve.spread[2]) > 0
+    assert curve.error_at(64) < curve.error_at(1024) < curve.error_at(4096)

@@ -231,3 +231,43 @@ def test_a_run_whose_times_do_not_count_has_no_devices(tmp_path: Path) -> None:
     assert found.devices == ()
     assert found.links is not None
     assert found.noise is not None
+
+
+def _changed(path: Path, kind: str, **changes: Any) -> Path:
+    """Change records of a kind in a trace; a field that is to be ``...`` is taken out."""
+    records = [json.loads(one) for one in path.read_text().splitlines()]
+    for record in records:
+        if record["kind"] == kind:
+            record.update(changes)
+    kept = [{k: v for k, v in one.items() if v is not ...} for one in records]
+    path.write_text("".join(json.dumps(one) + "\n" for one in kept))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "told"),
+    [
+        ("header", {"torch": ...}, "'header' in .* has no torch that can be used"),
+        ("header", {"global_batch": "many"}, r"no global_batch that can be used \(many\)"),
+        ("header", {"started_unix_s": 1e30}, r"it began 1e\+30 s after 1970, which is no date"),
+        ("workload", {"samples": ...}, "'workload' in .* has no samples that can be used"),
+        ("workload", {"parameters": 0}, "parameters is 0: Input should be"),
+        ("workload", {"samples": 0}, "samples is 0: Input should be greater"),
+        ("event", {"event": 3}, "'event' in .* has no event that can be used"),
+        ("instructions", {"instructions": [3]}, "is neither an event nor an instruction"),
+    ],
+)
+def test_a_damaged_trace_is_refused_by_what_is_wrong(
+    tmp_path: Path, kind: str, changes: dict[str, Any], told: str
+) -> None:
+    path = _changed(life(tmp_path, busy_s={0: 0.1}), kind, **changes)
+
+    with pytest.raises(TraceError, match=told):
+        profile_of_run(path, ["box"])
+
+
+def test_a_name_that_is_too_long_for_a_type_is_refused(tmp_path: Path) -> None:
+    path = life(tmp_path, busy_s={0: 0.1})
+
+    with pytest.raises(TraceError, match=r"type is x{40}: String should have at most 200 .*--as"):
+        profile_of_run(path, ["x" * 201])

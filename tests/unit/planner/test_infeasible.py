@@ -6,7 +6,7 @@ import pytest
 
 from evenstride.errors import ConfigError
 from evenstride.planner.choosing import NothingFits, Wishes
-from evenstride.planner.infeasible import selected
+from evenstride.planner.infeasible import MOST_MACHINES, selected
 from evenstride.planner.kinds import Kind
 from evenstride.planner.offers import Catalogue, Offer
 from evenstride.planner.plan import make_plan
@@ -30,6 +30,30 @@ def test_too_little_memory_says_how_many_machines_or_which_batch_would_do() -> N
     assert make_plan([SMALL, ROOMY], task(), Wishes(), (310,), most_machines=16).found.outlooks
     assert make_plan([SMALL, ROOMY], task(), Wishes(), (160,), most_machines=8).found.outlooks
     assert "takes 15 machines" in told([SMALL, ROOMY], (300,), 14)
+
+
+def test_no_more_machines_are_advised_than_may_be_asked_for() -> None:
+    enough, too_many = 4 * MOST_MACHINES, 4 * MOST_MACHINES + 1
+
+    assert f"--max-nodes {MOST_MACHINES}" in told([SMALL], (enough,), 8)
+    message = told([SMALL], (too_many,), 8)
+    assert f"takes {MOST_MACHINES + 1} machines" in message
+    assert "--max-nodes" not in message
+    assert "a batch of at most 32" in message
+
+
+def test_a_batch_larger_than_the_data_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"a batch of 512 is more than the 400 samples of an ep"):
+        make_plan([SMALL], task(samples=400), Wishes(), (512, 1024))
+
+
+def test_batches_larger_than_the_data_are_named_where_others_are_not() -> None:
+    made = make_plan([kind("a")], task(samples=400), Wishes(), (256, 512, 1024))
+
+    named = [one for one in made.caveats if "left out" in one]
+    assert named == ["batches left out, as an epoch has 400 samples: 512, 1024"]
+    within = make_plan([kind("a")], task(samples=400), Wishes(), (256, 400))
+    assert not any("left out" in one for one in within.caveats)
 
 
 def test_a_batch_smaller_than_the_workers_of_a_machine_says_so() -> None:

@@ -11,11 +11,13 @@ from evenstride.planner.foreseen import Choice, Job, Probe, foresee
 from evenstride.planner.online import (
     MOST_PROBES,
     Standing,
+    anew,
     choices,
     decide,
     extremes,
     overhead,
     surest,
+    whole_epochs,
 )
 from evenstride.planner.workload import Noise
 from tests.unit.planner.searching import Truth
@@ -192,6 +194,22 @@ def test_a_search_ends_after_so_many_configurations() -> None:
     # One worker is quicker here: back to it, once.
     assert decided(both, MOST_PROBES) == Choice(1, 64)
     assert decided(both, MOST_PROBES + 1) is None
+
+
+def test_processes_are_told_again_how_many_epochs_their_batch_needs() -> None:
+    probe = FOUR.probe(Choice(4, 1024))
+    told = job(noise=NOISY, batches=3)
+    (here,) = foresee(told, [Choice(4, 1024)], [probe], {64: 6000.0})
+    epoch_s = 60_000 / 1024 * here.step_s.value
+
+    assert here.epochs == pytest.approx(30 * 2024 / 1064, rel=0.01)
+    assert whole_epochs(here) == 57
+    assert whole_epochs(replace(here, epochs=30.0000001)) == 30
+    assert anew(here, 30, 60_000, 1e9)  # it would end too early, whatever a switch costs
+    assert anew(here, 56, 60_000, 1e9)
+    assert not anew(here, 57, 60_000, 1e-9)
+    assert anew(here, 59, 60_000, 1.9 * epoch_s)
+    assert not anew(here, 59, 60_000, 2.1 * epoch_s)
 
 
 def test_the_overhead_is_what_the_chosen_configuration_would_have_saved() -> None:

@@ -4,6 +4,7 @@ from datetime import date
 
 import pytest
 
+from evenstride.errors import ConfigError
 from evenstride.planner.offers import Offer
 from evenstride.planner.renting import rentable
 from evenstride.planner.workload import Device, Point
@@ -15,9 +16,9 @@ def offer(name: str, usd_per_h: float = 1.0, **rest: object) -> Offer:
     return Offer(instance_type=name, usd_per_h=usd_per_h, priced_on=TODAY, **rest)  # type: ignore[arg-type]
 
 
-def device(name: str, most: int | None = None) -> Device:
-    points = (Point(samples=8, step_s=0.02), Point(samples=64, step_s=0.076))
-    return Device(type=name, points=points, most_samples=most)
+def device(name: str, most: int | None = None, maker: str = "", factor: float = 1.0) -> Device:
+    points = (Point(samples=8, step_s=0.02 * factor), Point(samples=64, step_s=0.076 * factor))
+    return Device(type=name, device=maker, points=points, most_samples=most)
 
 
 def test_a_measured_type_is_taken_as_measured() -> None:
@@ -100,3 +101,54 @@ def test_spot_machines_are_kinds_of_their_own_where_asked_for() -> None:
     assert spot.usd_per_h.value == 0.3
     assert spot.transience is not None
     assert 0.05 / 800 < spot.transience.losses_per_h.value < 0.1 / 600
+
+
+N1 = [
+    offer("n1-standard-8", 0.4, vcpus=8.0, memory_gib=30.0),
+    offer("n1-standard-8", 0.7, vcpus=8.0, accelerator="T4", accelerators=1),
+    offer("n1-standard-8", 1.1, vcpus=8.0, accelerator="T4", accelerators=2),
+    offer("n1-standard-8", 2.9, vcpus=8.0, accelerator="V100", accelerators=1),
+]
+
+
+@pytest.mark.parametrize(
+    "measured", [device("n1-standard-8", maker="Tesla T4"), device("n1-standard-8+T4")]
+)
+def test_one_type_with_several_accelerators_is_several(measured: Device) -> None:
+    found = rentable(N1, [measured], TODAY)
+
+    kinds = {kind.name: kind for kind in found.kinds}
+    assert set(kinds) == {"n1-standard-8+T4:1", "n1-standard-8+T4:2", "n1-standard-8+V100:1"}
+    assert {name for name, kind in kinds.items() if kind.curve.measured} == {
+        *("n1-standard-8+T4:1", "n1-standard-8+T4:2"),
+    }
+    assert kinds["n1-standard-8+T4:2"].workers == 2
+    assert kinds["n1-standard-8+T4:2"].accelerators == "T4:2"
+    assert found.unknown == ("n1-standard-8",)  # that without any
+    assert found.measured == (measured.type,)
+
+
+def test_each_of_them_can_be_measured() -> None:
+    own = [device("n1-standard-8+none", factor=30.0), device("n1-standard-8+T4")]
+
+    kinds = {kind.name: kind for kind in rentable(N1, own, TODAY).kinds}
+
+    assert kinds["n1-standard-8+none"].curve.per_sample_s == pytest.approx(0.03)
+    assert kinds["n1-standard-8+T4:1"].curve.per_sample_s == pytest.approx(0.001)
+
+
+def test_the_name_of_a_device_tells_the_nearest_accelerator() -> None:
+    several = [offer("box", accelerator=name, accelerators=1) for name in ("A100", "A100-80GB")]
+    small = device("box", maker="NVIDIA A100-SXM4-40GB")
+    large = device("box", maker="NVIDIA A100-SXM4-80GB")
+
+    for one, name in ((small, "box+A100:1"), (large, "box+A100-80GB:1")):
+        kinds = rentable(several, [one], TODAY).kinds
+        assert [kind.name for kind in kinds if kind.curve.measured] == [name]
+
+
+@pytest.mark.parametrize("maker", ["", "NVIDIA L4"])
+def test_what_could_be_several_is_refused_with_the_way_out(maker: str) -> None:
+    way = r"call it n1-standard-8\+none, n1-standard-8\+T4 or n1-standard-8\+V100"
+    with pytest.raises(ConfigError, match=way):
+        rentable(N1[:1], [device("n1-standard-8", maker=maker)], TODAY, known_offers=N1)

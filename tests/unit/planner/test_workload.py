@@ -171,3 +171,10 @@ def test_nothing_known_of_epochs_says_what_to_give() -> None:
         epochs_of(PROFILE, None)
     with pytest.raises(ConfigError, match="--epochs is -1"):
         epochs_of(PROFILE, -1.0)
+
+
+def test_a_file_of_brackets_is_no_profile(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+
+    with pytest.raises(ConfigError, match="is not a profile: it is no JSON"):
+        read_profile(tmp_path / "deep.json")

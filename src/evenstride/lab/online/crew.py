@@ -43,11 +43,13 @@ class Phase:
         workers: how many.
         batch: global batch; ``None`` for the script's own.
         folder: for its trace and its output; a new one.
+        epochs: that the script is told the whole training lasts.
     """
 
     workers: int
     batch: int | None
     folder: Path
+    epochs: int
 
     @property
     def trace(self) -> Path:
@@ -238,6 +240,7 @@ def _meeting(phase: Phase) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(phase.workers),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
+        "EVENSTRIDE_EPOCHS": str(phase.epochs),
         "EVENSTRIDE_TRACE": str(phase.trace),
         "EVENSTRIDE_PROGRESS": str(phase.folder / "steps"),
         "EVENSTRIDE_HAND_OVER": str(phase.folder),

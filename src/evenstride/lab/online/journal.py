@@ -60,7 +60,8 @@ class Journal:
         probes: what was measured, in order.
         switches: made so far.
         trained: samples by batch, of phases that have ended.
-        search_s: seconds of training before it stayed.
+        search_s: seconds of training before it stayed, where nothing has interrupted it.
+        epochs: that the whole training lasts in the present configuration, as far as it is known.
     """
 
     file: Path
@@ -73,6 +74,7 @@ class Journal:
     switches: list[Switch] = field(default_factory=list)
     trained: dict[int, float] = field(default_factory=dict)
     search_s: float = 0.0
+    epochs: int | None = None
 
     def note(self, probe: Probe) -> None:
         """Keep what was measured; of one configuration only the latest."""
@@ -105,6 +107,7 @@ class Journal:
             "switches": [one.to_plain() for one in self.switches],
             "trained": sorted(self.trained.items()),
             "search_s": self.search_s,
+            "epochs": self.epochs,
         }
 
     def keep(self) -> None:
@@ -155,6 +158,7 @@ def _read(file: Path, plain: dict[str, Any]) -> Journal:
         [_switch(one) for one in plain["switches"]],
         {int(batch): float(samples) for batch, samples in plain["trained"]},
         plain["search_s"],
+        plain["epochs"],
     )
 
 

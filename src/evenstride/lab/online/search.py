@@ -21,11 +21,13 @@ from evenstride.planner.online import (
     USUAL_SWITCH_S,
     Decision,
     Standing,
+    anew,
     choices,
     decide,
     extremes,
     overhead,
     surest,
+    whole_epochs,
 )
 
 _LOOK_S = 0.5  # from one look into a trace to the next
@@ -69,32 +71,34 @@ class _Search:
     possible: tuple[Choice, ...] = ()
     foreseen: tuple[Foreseen, ...] = ()
     started_s: float = 0.0  # when the first step of this session was committed
+    carried: float = 0.0  # samples trained before this session
+    continued: bool = False
 
     def run(self) -> Found:
         """Train to the end."""
         at = self._begun()
         if at is None:
             self.say("there was nothing left to train")
-            return Found(self.journal, (), None, None, 0.0)
+            return Found(self.journal, (), None, None, 0.0, self.continued)
         self.started_s = at.first_s
         while self.journal.chosen is None:
             probe = self._measure(at)
             if probe is None:
                 return self._found(at, None)
             decision = self._decide(at, probe)
-            if decision.to is None:
-                self._stay(at, decision)
-                break
-            following = self._switch(at, decision.to)
+            to = self._anew(at) if decision.to is None else decision.to
+            following = at if to is None else self._switch(at, to)
             if following is None:
                 return self._found(at, None)
             at = following
+            if decision.to is None:
+                self._stay(at, decision)
         return self._to_the_end(at)
 
     def _begun(self) -> Training | None:
         """Start the first phase of this session, and return once it trains, if it does."""
         before = self.journal.chosen or self.journal.present
-        first = before or self._first()
+        first, self.continued = before or self._first(), before is not None
         at = self._training(first)
         self.say(f"{_phase(self.journal.phases, first)}: begins")
         at.crew.go()
@@ -103,6 +107,7 @@ class _Search:
             return None
         at.first_s = time.monotonic()
         self._take_up(at)
+        self.carried = self.journal.samples
         return at
 
     def _first(self) -> Choice:
@@ -120,16 +125,21 @@ class _Search:
         folder = self.journal.file.parent / f"phase-{self.journal.phases}"
         # A batch that is the script's own is not asked for.
         batch = choice.batch if self.asked.batches else None
-        own = {"EVENSTRIDE_EPOCHS": str(math.ceil(self._epochs(choice) - 1e-6))}
-        if len(self.asked.batches) > 1:
-            own["EVENSTRIDE_NOISE"] = str(_NOISE_EVERY)
-        phase = Phase(choice.workers, batch, folder)
+        own = {"EVENSTRIDE_NOISE": str(_NOISE_EVERY)} if len(self.asked.batches) > 1 else {}
+        phase = Phase(choice.workers, batch, folder, self._epochs(choice))
         return Crew.started(phase, self.asked.command, own, self.on)
 
-    def _epochs(self, choice: Choice) -> float:
+    def _epochs(self, choice: Choice) -> int:
         """Return how many epochs the whole training lasts, if it goes on in a configuration."""
-        found = [one.epochs for one in self.foreseen if one.choice == choice]
-        return found[0] if found else self.asked.epochs
+        found = self._foreseen(choice)
+        if found is not None:
+            return whole_epochs(found)
+        if choice == self.journal.present and self.journal.epochs is not None:
+            return self.journal.epochs
+        return math.ceil(self.asked.epochs)
+
+    def _foreseen(self, choice: Choice) -> Foreseen | None:
+        return next((one for one in self.foreseen if one.choice == choice), None)
 
     def _take_up(self, at: Training) -> None:
         """Learn what is trained, and where from; refuse a script that cannot take part."""
@@ -143,7 +153,7 @@ class _Search:
             at.began = float(restored["epoch"] * known.samples + restored["position"])
         # What was trained and saved before a search was interrupted belongs to where it was.
         self.journal.train(at.choice.batch, at.began - self.journal.samples)
-        self.journal.present = at.choice
+        self.journal.present, self.journal.epochs = at.choice, at.crew.phase.epochs
         self.journal.keep()
 
     def _measure(self, at: Training) -> Probe | None:
@@ -195,6 +205,9 @@ class _Search:
         before = [one for one in self.journal.probes if one is not probe]
         decision = decide(job, self.possible, [*before, probe], standing)
         self.foreseen, self.journal.reason = decision.foreseen, decision.reason
+        # Kept before anything else is done, so that a search that is ended now goes on with it.
+        self.journal.epochs = self._epochs(at.choice)
+        self.journal.keep()
         self.say(f"stays: {decision.reason}" if decision.to is None else f"next: {decision.reason}")
         return decision
 
@@ -255,6 +268,18 @@ class _Search:
             f"{slowed_s:.2f} s were lost before, while it started"
         )
 
+    def _anew(self, at: Training) -> Choice | None:
+        """Return the present configuration, if it must be started again with other epochs."""
+        here, given = self._foreseen(at.choice), at.crew.phase.epochs
+        switch_s = self.journal.switch_s(USUAL_SWITCH_S)
+        if here is None or not anew(here, given, at.length, switch_s):
+            return None
+        self.say(
+            f"{at.choice} needs {whole_epochs(here)} epochs and was told {given}; it is started "
+            "again with those"
+        )
+        return at.choice
+
     def _stay(self, at: Training, decision: Decision) -> None:
         self.journal.chosen, self.journal.reason = at.choice, decision.reason
         self.journal.keep()
@@ -267,14 +292,16 @@ class _Search:
     def _found(self, at: Training, after: Probe | None) -> Found:
         """Return what the search came to, once training has ended."""
         now_s = time.monotonic()
-        samples = self.journal.samples
+        samples = self.journal.samples - self.carried
         self.journal.train(at.choice.batch, at.samples)
         self.journal.keep()
         cost = None
-        if after is not None and self.journal.chosen is not None:
+        # How long a session lasted that was ended, and what of its work was lost, is not known.
+        if after is not None and self.journal.chosen is not None and not self.continued:
             per_s = after.choice.batch / after.step_s
             cost = overhead(self.journal.search_s, samples, per_s, now_s - at.first_s)
-        return Found(self.journal, self.foreseen, after, cost, now_s - self.started_s)
+        total_s = now_s - self.started_s
+        return Found(self.journal, self.foreseen, after, cost, total_s, self.continued)
 
 
 _NO_STEP = (

@@ -61,8 +61,9 @@ class Found:
         foreseen: all configurations as they looked when the choice was made, the best first.
         after: what the chosen configuration was measured to take after the switch; ``None`` if
             training ended before.
-        overhead: what the search has cost; ``None`` if nothing was chosen.
+        overhead: what the search has cost; ``None`` if nothing was chosen, or it was continued.
         total_s: of training in this session, from the first step on.
+        continued: whether a session before this one has begun it.
     """
 
     journal: Journal
@@ -70,3 +71,4 @@ class Found:
     after: Probe | None
     overhead: Overhead | None
     total_s: float
+    continued: bool = False
