@@ -25,7 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, expm1, inf
+from math import exp, expm1, inf, sqrt
+from statistics import NormalDist
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from evenstride.core.gradient_noise import Interval
 from evenstride.core.lifetimes import Exponential
 from evenstride.core.saving import Saving, next_save_in_s
 from evenstride.errors import ConfigError
-from evenstride.planner.transience import DRIFT, Transience, drift_factors
+from evenstride.planner.transience import TOGETHER, WAITS_DRIFT, Transience, drift_factors
 from evenstride.sim.spot import Machines
 
 _CELLS = 8192  # of a distribution of lost time
@@ -55,7 +56,8 @@ class Saves:
         restart_s: from a loss until training goes on: times that are equally likely, one or more.
         every_s: of training between saves; ``None`` for as often as runs decide it themselves.
         drift: by what all restarts of a run may be off together, standard deviation of the
-            logarithm; `transience.DRIFT` for waits that were recorded.
+            logarithm; `transience.WAITS_DRIFT` for waits that were recorded.
+        together: correlation of that with what rates of losses are off by, -1 to 1.
 
     Raises:
         ConfigError: one is no such time.
@@ -65,10 +67,11 @@ class Saves:
     restart_s: tuple[float, ...]
     every_s: float | None = None
     drift: float = 0.0
+    together: float = TOGETHER
 
     def __post_init__(self) -> None:
         sound = 0.0 < self.save_s < inf and (self.every_s is None or 0.0 < self.every_s < inf)
-        sound = sound and 0.0 <= self.drift < inf
+        sound = sound and 0.0 <= self.drift < inf and -1.0 <= self.together <= 1.0
         if not sound or not self.restart_s or not all(0.0 <= r < inf for r in self.restart_s):
             raise ConfigError(
                 f"saves of {self.save_s} s every {self.every_s} s, restarts of {self.restart_s} s: "
@@ -95,11 +98,18 @@ class Saves:
             # What is kept must have the mean of all, on which the expected time hangs.
             some = np.quantile(restarts, parts)
             restarts = some * (restarts.mean() / some.mean() if some.any() else 1.0)
-        return replace(self, restart_s=tuple(restarts.ravel().tolist()), drift=DRIFT)
+        return replace(self, restart_s=tuple(restarts.ravel().tolist()), drift=WAITS_DRIFT)
 
-    def drifted(self) -> list[Saves]:
-        """Return equally likely ones whose restarts are what they are."""
-        factors = drift_factors(self.drift, _DRIFTS).tolist() if self.drift else [1.0]
+    def drifted(self, rate_at: float = 0.5) -> list[Saves]:
+        """Return equally likely ones whose restarts are what they are.
+
+        Args:
+            rate_at: part of likely rates of losses that lie below the one these go with, 0 to 1:
+                where machines are lost more often than usual, one waits longer for them, too.
+        """
+        leaning = exp(self.drift * self.together * NormalDist().inv_cdf(rate_at))
+        own = self.drift * sqrt(1.0 - self.together**2)
+        factors = (leaning * drift_factors(own, _DRIFTS)).tolist() if self.drift else [1.0]
         return [
             replace(self, restart_s=tuple(f * one for one in self.restart_s), drift=0.0)
             for f in factors
@@ -222,8 +232,9 @@ def slowdown(
             f"a run of {useful_s} s on {machines} spot machines, at a level of {level}: it takes "
             "at least one machine, a time above 0 and a level between 0 and 1"
         )
-    hazards = [machines * rate for rate in transience.rates_per_s]
-    cases = [(one, hazard) for one in saves.drifted() for hazard in hazards]
+    rates = transience.rates_per_s
+    hazards = [((n + 0.5) / len(rates), machines * rate) for n, rate in enumerate(rates)]
+    cases = [(one, hazard) for at, hazard in hazards for one in saves.drifted(at)]
     mean = sum(expected_slowdown(*case) for case in cases) / len(cases)
     found = [_taken(*case, useful_s) for case in cases]
     ends = [_quantile(found, at) / useful_s for at in (0.5 - 0.5 * level, 0.5 + 0.5 * level)]

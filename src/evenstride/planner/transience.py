@@ -25,9 +25,10 @@ MONTH_S = DAY_S * 365.25 / 12.0
 SHORTEST_MEAN_S = 3600.0
 """Mean life at which a band without an upper end is taken to end."""
 
-DRIFT = 0.6
-"""By how much rates and waits differ between one stretch of a recording and the next: standard
-deviation of the logarithm, over the halves of 26 recordings of 6 to 45 days (0.63 and 0.69)."""
+DRIFT, WAITS_DRIFT, TOGETHER = 0.64, 0.70, 0.54
+"""By how much rates, and waits, differ between one stretch of a recording and the next (standard
+deviation of the logarithm), and the correlation of the two, over the halves of 27 recordings of 6
+to 45 days (``benchmarks/spot_intervals.py``)."""
 
 _QUANTILES = np.array([(n + 0.5) / 20.0 for n in range(20)])
 _LEAST_PART = 1e-4  # of a month, that a band from or to 0 counts as

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, expm1, inf, isfinite
 
 import numpy as np
@@ -254,3 +255,17 @@ def test_what_are_no_times_is_refused(
 def test_what_is_no_run_is_refused(count: int, useful_s: float, level: float) -> None:
     with pytest.raises(ConfigError, match="it takes at least one machine"):
         slowdown(at_rate(1.0), count, useful_s, Saves(1.0, (1.0,)), level)
+
+
+def test_frequent_losses_that_come_with_long_waits_cost_more() -> None:
+    """The mean of a product grows with the correlation of what is multiplied."""
+    saves = Saves(10.0, (600.0,), drift=0.7, together=0.0)
+    kind = from_band(0.2, 1.0)
+    alone, leaning = (
+        slowdown(kind, 4, 36e3, replace(saves, together=together)) for together in (0.0, 0.9)
+    )
+
+    assert leaning.value > alone.value + 0.05 * (alone.value - 1.0)
+    assert leaning.high > alone.high
+    with pytest.raises(ConfigError, match="together|restarts"):
+        replace(saves, together=1.1)

@@ -14,7 +14,7 @@ from evenstride.errors import ConfigError
 from evenstride.planner.losses import Saves, waits_s
 from evenstride.planner.outlook import Choice, outlook
 from evenstride.planner.recorded import read_recording, recorded_transience, with_recorded
-from evenstride.planner.transience import DRIFT, from_recorded
+from evenstride.planner.transience import WAITS_DRIFT, from_recorded
 from evenstride.sim.spot import SpotTrace, load_spot_traces, machines
 from tests.unit.planner.kinds import kind, task
 
@@ -174,7 +174,7 @@ def test_waits_are_added_to_restarts_and_keep_their_mean() -> None:
 
     assert saves.waiting([None, unknown]) == saves
     assert saves.waiting([one]).restart_s == (10.0, 70.0, 20.0, 80.0)
-    assert saves.waiting([one]).drift == DRIFT
+    assert saves.waiting([one]).drift == WAITS_DRIFT
     assert len(saves.waiting([many]).restart_s) == 40
     assert saves.waiting([many]).mean_restart_s == pytest.approx(15.0 + sum(many.waits_s) / 100)
 

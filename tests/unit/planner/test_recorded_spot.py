@@ -11,7 +11,7 @@ import pytest
 
 from evenstride.core.saving import Saving
 from evenstride.planner.losses import Saves, slowdown, waits_s
-from evenstride.planner.transience import DRIFT, from_recorded
+from evenstride.planner.transience import WAITS_DRIFT, from_recorded
 from evenstride.sim.spot import Machines, SpotTrace, load_spot_traces, machines
 from evenstride.sim.spot_run import Job, Way, replay
 
@@ -64,7 +64,7 @@ def test_most_runs_end_within_the_interval(
         recorded = machines([before])
         waits = tuple(RESTART_S + wait for wait in waits_s(recorded, 1))
         transience = from_recorded(recorded, 2.0 * hours * 3600.0)
-        found = slowdown(transience, 1, hours * 3600.0, Saves(SAVE_S, waits, drift=DRIFT))
+        found = slowdown(transience, 1, hours * 3600.0, Saves(SAVE_S, waits, drift=WAITS_DRIFT))
         taken = _taken(after, hours, found.high)
         inside.append([0.999 * found.low <= one <= 1.001 * found.high for one in taken])
 
