@@ -23,11 +23,11 @@ from time import perf_counter, process_time
 from evenstride.errors import ConfigError
 from evenstride.planner.catalogue import read_catalogue
 from evenstride.planner.choosing import Objective, Wishes
-from evenstride.planner.epochs import ByNoise, Noise
+from evenstride.planner.epochs import ByNoise
 from evenstride.planner.outlook import Task
 from evenstride.planner.plan import make_plan
 from evenstride.planner.renting import rentable
-from evenstride.planner.workload import Device, Point
+from evenstride.planner.workload import Device, Noise, Point
 
 BATCHES = (128, 256, 512, 1024, 2048)
 MEASURED = (("g4dn.xlarge", 0.010, 0.001), ("c5.xlarge", 0.020, 0.010))  # fixed_s, per_sample_s
@@ -55,9 +55,9 @@ def devices() -> list[Device]:
     return [
         Device(
             type=name,
-            points=[
+            points=tuple(
                 Point(samples=b, step_s=fixed_s + b * each_s, scatter=0.02) for b in (8, 32, 128)
-            ],
+            ),
         )
         for name, fixed_s, each_s in MEASURED
     ]
