@@ -11,6 +11,7 @@ import numpy as np
 from evenstride.core.fleet import FloatArray
 from evenstride.report.statistics import quantile
 from evenstride.report.tables import NOTHING, Table
+from evenstride.report.words import duration
 from evenstride.sim.score import Row
 
 ALIKE = 0.001
@@ -140,17 +141,6 @@ def times_sentence(best_s: Sequence[float], equal_s: Sequence[float]) -> str:
 
 def _span(values_s: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(map(duration, (min(values_s), max(values_s)))))
-
-
-def duration(value_s: float) -> str:
-    """Return a time with its unit.
-
-    >>> duration(0.1333), duration(2.5), duration(1234.5)
-    ('133 ms', '2.5 s', '1234 s')
-    """
-    if value_s < 1:
-        return f"{value_s * 1e3:.3g} ms"
-    return f"{value_s:.3g} s" if value_s < 1e3 else f"{value_s:.0f} s"
 
 
 def longer(ratio: float) -> str:

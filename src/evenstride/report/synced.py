@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from evenstride.report.simulated import duration
 from evenstride.report.tables import NOTHING, Table
+from evenstride.report.words import duration
 from evenstride.sim.outcome import Outcome
 from evenstride.sim.sync import SyncRow
 

@@ -8,7 +8,6 @@ import pytest
 
 from evenstride.report.compared import comparison_sentence, comparison_table, lead
 from evenstride.report.simulated import (
-    duration,
     grouped,
     longer,
     means_line,
@@ -16,6 +15,7 @@ from evenstride.report.simulated import (
     simulation_table,
     times_sentence,
 )
+from evenstride.report.words import duration
 from evenstride.sim.score import Row
 
 ROW = Row(

@@ -1,0 +1,228 @@
+"""Who made the others wait, since when, for how long, and why.
+
+In each step the slowest worker makes every other one wait for the difference of their own work.
+That difference is counted, not what ranks report as waiting: this has the communication in it,
+which is nobody's fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenstride.core.fleet import FloatArray
+from evenstride.report.run.clock import durations_s
+from evenstride.report.run.generation import Generation
+from evenstride.report.run.phases import Phase, phases_of
+from evenstride.report.words import duration
+
+_MENTIONED = 0.02  # of the time; who caused less is not named
+_MOSTLY = 0.7  # of what a worker caused; phases that have so much are told
+_SLOWER = 0.9  # of its own best speed; above that it did not slow down
+_DATA = 0.5  # of its own work
+_MANY_PHASES = 3
+_CHANCE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Steps in which a worker kept the others waiting, in one phase of its speed.
+
+    Args:
+        first: number of the first step.
+        last: number of the last.
+        speed: of the worker, as a part of its own best.
+        caused_s: seconds that the others waited for it, of all of them together.
+        data_part: of its own work, waiting for data.
+        longer: how much longer it works on average than the next slowest, as a part of that;
+            negative where it is no slower, and only its scatter makes others wait.
+    """
+
+    first: int
+    last: int
+    speed: float
+    caused_s: float
+    data_part: float
+    longer: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What one worker cost the others.
+
+    Args:
+        rank: of the worker.
+        worker: its name.
+        caused_s: seconds that the others waited for it, of all of them together.
+        each_s: the same for each of the others, on average: what it cost by the clock.
+        part: that as a part of the time of all steps.
+        slowest_steps: how many it was the slowest in.
+        stretches: phases of its speed, those in which it caused most first.
+        reason: one sentence.
+    """
+
+    rank: int
+    worker: str
+    caused_s: float
+    each_s: float
+    part: float
+    slowest_steps: int
+    stretches: tuple[Stretch, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waits:
+    """Who waited for whom in a generation.
+
+    Args:
+        caused_s: by each worker in each step, ``(steps, workers)``.
+        waited_s: by each worker for the slowest, ``(steps, workers)``.
+        communication_s: the least wait of each step, ``(steps,)``.
+    """
+
+    caused_s: FloatArray
+    waited_s: FloatArray
+    communication_s: FloatArray
+
+
+def waits_of(generation: Generation) -> Waits:
+    """Return who waited for whom, step by step; 0 in steps that not all have told of."""
+    table, whole = generation.table, generation.table.whole
+    busy_s = table.busy_s[whole]
+    shape = (generation.steps, len(generation.workers))
+    caused_s, waited_s = np.zeros(shape), np.zeros(shape)
+    communication_s = np.zeros(generation.steps)
+    if len(busy_s) and generation.lockstep:
+        slowest = busy_s.argmax(axis=1)
+        gaps_s = busy_s.max(axis=1)[:, np.newaxis] - busy_s
+        waited_s[whole] = gaps_s
+        caused_s[np.flatnonzero(whole), slowest] = gaps_s.sum(axis=1)
+        communication_s[whole] = table.wait_s[whole].min(axis=1)
+    return Waits(caused_s, waited_s, communication_s)
+
+
+def speeds_of(generation: Generation, rank: int) -> FloatArray:
+    """Return a worker's speed in each step, in any unit: what it should take over what it took.
+
+    Steps that say nothing (the first of a pass, those without samples) are not a number.
+    """
+    table = generation.table
+    busy_s, share = table.busy_s[:, rank], table.share[:, rank]
+    says = table.modelled[:, rank] & (share > 0) & (busy_s > 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(says, _usual_s(generation, rank) / busy_s, np.nan)
+
+
+def _usual_s(generation: Generation, rank: int) -> FloatArray:
+    """Return what its curve says that its shares take: its shape is what counts."""
+    share = generation.table.share[:, rank].astype(np.float64)
+    if generation.curves is None or rank not in generation.serving:
+        return share
+    place = generation.serving.index(rank)
+    fixed_s = float(generation.curves.fixed_s[place])
+    return np.asarray(fixed_s + float(generation.curves.per_sample_s[place]) * share)
+
+
+def blames_of(generation: Generation) -> tuple[Blame, ...]:
+    """Return what each worker cost the others, who cost most first.
+
+    Cost:
+        some 30 ms for each worker that caused anything worth mentioning.
+    """
+    waits = waits_of(generation)
+    took_s = float(durations_s(generation).sum())
+    others = max(len(generation.workers) - 1, 1)
+    caused_s = waits.caused_s.sum(axis=0)
+    found = []
+    for rank in np.argsort(-caused_s, kind="stable").tolist():
+        each_s = float(caused_s[rank]) / others
+        part = each_s / took_s if took_s else 0.0
+        stretches = _stretches(generation, rank, waits) if part >= _MENTIONED else ()
+        found.append(
+            Blame(
+                rank=rank,
+                worker=generation.workers[rank],
+                caused_s=float(caused_s[rank]),
+                each_s=each_s,
+                part=part,
+                slowest_steps=int(np.count_nonzero(waits.caused_s[:, rank])),
+                stretches=stretches,
+                reason=_reason(generation, rank, each_s, part, stretches),
+            )
+        )
+    return tuple(found)
+
+
+def _stretches(generation: Generation, rank: int, waits: Waits) -> tuple[Stretch, ...]:
+    phases = phases_of(speeds_of(generation, rank))
+    if not phases:
+        return ()
+    # Steps before, between and after those that are modelled belong to the phase before.
+    begins = [0, *(phase.first for phase in phases[1:])]
+    ends = [*(begin - 1 for begin in begins[1:]), generation.steps - 1]
+    found = [
+        _stretch(generation, rank, waits, Phase(begin, end, phase.speed))
+        for begin, end, phase in zip(begins, ends, phases, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda one: -one.caused_s))
+
+
+def _stretch(generation: Generation, rank: int, waits: Waits, phase: Phase) -> Stretch:
+    rows = slice(phase.first, phase.last + 1)
+    busy_s = float(np.nansum(generation.table.busy_s[rows, rank]))
+    data_s = float(np.nansum(generation.table.data_s[rows, rank]))
+    whole = generation.table.whole[rows]
+    means_s = generation.table.busy_s[rows][whole].sum(axis=0) if whole.any() else np.ones(1)
+    others_s = float(np.delete(means_s, rank).max(initial=0.0))
+    return Stretch(
+        first=generation.first + phase.first,
+        last=generation.first + phase.last,
+        speed=phase.speed,
+        caused_s=float(waits.caused_s[rows, rank].sum()),
+        data_part=data_s / busy_s if busy_s else 0.0,
+        longer=float(means_s[rank]) / others_s - 1.0 if others_s else 0.0,
+    )
+
+
+def _reason(
+    generation: Generation, rank: int, each_s: float, part: float, stretches: tuple[Stretch, ...]
+) -> str:
+    name = f"worker {rank} ({generation.workers[rank]})"
+    if not generation.lockstep:
+        return f"{name}: nobody waits for another in this mode"
+    if part < _MENTIONED or not stretches:
+        return f"{name} made the others wait {duration(each_s)}, {part:.1%} of the time"
+    told = f"{name} made each of the others wait {duration(each_s)}, {part:.0%} of the time"
+    total_s = sum(one.caused_s for one in stretches)
+    main, held_s = [], 0.0
+    for one in stretches:
+        main.append(one)
+        held_s += one.caused_s
+        if held_s >= _MOSTLY * total_s:
+            break
+    if len(main) > _MANY_PHASES:
+        return f"{told}, in {len(stretches)} phases of its speed"
+    main.sort(key=lambda one: one.first)
+    return f"{told}, {'; '.join(_when(generation, one) for one in main)}"
+
+
+def _when(generation: Generation, one: Stretch) -> str:
+    last_step = generation.first + generation.steps - 1
+    from_start, to_end = one.first <= generation.first, one.last >= last_step
+    if from_start and to_end:
+        when = "all the time"
+    elif to_end:
+        when = f"since step {one.first:,}"
+    elif from_start:
+        when = f"up to step {one.last:,}"
+    else:
+        when = f"in steps {one.first:,} to {one.last:,}"
+    if one.data_part >= _DATA:
+        return f"{when}: {one.data_part:.0%} of its own time it waited for data"
+    if one.speed < _SLOWER:
+        return f"{when}: its speed fell to {one.speed:.2f} of its best"
+    if one.longer < _CHANCE:
+        return f"{when}: by chance, as its times scatter; it is no slower as a rule"
+    return f"{when}: its share took it {one.longer:.0%} longer than any other took for its own"

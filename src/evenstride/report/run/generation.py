@@ -1,0 +1,160 @@
+"""One generation of workers, from the forming of its group to the next one's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstride.core.caps import Held
+from evenstride.core.curves import Curves
+from evenstride.core.fleet import FloatArray, Shares
+from evenstride.core.speedup import Yardstick
+from evenstride.report.run.table import StepTable
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the leader decided.
+
+    Args:
+        step: first step that it holds for.
+        at_s: when, in seconds since the process began.
+        shares: of all ranks, samples; ``None`` where nothing was changed.
+        reason: one sentence, as the controller gave it.
+    """
+
+    step: int
+    at_s: float
+    shares: Shares | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Something that happened to the group, or a note of the run.
+
+    Args:
+        step: that the leader was at.
+        at_s: when, in seconds since the process began.
+        text: one sentence.
+    """
+
+    step: int
+    at_s: float
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One generation of workers, filled while its trace is read.
+
+    Args:
+        life: number of the process in the run, from 0.
+        number: of the generation: 0 for the first, as the process counts them.
+        global_batch: samples of a step.
+        workers: names, in rank order.
+        table: times and shares of their steps.
+        lockstep: whether all take the same steps; else nobody waits for another.
+        decisions: in order.
+        incidents: in order.
+        anchors: seconds since the process began at which so many steps were committed.
+        held: the latest that is known of each rank's memory.
+        memory: all that was told of it, with the seconds since the process began.
+        standing: what each rank is to the run at the end.
+        curves: of the ranks that serve, as they were fitted at the end, with their ``serving``
+            ranks; ``None`` if not all were measured.
+        equal_s: what the equal split would have made of each step (without communication); not a
+            number where that is not known. ``(steps,)``, shorter where the last are not judged.
+        best_s: what the best split would have.
+        communication_s: of the steps that were judged.
+    """
+
+    life: int
+    number: int
+    global_batch: int
+    workers: tuple[str, ...]
+    table: StepTable
+    lockstep: bool = True
+    decisions: list[Decision] = field(default_factory=list)
+    incidents: list[Incident] = field(default_factory=list)
+    anchors: list[tuple[float, int]] = field(default_factory=list)
+    held: dict[int, Held] = field(default_factory=dict)
+    memory: list[tuple[float, Held]] = field(default_factory=list)
+    standing: tuple[str, ...] = ()
+    curves: Curves | None = None
+    serving: tuple[int, ...] = ()
+    equal_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    best_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    communication_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    _looked_at: int = 0
+    _late: list[int] = field(default_factory=list)
+
+    @property
+    def first(self) -> int:
+        """Number of its first step in its process."""
+        return self.table.first
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has told of."""
+        return len(self.table)
+
+    @property
+    def shares(self) -> Shares:
+        """The shares that were set last; empty if none were."""
+        return next((one.shares for one in reversed(self.decisions) if one.shares), ())
+
+    @property
+    def slowest_s(self) -> FloatArray:
+        """Own work of each step's slowest worker; not a number unless all have told of it."""
+        if not self.steps:
+            return np.zeros(0)
+        return np.asarray(self.table.busy_s.max(axis=1))
+
+    @property
+    def judged(self) -> npt.NDArray[np.bool_]:
+        """Which steps could be compared with other splits, ``(steps,)``."""
+        found = np.zeros(self.steps, dtype=np.bool_)
+        found[: len(self.best_s)] = ~np.isnan(self.best_s)
+        return found
+
+    def judge(self, yardstick: Yardstick | None, communication_s: float) -> None:
+        """Compare the steps that have become whole with the equal and the best split.
+
+        Each is judged by the curves of the time when it did, as the run itself judges.
+
+        Args:
+            yardstick: by those curves; ``None`` if they are not known.
+            communication_s: of a step, at that time.
+        """
+        rows = self._fresh()
+        self._make_room()
+        self.communication_s[rows] = communication_s
+        if yardstick is None or not len(rows):
+            return
+        splits, of = np.unique(self.table.share[rows], axis=0, return_inverse=True)
+        parts = np.full((len(splits), 2), np.nan)
+        for number, split in enumerate(splits.tolist()):
+            found = yardstick.parts(tuple(split))
+            parts[number] = (np.nan, np.nan) if found is None else found
+        slowest_s = self.table.busy_s[rows].max(axis=1)  # of these alone: judging is not quadratic
+        ratios = parts[of.reshape(-1)] * slowest_s[:, np.newaxis]
+        self.equal_s[rows], self.best_s[rows] = ratios.T
+
+    def _fresh(self) -> npt.NDArray[np.int64]:
+        """Return the rows that have become whole since the last call."""
+        late = np.array(self._late, dtype=np.int64)
+        rows = np.concatenate([late, np.arange(self._looked_at, self.steps)])
+        whole = ~np.isnan(self.table.busy_s[rows]).any(axis=1)
+        self._looked_at, self._late = self.steps, rows[~whole].tolist()[-4096:]
+        return np.asarray(rows[whole])
+
+    def _make_room(self) -> None:
+        more = self.steps - len(self.best_s)
+        if more > 0:
+            nothing = np.full(more, np.nan)
+            self.equal_s = np.concatenate([self.equal_s, nothing])
+            self.best_s = np.concatenate([self.best_s, nothing])
+            self.communication_s = np.concatenate([self.communication_s, nothing])

@@ -1,0 +1,38 @@
+"""Times and names as people read them, and nothing else that a terminal or page might act on."""
+
+from __future__ import annotations
+
+import unicodedata
+from math import isnan
+
+from evenstride.report.tables import NOTHING
+
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time with its unit.
+
+    >>> [duration(s) for s in (0.1333, 2.5, 1234.5, 7200.0, None)]
+    ['133 ms', '2.5 s', '1234 s', '2 h', '–']
+    """
+    if seconds is None or isnan(seconds):
+        return NOTHING
+    if abs(seconds) < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if abs(seconds) < 7200:
+        return f"{seconds:.3g} s" if abs(seconds) < 1e3 else f"{seconds:.0f} s"
+    return f"{seconds / 3600:.3g} h"
+
+
+def plain(text: object, most: int = 1000) -> str:
+    """Return a text without control characters, cut to a length.
+
+    Names of hosts, files and metrics are others' texts: one could hold a terminal's escape
+    sequence, or characters that turn the direction of writing.
+
+    >>> plain("host" + chr(27) + "[31m/0" + chr(10))
+    'host�[31m/0�'
+    """
+    told = "".join("�" if unicodedata.category(c) in _HIDDEN else c for c in str(text))
+    return told if len(told) <= most else f"{told[: most - 1]}…"

@@ -1,0 +1,144 @@
+"""Read what can be read of a trace, also while it is written, and say what could not.
+
+`read` refuses a trace that is broken, as decisions hang on it. Who only looks is better served with
+what is there: a damaged line is passed over, and told.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from evenstride.trace.read import trace_path
+from evenstride.trace.write import FORMAT
+
+_AT_ONCE = 1 << 24
+_MOST_TOLD = 20
+
+
+class TraceTail:
+    """Hands out the records of a trace that may still be growing, each once.
+
+    Args:
+        run: a run's folder or its trace file.
+
+    Raises:
+        TraceError: there is none.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.path = trace_path(run)
+        self._file: tuple[int, int] | None = None
+        self._begin()
+        self._anew = 0
+
+    def _begin(self) -> None:
+        self._offset, self._line, self._rest = 0, 0, b""
+        self._known = False  # whether the records that come are of a version that is read
+        self._broken: tuple[int, int] | None = None  # first and last line
+        self._told: list[str] = []
+        self._headers = 0
+
+    @property
+    def restarts(self) -> int:
+        """How often the file was replaced or cut, so that all that was read of it is void."""
+        return self._anew
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """What could not be read so far, one sentence each."""
+        told = [*self._told, *self._of_broken()]
+        if self._rest:
+            told.append(
+                f"line {self._line + 1} is not whole: {len(self._rest)} bytes that are still being "
+                "written, or were cut off by a crash"
+            )
+        if not self._line and not self._rest:
+            told.append("the file is empty: nothing was written yet")
+        elif not self._headers and not told:
+            told.append("there is no header, so this is no trace of a run")
+        more = len(told) - _MOST_TOLD
+        return (*told[:_MOST_TOLD], *([f"and {more} more such places"] if more > 0 else []))
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the records that were written since the last call.
+
+        Cost:
+            memory for 16 MiB of the file, and its records; call again until there are none.
+
+        Raises:
+            OSError: the file cannot be read any more.
+        """
+        found: list[dict[str, Any]] = []
+        with self.path.open("rb") as file:
+            self._look_at(file.fileno())
+            file.seek(self._offset)
+            data = file.read(_AT_ONCE)
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._line += 1
+            record = _parsed(line)
+            if record is None:
+                self._pass_over(line)
+            elif self._of_run(record):
+                found.append(record)
+        return found
+
+    def _look_at(self, number: int) -> None:
+        """Begin anew if it is another file, or shorter than what was read of it."""
+        import os
+
+        stat = os.fstat(number)
+        who = stat.st_dev, stat.st_ino
+        if self._file is not None and (who != self._file or stat.st_size < self._offset):
+            self._begin()
+            self._anew += 1
+        self._file = who
+
+    def _of_run(self, record: dict[str, Any]) -> bool:
+        """Return whether a record is one that is understood; headers tell that of what follows."""
+        if record["kind"] == "header":
+            version = record.get("format")
+            self._headers += 1
+            self._known = isinstance(version, int) and version <= FORMAT
+            self._told += self._of_broken(mended=True)
+            self._broken = None
+            if not self._known:
+                self._told.append(
+                    f"line {self._line} begins a trace of format {str(version)[:20]!r}, and this "
+                    f"version of evenstride reads up to {FORMAT}: what follows is not shown; "
+                    "install a later one"
+                )
+        elif not self._known and not self._headers:
+            self._pass_over(b"?")
+            return False
+        return self._known
+
+    def _pass_over(self, line: bytes) -> None:
+        if not line.strip():  # what a continued run closes a cut line with
+            return
+        first = self._broken[0] if self._broken else self._line
+        if self._broken and self._line != self._broken[1] + 1:
+            self._told += self._of_broken()
+            first = self._line
+        self._broken = first, self._line
+
+    def _of_broken(self, *, mended: bool = False) -> list[str]:
+        if self._broken is None:
+            return []
+        first, last = self._broken
+        if first == last and mended and first > 1:
+            return [f"line {first} was cut short by a crash; the run went on behind it"]
+        lines = f"line {first} is" if first == last else f"lines {first} to {last} are"
+        return [f"{lines} no record of a trace, and passed over"]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    held = isinstance(record, dict) and isinstance(record.get("kind"), str)
+    return record if held else None

@@ -1,0 +1,20 @@
+"""Links that are too fast to be."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstride.planner.linking import links
+
+
+@given(latency_s=st.floats(1e-6, 0.1), gradient_bytes=st.floats(1e3, 1e10))
+def test_what_rounding_leaves_of_a_bandwidth_is_none(
+    latency_s: float, gradient_bytes: float
+) -> None:
+    """Times of messages alone: what is left for the bytes is rounding, of either sign."""
+    times = [(workers, 2 * (workers - 1) * latency_s) for workers in (2, 4, 8)]
+    found = links(times, gradient_bytes)
+
+    assert found is not None
+    assert found.bytes_per_s is None or found.bytes_per_s <= 1e15

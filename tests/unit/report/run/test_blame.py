@@ -1,0 +1,117 @@
+"""Who made others wait: against runs whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evenstride.report.run.blame import Blame, blames_of, waits_of
+from evenstride.report.run.generation import Generation
+from evenstride.report.run.story import Story
+from tests.unit.report.virtual import COMMUNICATION_S, VirtualRun
+
+Speeds = Callable[[int], tuple[float, ...]]
+
+
+def ran(path: Path, speeds: Speeds, steps: int, **options: object) -> tuple[VirtualRun, Generation]:
+    run = VirtualRun(path / "trace.jsonl", speeds, **options)  # type: ignore[arg-type]
+    run.begin()
+    run.run(steps)
+    run.end()
+    story = Story(run.writer.path)
+    story.read()
+    return run, story.generations[0]
+
+
+def truth(run: VirtualRun, rank: int, rows: slice) -> float:
+    """Return the seconds that the others waited for a worker, by its times as they were made."""
+    busy_s = np.array(run.busy_s)[rows]
+    longest_s = busy_s.max(axis=1)
+    his = busy_s[:, rank] == longest_s
+    return float((longest_s[:, np.newaxis] - busy_s)[his].sum())
+
+
+def of(blames: tuple[Blame, ...], rank: int) -> Blame:
+    return next(blame for blame in blames if blame.rank == rank)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.1])
+@pytest.mark.parametrize("policy", ["uniform", "adaptive"])
+@pytest.mark.parametrize(("first", "stop", "speed"), [(200, 350, 0.4), (100, 500, 0.7)])
+def test_worker_interval_and_seconds_are_the_true_ones(
+    tmp_path: Path, noise: float, policy: str, first: int, stop: int, speed: float
+) -> None:
+    def speeds(step: int) -> tuple[float, ...]:
+        return (1.0, 1.0, speed if first <= step < stop else 1.0, 1.0)
+
+    run, generation = ran(tmp_path, speeds, 500, workers=4, policy=policy, noise=noise)
+    blames = blames_of(generation)
+    blame = of(blames, 2)
+    true_s = truth(run, 2, slice(0, 500))
+
+    assert blame.caused_s == pytest.approx(true_s, rel=1e-3)
+    if policy == "uniform":
+        assert blames[0] is blame
+        stretch = blame.stretches[0]
+        length = stop - first
+        assert abs(stretch.first - first) <= max(1, 0.05 * length)
+        assert abs(stretch.last - (stop - 1)) <= max(1, 0.05 * length)
+        assert stretch.speed == pytest.approx(speed, rel=0.05)
+        within_s = truth(run, 2, slice(first, stop))
+        assert stretch.caused_s == pytest.approx(within_s, rel=0.05)
+        took_s = float(np.array(run.busy_s).max(axis=1).sum()) + 500 * COMMUNICATION_S
+        assert blame.part == pytest.approx(true_s / 3 / took_s, rel=0.01)
+
+
+def test_the_sentence_says_since_when_and_what_happened(tmp_path: Path) -> None:
+    _, generation = ran(
+        tmp_path, lambda step: (1.0, 1.0, 0.38 if step >= 1840 else 1.0), 2600, policy="uniform"
+    )
+    told = blames_of(generation)[0].reason
+
+    assert told.startswith("worker 2 (host/2) made each of the others wait 42.2 s, 30% of the time")
+    assert told.endswith(", since step 1,840: its speed fell to 0.38 of its best")
+
+
+def test_a_worker_that_is_slow_all_the_time_did_not_slow_down(tmp_path: Path) -> None:
+    _, generation = ran(tmp_path, lambda _: (1.0, 1.0, 0.5), 200, policy="uniform", noise=0.02)
+    told = blames_of(generation)[0].reason
+
+    assert "worker 2 (host/2) made each of the others wait" in told
+    assert told.endswith(
+        "all the time: its share took it 100% longer than any other took for its own"
+    )
+
+
+def test_scatter_is_not_taken_for_slowness(tmp_path: Path) -> None:
+    _, generation = ran(tmp_path, lambda _: (1.0,) * 3, 400, policy="uniform", noise=0.2)
+    for blame in blames_of(generation):
+        assert blame.reason.endswith("by chance, as its times scatter; it is no slower as a rule")
+
+
+def test_balanced_workers_are_not_blamed(tmp_path: Path) -> None:
+    _, generation = ran(tmp_path, lambda _: (1.0, 0.5, 0.25), 400)
+    blames = blames_of(generation)
+
+    assert all(blame.part < 0.05 for blame in blames)
+
+
+def test_waits_of_all_workers_add_up(tmp_path: Path) -> None:
+    _, generation = ran(tmp_path, lambda _: (1.0, 0.7, 0.3), 60, noise=0.05)
+    waits = waits_of(generation)
+
+    np.testing.assert_allclose(waits.caused_s.sum(axis=1), waits.waited_s.sum(axis=1))
+    np.testing.assert_allclose(waits.communication_s, COMMUNICATION_S, atol=1e-6)
+    reported_s = generation.table.wait_s - COMMUNICATION_S
+    np.testing.assert_allclose(waits.waited_s, reported_s, atol=1e-6)
+
+
+def test_nobody_is_blamed_where_workers_do_not_keep_step(tmp_path: Path) -> None:
+    _, generation = ran(tmp_path, lambda _: (1.0, 0.3), 60, workers=2, header={"sync": "asp"})
+
+    assert not generation.lockstep
+    assert [blame.caused_s for blame in blames_of(generation)] == [0.0, 0.0]
+    assert "nobody waits for another in this mode" in blames_of(generation)[0].reason

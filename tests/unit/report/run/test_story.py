@@ -1,0 +1,174 @@
+"""A run put together from its trace: against what was really run, and against its own summary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evenstride.errors import TraceError
+from evenstride.report.run.clock import spans_s
+from evenstride.report.run.story import Story
+from evenstride.report.run.totals import totals_of
+from tests.unit.report.virtual import COMMUNICATION_S, VirtualRun
+
+
+def slowing(step: int) -> tuple[float, ...]:
+    """The last worker has half its speed from step 60 on."""
+    return (1.0, 1.0, 0.5 if step >= 60 else 1.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> VirtualRun:
+    run = VirtualRun(tmp_path / "trace.jsonl", slowing, noise=0.02)
+    run.begin()
+    run.run(120)
+    return run
+
+
+def test_times_and_shares_of_all_steps_are_those_that_were_measured(run: VirtualRun) -> None:
+    run.end()
+    story = Story(run.writer.path)
+
+    assert story.read()
+    assert not story.read()
+    (generation,) = story.generations
+    np.testing.assert_allclose(generation.table.busy_s, run.busy_s, atol=1e-7)
+    shares = [run.shares_at(step) for step in range(120)]
+    assert generation.table.share.tolist() == [list(split) for split in shares]
+    assert generation.table.whole.all()
+    assert story.ended
+    assert story.unread == ()
+
+
+def test_a_growing_trace_is_read_on_from_where_it_was(run: VirtualRun) -> None:
+    story = Story(run.writer.path)
+    story.read()
+    before = story.generations[0].steps
+    run.run(50)
+    run.end()
+
+    assert not story.ended
+    assert story.read()
+    assert (before, story.generations[0].steps) == (120, 170)
+    assert story.ended
+
+    whole = Story(run.writer.path)
+    whole.read()
+    assert totals_of(whole.generations) == totals_of(story.generations)
+    assert whole.generations[0].decisions == story.generations[0].decisions
+
+
+def test_what_other_splits_would_have_taken_is_told(run: VirtualRun) -> None:
+    """Equal speeds up to step 60; then the equal split takes twice as long as before."""
+    run.end()
+    story = Story(run.writer.path)
+    story.read()
+    totals = totals_of(story.generations)
+    busy_s = np.array(run.busy_s)
+    took_s = float(busy_s.max(axis=1).sum()) + 120 * COMMUNICATION_S
+
+    assert totals.took_s == pytest.approx(took_s, rel=1e-4)
+    assert totals.judged_steps > 110
+    assert totals.speedup_model is not None
+    assert totals.efficiency_model is not None
+    assert 1.1 < totals.speedup_model < 1.4
+    assert 0.9 < totals.efficiency_model <= 1.0
+    assert totals.saved_s == pytest.approx(totals.judged_s * (totals.speedup_model - 1.0))
+    assert totals.communication_s == pytest.approx(120 * COMMUNICATION_S, rel=1e-3)
+
+
+def test_steps_lie_on_the_clock_where_they_were(run: VirtualRun) -> None:
+    run.run(60, apart_s=30.0)
+    run.end()
+    story = Story(run.writer.path)
+    story.read()
+    begins_s, ends_s = spans_s(story.generations[0])
+    truth_s = np.array(run.busy_s).max(axis=1) + COMMUNICATION_S
+    truth_ends_s = 0.5 + np.cumsum(truth_s) + np.where(np.arange(180) >= 120, 30.0, 0.0)
+
+    np.testing.assert_allclose(ends_s, truth_ends_s, atol=1e-4)
+    np.testing.assert_allclose(ends_s - begins_s, truth_s, atol=1e-4)
+    assert (begins_s[1:] >= ends_s[:-1]).all()
+
+
+def test_a_run_that_was_continued_has_a_life_for_each_process(run: VirtualRun) -> None:
+    with run.writer.path.open("ab") as file:
+        file.write(b'{"kind":"event","at_s":1.0,"eve')
+    again = VirtualRun(run.writer.path, lambda _: (1.0, 0.5), workers=2)
+    again.begin()
+    again.run(20)
+    again.end()
+    story = Story(run.writer.path)
+    story.read()
+
+    assert [one.steps for one in story.generations] == [120, 20]
+    assert [len(one.workers) for one in story.generations] == [3, 2]
+    assert [life.summary is None for life in story.lives] == [True, False]
+    (sentence,) = story.unread
+    assert "cut short by a crash; the run went on" in sentence
+
+
+def damaged(path: Path, number: int, line: str) -> None:
+    lines = path.read_text().splitlines()
+    lines[number] = line
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not json",
+        '{"kind": "event", "at_s": 1, "event": {"type": "Exchanged"}}',
+        '{"kind": "event", "at_s": 1, "event": {"type": "Weather"}}',
+        '{"kind": "event", "at_s": "x", "event": 5}',
+        '{"kind": "instructions", "instructions": 7}',
+        '{"kind": "metric", "name": "loss", "value": 1.0}',
+        '{"kind": 5}',
+        "[]",
+    ],
+)
+def test_a_damaged_line_is_told_and_the_rest_is_shown(run: VirtualRun, line: str) -> None:
+    run.end()
+    damaged(run.writer.path, 8, line)
+    story = Story(run.writer.path)
+    story.read()
+
+    assert story.generations[0].steps == 120
+    assert story.ended
+    assert any("line 9 is no record" in s or "damaged" in s for s in story.unread), story.unread
+
+
+def test_an_event_that_cannot_be_takes_the_curves_away_and_nothing_else(run: VirtualRun) -> None:
+    run.end()
+    lines = run.writer.path.read_text().splitlines()
+    record = json.loads(lines[1])
+    record["event"]["global_batch"] = 1
+    damaged(run.writer.path, 1, json.dumps(record))
+    story = Story(run.writer.path)
+    story.read()
+
+    assert story.generations[0].steps == 120
+    assert totals_of(story.generations).efficiency_model is None
+    assert any("cannot be replayed" in sentence for sentence in story.unread)
+
+
+def test_a_step_far_beyond_the_others_is_not_believed(run: VirtualRun) -> None:
+    run.end()
+    lines = run.writer.path.read_text().splitlines()
+    record = json.loads(lines[9])
+    assert record["event"]["observations"]
+    record["event"]["observations"][0]["first_step"] = 10**15
+    damaged(run.writer.path, 9, json.dumps(record))
+    story = Story(run.writer.path)
+    story.read()
+
+    assert story.generations[0].steps == 120
+    assert any("damaged" in sentence for sentence in story.unread)
+
+
+def test_there_must_be_a_file(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no trace at"):
+        Story(tmp_path)

@@ -1,0 +1,85 @@
+"""How a run stands, as `evenstride top` shows it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evenstride.report.run.story import Story
+from evenstride.report.run.view import View, view_of
+from tests.unit.report.virtual import COMMUNICATION_S, FIXED_S, PER_SAMPLE_S, VirtualRun
+
+
+def viewed(run: VirtualRun, now_unix_s: float = 1.7e9 + 100.0) -> View:
+    story = Story(run.writer.path)
+    story.read()
+    view = view_of(story, now_unix_s)
+    assert view is not None
+    return view
+
+
+@pytest.fixture
+def uniform(tmp_path: Path) -> VirtualRun:
+    run = VirtualRun(
+        tmp_path / "u.jsonl",
+        lambda step: (1.0, 0.4 if step >= 100 else 1.0),
+        workers=2,
+        policy="uniform",
+        batch=100,
+    )
+    run.begin()
+    run.run(160)
+    return run
+
+
+def test_each_worker_has_its_times_and_its_speed(uniform: VirtualRun) -> None:
+    view = viewed(uniform)
+    fast, slow = view.workers
+    alone_s = FIXED_S + 50 * PER_SAMPLE_S
+
+    assert (fast.share, slow.share) == (50, 50)
+    assert fast.busy_s == pytest.approx(alone_s, abs=1e-6)
+    assert slow.busy_s == pytest.approx(alone_s / 0.4, abs=1e-6)
+    assert fast.wait_s == pytest.approx(1.5 * alone_s + COMMUNICATION_S, abs=1e-6)
+    assert (fast.speed, fast.since) == (1.0, None)
+    assert (slow.speed, slow.since) == (pytest.approx(0.4, rel=0.01), 100)
+    assert slow.caused_s == pytest.approx(60 * 1.5 * alone_s, rel=1e-3)
+    assert (slow.peak_bytes, slow.limit_bytes) == (1 << 30, 4 << 30)
+    assert "since step 100" in view.blames[0]
+
+
+def test_it_says_when_it_was_heard_of_and_whether_it_ended(uniform: VirtualRun) -> None:
+    assert viewed(uniform, 1.7e9 + uniform.clock_s + 7.0).heard_s == pytest.approx(7.0, abs=1e-3)
+    assert not viewed(uniform).ended
+    uniform.end()
+    assert viewed(uniform).ended
+
+
+def test_it_counts_epochs_from_the_latest_pass(uniform: VirtualRun) -> None:
+    uniform.writer.record("pass", at_s=1.0, step=0, epochs=0.0, samples=12_000)
+    assert viewed(uniform).epoch == 1.0
+    uniform.writer.record("pass", at_s=2.0, step=120, epochs=1.0, samples=12_000)
+    assert viewed(uniform).epoch == pytest.approx(1.0 + 40 * 100 / 12_000)
+    assert viewed(uniform).step == 160
+
+
+def test_there_is_none_before_the_workers_have_met(tmp_path: Path) -> None:
+    run = VirtualRun(tmp_path / "trace.jsonl", lambda _: (1.0,), workers=1)
+    story = Story(run.writer.path)
+    story.read()
+
+    assert view_of(story, 0.0) is None
+
+
+def test_names_and_notes_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    evil = "\x1b[2Jhost\u202e/{}"
+    run = VirtualRun(tmp_path / "t.jsonl", lambda _: (1.0, 0.5), workers=2, names=evil.format)
+    run.begin()
+    run.run(30)
+    run.writer.record("alert", at_s=1.0, reason="look\x07 here\x9b31m")
+    told = json.dumps(viewed(run).to_dict(), ensure_ascii=False)
+
+    assert not any(bad in told for bad in ("\x1b", "\u202e", "\x07", "\x9b", "\\u001b"))
+    assert "look\ufffd here" in told

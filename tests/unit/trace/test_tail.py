@@ -1,0 +1,94 @@
+"""A trace read as far as it can be, and what could not be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evenstride.trace.tail import TraceTail
+from evenstride.trace.write import FORMAT
+
+HEADER = json.dumps({"kind": "header", "format": FORMAT})
+NOTE = json.dumps({"kind": "metric", "name": "loss"})
+NEWER = json.dumps({"kind": "header", "format": FORMAT + 1})
+
+
+def written(tmp_path: Path, *lines: str, end: str = "\n") -> TraceTail:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines) + end)
+    return TraceTail(path)
+
+
+def everything(tail: TraceTail) -> list[str]:
+    found = []
+    while records := tail.records():
+        found += [record["kind"] for record in records]
+    return found
+
+
+def test_a_sound_trace_is_read_whole(tmp_path: Path) -> None:
+    tail = written(tmp_path, HEADER, NOTE)
+
+    assert everything(tail) == ["header", "metric"]
+    assert tail.unread == ()
+
+
+@pytest.mark.parametrize("cut", range(1, len(NOTE)))
+def test_a_line_that_is_not_whole_waits_for_its_rest(tmp_path: Path, cut: int) -> None:
+    tail = written(tmp_path, HEADER, NOTE[:cut], end="")
+
+    assert everything(tail) == ["header"]
+    assert tail.unread == (
+        f"line 2 is not whole: {cut} bytes that are still being written, or were cut off by a "
+        "crash",
+    )
+    with tail.path.open("a") as file:
+        file.write(NOTE[cut:] + "\n")
+    assert everything(tail) == ["metric"]
+    assert tail.unread == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "kinds", "told"),
+    [
+        ([], [], "the file is empty"),
+        (["a photograph"], [], "line 1 is no record"),
+        (["x", "y", "z"], [], "lines 1 to 3 are no record"),
+        ([NOTE], [], "line 1 is no record"),
+        ([HEADER, "x", NOTE], ["header", "metric"], "line 2 is no record"),
+        ([HEADER, "x", NOTE, "y", NOTE], ["header", "metric", "metric"], "line 4 is no record"),
+        ([HEADER, NOTE[:9], HEADER], ["header", "header"], "line 2 was cut short by a crash"),
+        ([HEADER, NOTE, NEWER, NOTE], ["header", "metric"], "line 3 begins a trace of format '2'"),
+        ([NEWER, NOTE, HEADER, NOTE], ["header", "metric"], "line 1 begins a trace of format"),
+        (['{"kind": "header", "format": "<b>"}', NOTE], [], "format '<b>'"),
+        ([HEADER, "[" * 100_000, NOTE], ["header", "metric"], "line 2 is no record"),
+    ],
+)
+def test_what_cannot_be_read_is_passed_over_and_told(
+    tmp_path: Path, lines: list[str], kinds: list[str], told: str
+) -> None:
+    tail = written(tmp_path, *lines, end="\n" if lines else "")
+
+    assert everything(tail) == kinds
+    assert told in " | ".join(tail.unread)
+
+
+def test_a_file_of_rubbish_is_told_in_few_lines(tmp_path: Path) -> None:
+    tail = written(tmp_path, HEADER, *(["x", NOTE] * 100))
+
+    assert len(everything(tail)) == 101
+    assert len(tail.unread) == 21
+    assert tail.unread[-1] == "and 80 more such places"
+
+
+def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+    tail = written(tmp_path, HEADER, NOTE, NOTE)
+    everything(tail)
+    other = tmp_path / "other"
+    other.write_text(HEADER + "\n")
+    other.replace(tail.path)
+
+    assert everything(tail) == ["header"]
+    assert tail.restarts == 1
