@@ -54,37 +54,51 @@ def advance(control: Control, event: Event) -> tuple[Control, tuple[Instruction,
             return replace(control, opening_left=0), (after,)
 
 
-def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruction, ...]]:
+def learn(control: Control, event: Exchanged) -> Control:
+    """Return what an exchange teaches, with nothing decided yet.
+
+    For those who look at a run, as what was decided is in its trace; `advance` decides as well.
+    """
+    return _learn(control, event)[0]
+
+
+def _learn(control: Control, event: Exchanged) -> tuple[Control, Measured, Mask]:
+    """Return what is known then, what those who serve measured, and which reports were sound."""
     assert control.fleet is not None, "a fleet forms before it exchanges"
     assert control.estimate is not None, "a fleet forms with an empty estimate"
     sound = event.observations.sound & _possible(event.observations, control)
     measured = control.roster.inward(event.observations.only(sound))
-    estimate = control.estimate.learn(measured)
     memory, fleet = _remember(control, event.memory)
-    shared_s = _smoothed_communication(control, measured)
+    after = replace(
+        control,
+        fleet=fleet,
+        estimate=control.estimate.learn(measured),
+        memory=memory,
+        communication_s=_smoothed_communication(control, measured),
+        refused=_refused(control, event.observations.worker[~sound]),
+    )
+    return after, measured, sound
+
+
+def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruction, ...]]:
+    before = control
+    control, measured, sound = _learn(before, event)
+    fleet, estimate, shared_s = control.fleet, control.estimate, control.communication_s
+    assert fleet is not None, "it was there before"
+    assert estimate is not None, "it was there before"
     situation = Situation(fleet, control.shares, event.step, measured, estimate, shared_s)
     policy_state, decision = control.policy.decide(control.policy_state, situation)
     shares = decision.shares if isinstance(decision, Move) else control.shares
     shares = allowed(within(shares, fleet), fleet, running=True)
     moved = shares != control.shares
     opening_left = 0 if decision.settled else max(0, control.opening_left - 1)
-    after = replace(
-        control,
-        policy_state=policy_state,
-        fleet=fleet,
-        shares=shares,
-        estimate=estimate,
-        memory=memory,
-        opening_left=opening_left,
-        communication_s=shared_s,
-        refused=_refused(control, event.observations.worker[~sound]),
-    )
+    after = replace(control, policy_state=policy_state, shares=shares, opening_left=opening_left)
     expect, longest_s = expected(after)
     step_s = longest_s + shared_s if longest_s else 0.0
     cadence = control.cadence.following(changed=moved or not decision.settled, step_s=step_s)
     after = replace(after, cadence=cadence)
-    reason = decision.reason + memory.reason(
-        control.memory, control.roster.workers, fleet.global_batch
+    reason = decision.reason + control.memory.reason(
+        before.memory, control.roster.workers, fleet.global_batch
     )
     if not sound.all():
         reason += f" (refused {int((~sound).sum())} impossible report(s))"

@@ -56,7 +56,7 @@ def _ends(generation: Generation, lasting_s: FloatArray, apart_s: FloatArray) ->
         if row > at[-1][0] and when_s > at[-1][1]:
             at.append((row, when_s))
     ends_s = np.zeros(len(lasting_s))
-    fresh = ~generation.table.modelled.any(axis=1)
+    fresh = np.asarray(~generation.table.modelled.any(axis=1), dtype=np.bool_)
     for (first, from_s), (last, until_s) in pairwise(at):
         rows = slice(first, last)
         room_s = until_s - from_s

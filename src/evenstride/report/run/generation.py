@@ -65,10 +65,6 @@ class Generation:
         standing: what each rank is to the run at the end.
         curves: of the ranks that serve, as they were fitted at the end, with their ``serving``
             ranks; ``None`` if not all were measured.
-        equal_s: what the equal split would have made of each step (without communication); not a
-            number where that is not known. ``(steps,)``, shorter where the last are not judged.
-        best_s: what the best split would have.
-        communication_s: of the steps that were judged.
     """
 
     life: int
@@ -85,9 +81,7 @@ class Generation:
     standing: tuple[str, ...] = ()
     curves: Curves | None = None
     serving: tuple[int, ...] = ()
-    equal_s: FloatArray = field(default_factory=lambda: np.zeros(0))
-    best_s: FloatArray = field(default_factory=lambda: np.zeros(0))
-    communication_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    _judged_s: FloatArray = field(default_factory=lambda: np.zeros((3, 0)))
     _looked_at: int = 0
     _late: list[int] = field(default_factory=list)
 
@@ -114,11 +108,31 @@ class Generation:
         return np.asarray(self.table.busy_s.max(axis=1))
 
     @property
+    def equal_s(self) -> FloatArray:
+        """What the equal split would have made of each step, without communication, ``(steps,)``.
+
+        Not a number where that is not known.
+        """
+        return self._row(0)
+
+    @property
+    def best_s(self) -> FloatArray:
+        """What the best split would have made of each step, likewise."""
+        return self._row(1)
+
+    @property
+    def communication_s(self) -> FloatArray:
+        """Communication as it was when a step was judged, ``(steps,)``."""
+        return self._row(2)
+
+    def _row(self, number: int) -> FloatArray:
+        self._make_room()
+        return np.asarray(self._judged_s[number, : self.steps])
+
+    @property
     def judged(self) -> npt.NDArray[np.bool_]:
         """Which steps could be compared with other splits, ``(steps,)``."""
-        found = np.zeros(self.steps, dtype=np.bool_)
-        found[: len(self.best_s)] = ~np.isnan(self.best_s)
-        return found
+        return np.asarray(~np.isnan(self.best_s), dtype=np.bool_)
 
     def judge(self, yardstick: Yardstick | None, communication_s: float) -> None:
         """Compare the steps that have become whole with the equal and the best split.
@@ -131,7 +145,7 @@ class Generation:
         """
         rows = self._fresh()
         self._make_room()
-        self.communication_s[rows] = communication_s
+        self._judged_s[2, rows] = communication_s
         if yardstick is None or not len(rows):
             return
         splits, of = np.unique(self.table.share[rows], axis=0, return_inverse=True)
@@ -141,7 +155,7 @@ class Generation:
             parts[number] = (np.nan, np.nan) if found is None else found
         slowest_s = self.table.busy_s[rows].max(axis=1)  # of these alone: judging is not quadratic
         ratios = parts[of.reshape(-1)] * slowest_s[:, np.newaxis]
-        self.equal_s[rows], self.best_s[rows] = ratios.T
+        self._judged_s[:2, rows] = ratios.T
 
     def _fresh(self) -> npt.NDArray[np.int64]:
         """Return the rows that have become whole since the last call."""
@@ -152,9 +166,7 @@ class Generation:
         return np.asarray(rows[whole])
 
     def _make_room(self) -> None:
-        more = self.steps - len(self.best_s)
-        if more > 0:
-            nothing = np.full(more, np.nan)
-            self.equal_s = np.concatenate([self.equal_s, nothing])
-            self.best_s = np.concatenate([self.best_s, nothing])
-            self.communication_s = np.concatenate([self.communication_s, nothing])
+        have = self._judged_s.shape[1]
+        if self.steps > have:
+            nothing = np.full((3, max(self.steps, 2 * have) - have), np.nan)
+            self._judged_s = np.concatenate([self._judged_s, nothing], axis=1)

@@ -7,12 +7,12 @@ decisions is what the run itself wrote.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from evenstride.core.control import advance
+from evenstride.core.control import advance, learn
 from evenstride.core.events import (
     Event,
     Exchanged,
@@ -25,6 +25,7 @@ from evenstride.core.events import (
     SaveAfter,
     SetShares,
 )
+from evenstride.core.fleet import Shares
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.speedup import Yardstick, equal_split
 from evenstride.core.state import Control
@@ -172,6 +173,8 @@ class Story:
         )
 
     def _happened(self, event: Event | Instruction) -> None:
+        if not isinstance(getattr(event, "step", 0), int):
+            raise TypeError("a step is a number")
         if isinstance(event, FleetFormed):
             self._formed(event)
         self._replay(event)
@@ -210,7 +213,10 @@ class Story:
         if self._control is None:
             return
         try:
-            self._control, _ = advance(self._control, event)  # type: ignore[arg-type]
+            if isinstance(event, Exchanged):  # what it led to is in the trace
+                self._control = learn(self._control, event)
+            else:
+                self._control, _ = advance(self._control, event)  # type: ignore[arg-type]
         except Exception as error:  # whatever a changed trace brings about
             self._lose_control(error)
 
@@ -242,12 +248,19 @@ class Story:
         if control.estimate.known:
             now.curves, now.serving = control.estimate.now, control.roster.serving
 
+    def _follow(self, shares: Shares) -> None:
+        control = self._control
+        if control is not None and len(shares) == len(control.roster.workers):
+            of_serving = tuple(shares[rank] for rank in control.roster.serving)
+            self._control = replace(control, shares=of_serving)
+
     def _decided(self, instruction: Event | Instruction) -> None:
         now = self.now
         if now is None:
             return
         match instruction:
             case SetShares(effective, shares, reason):
+                self._follow(shares)
                 now.decisions.append(Decision(effective, self._at_s, tuple(shares), plain(reason)))
             case KeepShares(reason):
                 now.decisions.append(Decision(self._step, self._at_s, None, plain(reason)))

@@ -78,8 +78,7 @@ def totals_of(generations: Sequence[Generation]) -> Totals:
 
 def _of(generation: Generation) -> Totals:
     table, judged, waits = generation.table, generation.judged, waits_of(generation)
-    shared_s = np.nan_to_num(generation.communication_s)
-    shared_s = np.pad(shared_s, (0, generation.steps - len(shared_s)))[judged]
+    shared_s = np.nan_to_num(generation.communication_s)[judged]
     rows = np.flatnonzero(judged)
     return Totals(
         steps=generation.steps,

@@ -46,14 +46,13 @@ def test_times_and_shares_of_all_steps_are_those_that_were_measured(run: Virtual
 def test_a_growing_trace_is_read_on_from_where_it_was(run: VirtualRun) -> None:
     story = Story(run.writer.path)
     story.read()
-    before = story.generations[0].steps
+    before = story.ended, story.generations[0].steps
     run.run(50)
     run.end()
 
-    assert not story.ended
     assert story.read()
-    assert (before, story.generations[0].steps) == (120, 170)
-    assert story.ended
+    after = story.ended, story.generations[0].steps
+    assert (before, after) == ((False, 120), (True, 170))
 
     whole = Story(run.writer.path)
     whole.read()
