@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*.md")])
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 _PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
-_COMMAND = re.compile(r"\bmake ([a-z-]+)")
+_COMMAND = re.compile(r"(?:^|`)make ([a-z-]+)", re.MULTILINE)
 
 
 def named(path: Path) -> str:

@@ -208,6 +208,16 @@ def test_a_script_that_cannot_take_part_is_refused_with_its_reason(
         search(asked(tmp_path, mode, batches=batches))
 
 
+def test_a_batch_that_the_script_does_not_allow_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    beyond = 100 * searched.BOUNDS[1]
+
+    with pytest.raises(ConfigError, match="not within the bounds of this Stride") as refused:
+        search(asked(tmp_path, "whole", workers=(1,), batches=(beyond,)))
+
+    assert "Traceback" not in str(refused.value)
+    assert "rank-0.log" in str(refused.value)
+
+
 def test_the_command_prints_what_was_found(tmp_path: Path) -> None:
     command = ["plan", "--online", "--json", "--workers", "1,2", "--batches", "8,32"]
     command += ["--epochs", "1e9", "--objective", "cost", "--folder", str(tmp_path)]

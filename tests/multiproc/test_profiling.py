@@ -42,6 +42,8 @@ def test_steps_of_every_size_are_measured_and_the_workload_is_told(tmp_path: Pat
     assert (found.model.parameters, found.model.gradient_bytes) == (36, 144.0)
     assert (found.samples, found.global_batch) == (640, 64)
     assert (device.type, found.script) == ("box", "train.py 64")
+    assert device.computed_on == "cpu"
+    assert all(point.drift > 0 for point in device.points)
 
 
 def test_what_does_not_fit_is_the_limit(tmp_path: Path) -> None:

@@ -71,13 +71,18 @@ _saves = st.sampled_from(
     [Saves(2.0, (120.0,)), Saves(10.0, (60.0, 3600.0), drift=0.6), Saves(5.0, (30.0,), 400.0)]
 )
 _tasks = st.builds(
-    lambda one, saves, linked, servers: replace(
-        one, saves=saves, links=one.links if linked else None, servers=servers
+    lambda one, saves, linked, servers, beside_s: replace(
+        one,
+        saves=saves,
+        links=one.links if linked else None,
+        servers=servers,
+        beside_s=beside_s,
     ),
     st.just(task()),
     _saves,
     st.booleans(),
     st.sampled_from([0, 0, 1, 3]),
+    st.sampled_from([0.0, 0.5, 60.0]),
 )
 _quick_tasks = _tasks.map(lambda one: replace(one, saves=replace(one.saves, drift=0.0)))
 _batches = st.lists(st.integers(1, 5000), min_size=1)

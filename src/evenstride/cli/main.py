@@ -20,7 +20,10 @@ from evenstride.cli.lab import lab
 from evenstride.cli.launch import launch
 from evenstride.cli.plan import plan
 from evenstride.cli.profile import profile
+from evenstride.cli.report import report
 from evenstride.cli.simulate import simulate
+from evenstride.cli.top import top
+from evenstride.cli.trace import trace
 from evenstride.errors import EvenstrideError
 
 USAGE_ERROR = 2
@@ -46,6 +49,9 @@ app.command()(simulate)
 app.command()(compare)
 app.command(context_settings={"ignore_unknown_options": True})(profile)
 app.command()(plan)
+app.command()(top)
+app.command()(report)
+app.command()(trace)
 app.command()(doctor)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -96,7 +97,15 @@ def perform(options: Options, *, as_json: bool) -> None:
     from evenstride.lab.online.search import search
 
     asked = asked_of(options)
-    found = search(asked, lambda line: typer.echo(line, err=True))
+    try:
+        found = search(asked, lambda line: typer.echo(line, err=True))
+    except KeyboardInterrupt:
+        typer.echo(
+            f"ended; the same command with --folder {shlex.quote(str(asked.folder))} goes on from "
+            "the last checkpoint, with what was measured until then",
+            err=True,
+        )
+        raise
     typer.echo(json.dumps(to_dict(found)) if as_json else tell(found))
 
 
@@ -119,8 +128,9 @@ def asked_of(options: Options) -> Asked:
     workers = _workers(options.workers, len(speeds))
     if options.epochs is None or not 0 < options.epochs < math.inf:
         raise ConfigError(
-            f"--epochs is {options.epochs}; plan --online needs to know how many epochs the "
-            "script trains at its smallest batch, such as --epochs 30"
+            f"--epochs is {'missing' if options.epochs is None else options.epochs}; plan --online "
+            "needs to know how many epochs the script trains at its smallest batch, such as "
+            "--epochs 30"
         )
     if not 0 < options.usd_per_h < math.inf:
         raise ConfigError(f"--usd-per-h is {options.usd_per_h}; give a price above 0, such as 1.2")
@@ -147,7 +157,12 @@ def _workers(text: str | None, speeds: int) -> tuple[int, ...]:
     from evenstride.cli import quantities
 
     if text is not None:
-        workers = quantities.wholes(text, "--workers")
+        try:
+            workers = quantities.wholes(text, "--workers")
+        except ConfigError:
+            raise ConfigError(
+                f"--workers is {text!r}; give whole numbers above 0, such as 1,2,4"
+            ) from None
         if speeds and workers[-1] > speeds:
             raise ConfigError(
                 f"--workers asks for {workers[-1]} and --speeds names {speeds}; name a speed for "
@@ -193,8 +208,9 @@ def tell(found: Found) -> str:
     if found.overhead is not None:
         cost = found.overhead
         lines.append(
-            f"The search took {cost.search_s:.1f} s with {len(journal.switches)} switch(es), of "
-            f"which {cost.lost_s:.1f} s were lost: {cost.part:.1%} of {cost.total_s:.0f} s."
+            f"The search took {cost.search_s:.1f} s with {len(journal.switches)} "
+            f"switch{'' if len(journal.switches) == 1 else 'es'}, of which {cost.lost_s:.1f} s "
+            f"were lost: {cost.part:.1%} of {cost.total_s:.0f} s."
         )
     elif found.continued:
         lines.append("What the search took is not known, as it was ended and continued.")

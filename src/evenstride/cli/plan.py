@@ -24,7 +24,9 @@ _Catalog = Annotated[
 _Epochs = Annotated[
     float | None, typer.Option(help="Epochs that training lasts at the script's own batch.")
 ]
-_Deadline = Annotated[str | None, typer.Option(help="Latest end, such as 6h, 30m or 2d.")]
+_Deadline = Annotated[
+    str | None, typer.Option(help="Latest end, such as 6h, 30m or 2d; a number is hours.")
+]
 _Budget = Annotated[float | None, typer.Option(help="Most that it may cost, in USD.")]
 _Objective = Annotated[
     str | None,
@@ -107,9 +109,21 @@ _Live = Annotated[
     str, typer.Option(help="Clouds to ask for today's prices, by commas, with gpuhunt: aws,gcp.")
 ]
 _Sky = Annotated[Path | None, typer.Option(help="Folder to write SkyPilot's task files into.")]
-_Script = Annotated[str, typer.Option(help="Script and arguments for the start lines.")]
+_Script = Annotated[
+    str | None,
+    typer.Option(
+        help="Script and arguments for the start lines; those that were measured, if not given."
+    ),
+]
 _Plot = Annotated[Path | None, typer.Option(help="File for a plot of time and cost.")]
-_Force = Annotated[bool, typer.Option("--force", help="Take profiles that do not fit together.")]
+_Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Take profiles that do not fit together, and steps of a processor as those of the "
+        "accelerator that their type has.",
+    ),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -139,7 +153,7 @@ def plan(
     sync: _Sync = "bsp",
     live: _Live = "",
     sky: _Sky = None,
-    script: _Script = "train.py",
+    script: _Script = None,
     plot: _Plot = None,
     force: _Force = False,
     online: by_training.Online = False,
@@ -179,7 +193,7 @@ def plan(
         )
         by_training.perform(asked_online, as_json=as_json)
         return
-    from evenstride.cli import planning
+    from evenstride.cli import planned, planning
 
     if plot is not None:
         _check_plot(plot)
@@ -196,22 +210,28 @@ def plan(
         force=force,
         preemptions=tuple(preemptions or ()),
         sync=sync,
+        script=None if script is None else _words(script),
     )
-    command = _words(script)
     one = planning.planned_for(asked, date.today())
-    files = planning.write_sky(one, sky, command) if sky is not None else []
+    files = planned.write_sky(one, sky) if sky is not None else []
     if plot is not None:
         from evenstride.report.planned import draw
 
         draw(one.plan, plot)
-    typer.echo(planning.as_json(one, files) if as_json else planning.tell(one, command, files))
+    typer.echo(planned.as_json(one, files) if as_json else planned.tell(one, files))
 
 
-def _words(script: str) -> list[str]:
+def _words(script: str) -> tuple[str, ...]:
     try:
-        return shlex.split(script)
+        words = tuple(shlex.split(script))
     except ValueError as error:
         raise ConfigError(f"--script is {script!r}: {error}; close what is quoted") from None
+    if not words:
+        raise ConfigError(
+            "--script is empty; give the script and its arguments, such as 'train.py --lr 0.1', or "
+            "leave it out"
+        )
+    return words
 
 
 def _check_plot(path: Path) -> None:

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from evenstride._version import __version__
 from evenstride.cli import quantities
+from evenstride.cli.planned import Planned
 from evenstride.cli.preemptions import with_preemptions
 from evenstride.errors import ConfigError
 from evenstride.planner.catalogue import read_catalogue, shipped_catalogue
 from evenstride.planner.choosing import Objective, Wishes
+from evenstride.planner.doubts import no_machine, of_device, of_spot
 from evenstride.planner.epochs import epochs_of
 from evenstride.planner.evidence import profile_of_run
 from evenstride.planner.infeasible import selected
 from evenstride.planner.kinds import Kind
 from evenstride.planner.live import live_catalogue
 from evenstride.planner.losses import Saves
-from evenstride.planner.offers import Catalogue, price_label
-from evenstride.planner.outlook import USUAL_SAVES, Choice, Task
-from evenstride.planner.plan import Plan, batches_about, make_plan
+from evenstride.planner.offers import Catalogue
+from evenstride.planner.outlook import USUAL_SAVES, Task
+from evenstride.planner.plan import batches_about, make_plan
 from evenstride.planner.reducing import servers_of
-from evenstride.planner.renting import Rentable, accelerators_of, rentable
-from evenstride.planner.starting import skypilot_files, torchrun_lines, variables
+from evenstride.planner.renting import Rentable, rentable
 from evenstride.planner.targets import LOSS, Aim, require_target, towards
 from evenstride.planner.workload import (
     Links,
@@ -37,13 +36,12 @@ from evenstride.planner.workload import (
     Training,
     merged,
     read_profile,
+    require_same,
     require_versions,
 )
-from evenstride.report import planned
 from evenstride.trace.read import TRACE_NAME, trace_path
 
 _Chosen = TypeVar("_Chosen", bound=StrEnum)
-_MOST_REFUSALS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,35 +72,7 @@ class Asked:
     force: bool
     preemptions: tuple[str, ...] = ()
     sync: str = "bsp"
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan, and what it was made of."""
-
-    plan: Plan
-    profile: Profile
-    catalogue: Catalogue
-    machines: Rentable
-    sync: str = "bsp"
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """What a script is told of the plan, as variables of its environment."""
-        return variables(self.plan.chosen.outlook, self.sync)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        return {
-            **self.plan.to_dict(),
-            "variables": self.variables,
-            "catalogue": self.catalogue.source,
-            "rows_refused": [str(one) for one in self.catalogue.refusals],
-            "types_left_out": list(self.machines.unknown),
-            "types_measured": list(self.machines.measured),
-            "target": self.profile.target,
-            "trainings": [one.model_dump() for one in self.profile.trainings],
-        }
+    script: tuple[str, ...] | None = None
 
 
 def planned_for(asked: Asked, today: date) -> Planned:
@@ -116,7 +86,7 @@ def planned_for(asked: Asked, today: date) -> Planned:
     epochs = epochs_of(profile, asked.epochs)
     task = Task(
         *(profile.samples, epochs, profile.model.gradient_bytes, links or profile.links),
-        *(_saves(asked), servers_of(asked.sync)),
+        *(_saves(asked), servers_of(asked.sync), profile.beside_s or 0.0),
     )
     batches = (
         batches_about(profile.global_batch, task, (one.batch for one in profile.trainings))
@@ -132,7 +102,10 @@ def planned_for(asked: Asked, today: date) -> Planned:
         spot=asked.spot,
         transfer=asked.transfer,
         known_offers=whole.offers,
+        force=asked.force,
     )
+    if not machines.kinds:
+        raise ConfigError(no_machine(profile.devices, whole))
     kinds = with_preemptions(machines.kinds, asked.preemptions, spot=asked.spot)
     made = make_plan(
         kinds,
@@ -142,86 +115,40 @@ def planned_for(asked: Asked, today: date) -> Planned:
         most_machines=asked.max_nodes,
         mixed=asked.mixed,
     )
-    made = replace(made, caveats=(*made.caveats, *told, *_spotless(kinds, asked)))
-    return Planned(made, profile, catalogue, machines, asked.sync)
+    doubts = (*_doubts(profile, machines), *of_spot(made.chosen.outlook.choice, task.saves))
+    made = replace(made, caveats=(*doubts, *made.caveats, *told, *_spotless(kinds, asked)))
+    script = _script(profile) if asked.script is None else asked.script
+    return Planned(made, profile, catalogue, machines, asked.sync, script)
+
+
+def _doubts(profile: Profile, machines: Rentable) -> list[str]:
+    """Return why times may be others than they look."""
+    told = [doubt for device in profile.devices for doubt in of_device(device)]
+    told += [
+        f"steps of {name} were computed by a processor, and count as those of its accelerator, as "
+        "--force asks for"
+        for name in machines.pretended
+    ]
+    if profile.beside_s is None:
+        told.append(
+            "what an epoch takes beside its steps, such as evaluation, was not measured (a run of "
+            "several epochs tells, with --as), and is not in the times"
+        )
+    return told
+
+
+def _script(profile: Profile) -> tuple[str, ...]:
+    """Return the script that was measured, with its arguments; none if it is not known."""
+    try:
+        return tuple(shlex.split(profile.script))
+    except ValueError:  # of an older profile, with a quote in it
+        return tuple(profile.script.split())
 
 
 def _spotless(kinds: Sequence[Kind], asked: Asked) -> list[str]:
     if not asked.spot or any(kind.spot for kind in kinds):
         return []
     return ["no machine that could be planned with has a spot price, so --spot changes nothing"]
-
-
-def tell(one: Planned, command: Sequence[str], files: Sequence[Path]) -> str:
-    """Return a plan as people read it, no wider than the terminal."""
-    width = shutil.get_terminal_size((120, 24)).columns
-    refused = one.catalogue.refusals
-    lines = [f"prices: {one.catalogue.source}"]
-    lines += [f"  {note}" for note in one.catalogue.notes]
-    lines += [f"  refused, {refusal}" for refusal in refused[:_MOST_REFUSALS]]
-    if len(refused) > _MOST_REFUSALS:
-        lines.append(f"  and {len(refused) - _MOST_REFUSALS} more rows")
-    if one.machines.unknown:
-        lines.append(
-            f"{len(one.machines.unknown)} types left out, of which nothing was measured that could "
-            "be carried over"
-        )
-    lines += ["", planned.table(one.plan).text(width), "", planned.story(one.plan)]
-    lines += [f"- {kind}" for kind in (*_trainings(one.profile), *_prices(one))]
-    choice = one.plan.chosen.outlook.choice
-    told = one.variables
-    both = f"a global batch of {choice.batch} and {told['EVENSTRIDE_EPOCHS']} epochs"
-    lines += ["", f"To start it, with {both} in the script:"]
-    lines += [*torchrun_lines(choice, command, told), *_sky_lines(choice, files)]
-    return "\n".join(lines)
-
-
-def _sky_lines(choice: Choice, files: Sequence[Path]) -> list[str]:
-    """Return how SkyPilot starts the tasks; it looks for other machines only in managed jobs."""
-    if len(files) == 1:
-        how = "sky jobs launch" if choice.spot else "sky launch"
-        return [f"{how} {shlex.quote(str(file))}" for file in files]
-    return [
-        f"sky launch {'--env EVENSTRIDE_HEAD=ADDRESS ' if number else ''}{shlex.quote(str(file))}"
-        for number, file in enumerate(files)
-    ]
-
-
-def write_sky(one: Planned, folder: Path, command: Sequence[str]) -> list[Path]:
-    """Write SkyPilot's files for the chosen cluster, and return them.
-
-    Raises:
-        ConfigError: they cannot be written.
-    """
-    written, choice = [], one.plan.chosen.outlook.choice
-    texts = skypilot_files(choice, command, one.variables, torch=one.profile.torch)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
-            written.append(folder / name)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written to: {error.strerror}") from None
-    return written
-
-
-def as_json(one: Planned, files: Sequence[Path]) -> str:
-    """Return a plan as one JSON object."""
-    return json.dumps({**one.to_dict(), "files": list(map(str, files))})
-
-
-def _prices(one: Planned) -> list[str]:
-    """Return what the chosen machines cost, with the days of their prices."""
-    offers = {(o.instance_type, o.place, accelerators_of(o)): o for o in one.catalogue.offers}
-    kinds = one.plan.chosen.outlook.choice.kinds
-    own = [(kind, offers[kind.type, kind.place, kind.accelerators]) for kind in kinds]
-    return [f"{kind.name}: {price_label(offer, spot=kind.spot)}" for kind, offer in own]
-
-
-def _trainings(profile: Profile) -> list[str]:
-    """Return how long the trainings took that a plan goes by, if they came to a known target."""
-    each = [f"{one.epochs:.3g} at {one.batch}" for one in profile.trainings]
-    return [f"epochs to {profile.target}: {', '.join(each)}"] if profile.target and each else []
 
 
 def _wishes(asked: Asked) -> Wishes:
@@ -239,11 +166,15 @@ def _wishes(asked: Asked) -> Wishes:
 def _check(profiles: Sequence[Profile], asked: Asked) -> None:
     for profile in profiles:
         require_versions(profile, __version__, installed_torch(), force=asked.force)
-    batches = sorted({profile.global_batch for profile in profiles})
+    require_same(profiles, force=asked.force)
+    # Runs beside a profile tell of noise and links, at whatever batch they trained.
+    own = [profile for profile in profiles if profile.devices] or profiles
+    batches = sorted({profile.global_batch for profile in own})
     if asked.epochs is not None and len(batches) > 1:
         raise ConfigError(
-            f"the profiles are of scripts with batches of {' and '.join(map(str, batches))}, so it "
-            "is not clear at which of them --epochs counts; give --trained BATCH:EPOCHS instead"
+            f"what was measured are scripts with batches of {' and '.join(map(str, batches))}, so "
+            "it is not clear at which of them --epochs counts; give --trained BATCH:EPOCHS instead "
+            "(of one training, 25 % either way are assumed), or leave out all but one"
         )
 
 
@@ -283,6 +214,7 @@ def _profiles(asked: Asked) -> tuple[list[Profile], list[str]]:
         if not _is_run(path):
             profiles.append(read_profile(path))
             continue
+        _refuse_a_search(path)
         types = _types(path, asked.types_of_run, needed=not measured)
         trace = trace_path(path)
         found = profile_of_run(trace, types)
@@ -322,6 +254,16 @@ def _aim(asked: Asked) -> Aim | None:
             )
         return None
     return Aim(asked.target_loss, asked.metric)
+
+
+def _refuse_a_search(path: Path) -> None:
+    """Refuse the folder of a search, which has several runs."""
+    phases = sorted(path.glob(f"phase-*/{TRACE_NAME}"), key=lambda one: one.stat().st_size)
+    if phases and not (path / TRACE_NAME).exists():
+        raise ConfigError(
+            f"{path} is of a search by plan --online, with a run in each of its phases; give one "
+            f"of them, such as the longest, {phases[-1].parent}"
+        )
 
 
 def _is_run(path: Path) -> bool:

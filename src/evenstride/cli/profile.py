@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenstride.errors import ConfigError
+
 if TYPE_CHECKING:
     from evenstride.planner.workload import Profile
 
-_UNSURE = 0.1
+_NO_TYPE = "this-machine"
 
 _Command = Annotated[
     list[str],
@@ -41,7 +44,9 @@ def profile(
 
     The script runs as one process, on its own data and model, at several batch sizes, and ends.
     It must use evenstride, and may make a process group of one. Profiles of other machines are
-    measured there; evenstride plan puts them together.
+    measured there; evenstride plan puts them together. What is computed on a processor says nothing
+    of a machine's accelerator, and plan refuses it for a type that has one. A script that saves
+    does so meanwhile: give it a folder for that of which no training goes on.
 
     Examples:
         evenstride profile --type g5.xlarge -- train.py
@@ -50,13 +55,15 @@ def profile(
     """
     from evenstride.cli import quantities
     from evenstride.cli.progress import waiting
-    from evenstride.lab.profiling import Measuring
+    from evenstride.lab.profiling import Measuring, require_script
     from evenstride.lab.profiling import profile as measured
     from evenstride.planner.workload import write_profile
 
+    require_script(command[0])
+    _check_out(out)
     measuring = Measuring(
         command=tuple(command),
-        type=type_ or "this-machine",
+        type=type_ or _NO_TYPE,
         parts=quantities.parts(parts, "--parts"),
         seconds=seconds,
         made_on=time.strftime("%Y-%m-%d"),
@@ -64,7 +71,29 @@ def profile(
     with waiting("measuring", seconds) as watch:
         found = measured(measuring, lambda line: typer.echo(line, err=True), watch)
     write_profile(found, out)
+    for doubt in doubts(found):
+        typer.echo(f"warning: {doubt}", err=True)
     typer.echo(found.model_dump_json() if as_json else tell(found, out))
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a file in a folder that is not there, before anything is measured.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder {out.parent} for --out; make it, or name another")
+
+
+def doubts(found: Profile) -> list[str]:
+    """Return why a plan would refuse or doubt a profile, one sentence each."""
+    from evenstride.planner.catalogue import shipped_catalogue
+    from evenstride.planner.doubts import of_accelerator, of_device
+
+    catalogue = shipped_catalogue()
+    told = [why for device in found.devices if (why := of_accelerator(device, catalogue))]
+    return told + [doubt for device in found.devices for doubt in of_device(device)]
 
 
 def tell(found: Profile, out: Path) -> str:
@@ -87,8 +116,23 @@ def tell(found: Profile, out: Path) -> str:
             f"  a step takes {curve.fixed_s * 1e3:.2f} ms and {curve.per_sample_s * 1e6:.2f} us a "
             f"sample, to within {curve.error:.1%}"
         )
-        if curve.error > _UNSURE:
-            lines.append("  that is much: was the machine at other work, or throttled?")
         if device.most_samples is not None:
             lines.append(f"  more than {device.most_samples} samples did not fit")
-    return "\n".join([*lines, f"\nprofile {out}; next: evenstride plan {out} --epochs N"])
+    return "\n".join([*lines, f"\nprofile {out}", *_next(found, out)])
+
+
+def _next(found: Profile, out: Path) -> list[str]:
+    """Return what to do with a profile."""
+    from evenstride.planner.catalogue import shipped_catalogue
+    from evenstride.planner.doubts import nearest_types, of_accelerator
+
+    catalogue, (device, *_) = shipped_catalogue(), found.devices
+    plan = f"evenstride plan {shlex.quote(str(out))} --epochs N"
+    if of_accelerator(device, catalogue):
+        return ["next: measure on the accelerator; as it is, evenstride plan refuses this profile"]
+    if any(offer.instance_type == device.type for offer in catalogue.offers):
+        return [f"next: {plan}"]
+    told = f"next: {plan} --catalog F, with a CSV of type,price in which {device.type} is"
+    if device.type == _NO_TYPE:
+        return [f"{told}; or measure again with --type, what the catalogue calls this machine"]
+    return [f"{told}: it is not in the shipped catalogue ({nearest_types(device.type, catalogue)})"]

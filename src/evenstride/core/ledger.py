@@ -64,6 +64,24 @@ class Ledger:
         zeros = {name: np.zeros(workers) for name in (*_SUMS, *_FROM_STEPS)}
         return cls(workers, **zeros)  # type: ignore[arg-type]
 
+    def compared(self, communication_s: float) -> tuple[float, float, float] | None:
+        """Return efficiency, speed-up and bound by the fitted curves; ``None`` before any step.
+
+        Args:
+            communication_s: seconds of every step that no split can change.
+
+        Returns:
+            The best split's time over the time taken, the equal split's over the time taken, and
+            the equal split's over the best split's.
+        """
+        if not self.judged_s:
+            return None
+        shared_s = self.judged_steps * communication_s
+        judged_s, equal_s, best_s = (
+            total_s + shared_s for total_s in (self.judged_s, self.equal_s, self.best_s)
+        )
+        return best_s / judged_s, equal_s / judged_s, equal_s / best_s
+
     def add_up(self, observations: Measured) -> Ledger:
         """Return the ledger after observations of workers that do not keep step.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -60,10 +61,7 @@ def profile(
         ConfigError: there is no such script, or it used no evenstride.
         LaunchError: it failed before anything was measured, or for want of something else.
     """
-    if not Path(measuring.command[0]).is_file():
-        raise ConfigError(
-            f"there is no script {measuring.command[0]}; give the path of a Python file"
-        )
+    require_script(measuring.command[0])
     parts = sorted(set(measuring.parts))
     each_s = measuring.seconds / len(parts)
     with tempfile.TemporaryDirectory(prefix="evenstride-") as name:
@@ -72,6 +70,16 @@ def profile(
         stages = ",".join(f"{part}:{each_s}" for part in parts)
         failed = _run(measuring, _environment(stages, trace), folder / "script.log", watch)
         return _told(measuring, trace, failed, say)
+
+
+def require_script(script: str) -> None:
+    """Raise unless a script is there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not Path(script).is_file():
+        raise ConfigError(f"there is no script {script}; give the path of a Python file")
 
 
 def _environment(stages: str, trace: Path) -> dict[str, str]:
@@ -133,10 +141,17 @@ def _told(measuring: Measuring, trace: Path, failed: str, say: Callable[[str], N
         samples=found.samples,
         global_batch=found.global_batch,
         devices=(
-            Device(type=measuring.type, device=found.device, points=points, most_samples=most),
+            Device(
+                type=measuring.type,
+                device=found.device,
+                points=points,
+                most_samples=most,
+                computed_on=found.computed_on,
+            ),
         ),
     )
 
 
 def _shown(command: Sequence[str]) -> str:
-    return " ".join((Path(command[0]).name, *command[1:]))
+    """Return script and arguments as for a shell in the script's folder."""
+    return shlex.join((Path(command[0]).name, *command[1:]))

@@ -100,6 +100,7 @@ class Bounds:
                 if one
             ]
         )
+        self._beside_s = np.array([one.value * task.beside_s for one in epochs if one])
         self._unsure = np.array([_up(one) if self._z else 0.0 for one in epochs if one])
         self._late = lateness(most_workers)
         sync_s = [task.ring.all_reduce_s(n) if n > 1 else 0.0 for n in range(most_workers + 1)]
@@ -123,8 +124,8 @@ class Bounds:
             compute_s, error = least_compute_s(
                 one.curve, two.curve, workers, batches, most, self._late
             )
-            step_s = compute_s + self._sync_s[workers.sum(axis=0)]
-            self._least[known] = Least(compute_s, error, self._steps[some.batch] * step_s)
+            useful_s = self._useful_s(some, compute_s + self._sync_s[workers.sum(axis=0)])
+            self._least[known] = Least(compute_s, error, useful_s)
         return self._least[known]
 
     def of(
@@ -147,7 +148,7 @@ class Bounds:
         """
         workers = _workers(pair, some).sum(axis=0)
         sync_s = self._sync_s[workers]
-        useful_s = self._steps[some.batch] * (compute_s + sync_s)
+        useful_s = self._useful_s(some, compute_s + sync_s)
         mean, high = self._stretch(pair, some, useful_s, fine=fine)
         per_h = [price(pair, some, end) for end in ("value", "high")]
         if not self._z:
@@ -160,6 +161,11 @@ class Bounds:
         time_s = useful_s * self._end(mean, high, unsure)
         usd = useful_s / 3600.0 * per_h[0] * self._end(mean, high, np.hypot(unsure, dear))
         return time_s, usd
+
+    def _useful_s(self, some: Cells, step_s: FloatArray) -> FloatArray:
+        """Return what training takes without losses, from its steps."""
+        found: FloatArray = self._steps[some.batch] * step_s + self._beside_s[some.batch]
+        return found
 
     def _part(
         self, error_s: FloatArray, compute_s: FloatArray, sync_s: FloatArray, workers: IntArray

@@ -166,11 +166,15 @@ def _kneedle(times_s: Sequence[float], usd: Sequence[float]) -> int | None:
 def _limits(wishes: Wishes) -> str:
     parts = []
     if wishes.deadline_s < inf:
-        parts.append(f"{wishes.deadline_s / 3600:.4g} h")
+        parts.append(length(wishes.deadline_s))
     if wishes.budget_usd < inf:
         parts.append(f"{wishes.budget_usd:.4g} USD")
-    sure = f" with a probability of {wishes.confidence:.0%}" if wishes.confidence != 0.5 else ""
+    sure = _sure(wishes)
     return f" within {' and '.join(parts)}{sure}" if parts else sure
+
+
+def _sure(wishes: Wishes) -> str:
+    return f" with a probability of {wishes.confidence:.0%}" if wishes.confidence != 0.5 else ""
 
 
 def _binding(
@@ -180,31 +184,76 @@ def _binding(
     usd: Callable[[Outlook], float],
 ) -> str:
     quickest, cheapest = min(outlooks, key=time_s), min(outlooks, key=usd)
-    sure = f" with a probability of {wishes.confidence:.0%}" if wishes.confidence != 0.5 else ""
-    if time_s(quickest) > wishes.deadline_s:
-        hours = time_s(quickest) / 3600
-        return (
-            f"no cluster ends within {wishes.deadline_s / 3600:.4g} h{sure}: the quickest, "
-            f"{quickest.choice.name}, takes {hours:.4g} h; raise --deadline by "
-            f"{_up(hours - wishes.deadline_s / 3600)} h, or allow more machines"
+    late, dear = time_s(quickest) > wishes.deadline_s, usd(cheapest) > wishes.budget_usd
+    if late:
+        told = (
+            f"no cluster ends within {length(wishes.deadline_s)}{_sure(wishes)}: the quickest, "
+            f"{quickest.choice.name}, takes {length(time_s(quickest))}; raise --deadline to "
+            f"{_to(time_s(quickest))}"
         )
-    if usd(cheapest) > wishes.budget_usd:
-        return (
-            f"no cluster costs at most {wishes.budget_usd:.4g} USD{sure}: the cheapest, "
-            f"{cheapest.choice.name}, costs {usd(cheapest):.4g}; raise --budget by "
-            f"{_up(usd(cheapest) - wishes.budget_usd)}, or allow spot machines"
+        return told + _also(outlooks, wishes, time_s, usd) + ", or allow more machines"
+    if dear:
+        told = (
+            f"no cluster costs at most {wishes.budget_usd:.4g} USD{_sure(wishes)}: the cheapest, "
+            f"{cheapest.choice.name}, costs {usd(cheapest):.4g}; raise --budget to "
+            f"{_up(usd(cheapest))}"
         )
+        needs_s = time_s(cheapest)
+        also = needs_s > wishes.deadline_s
+        more = f" and, as it takes {length(needs_s)}, --deadline to {_to(needs_s)}" if also else ""
+        return told + more + ", or allow spot machines"
     soon = min((o for o in outlooks if time_s(o) <= wishes.deadline_s), key=usd)
     cheap = min((o for o in outlooks if usd(o) <= wishes.budget_usd), key=time_s)
     return (
-        f"no cluster keeps both limits{sure}: within {wishes.deadline_s / 3600:.4g} h the cheapest "
-        f"costs {usd(soon):.4g} USD (raise --budget by {_up(usd(soon) - wishes.budget_usd)}), and "
-        f"for {wishes.budget_usd:.4g} USD the quickest takes {time_s(cheap) / 3600:.4g} h (raise "
-        f"--deadline by {_up((time_s(cheap) - wishes.deadline_s) / 3600)} h)"
+        f"no cluster keeps both limits{_sure(wishes)}: within {length(wishes.deadline_s)} the "
+        f"cheapest costs {usd(soon):.4g} USD (raise --budget to {_up(usd(soon))}), and for "
+        f"{wishes.budget_usd:.4g} USD the quickest takes {length(time_s(cheap))} (raise --deadline "
+        f"to {_to(time_s(cheap))})"
     )
 
 
+def _also(
+    outlooks: Sequence[Outlook],
+    wishes: Wishes,
+    time_s: Callable[[Outlook], float],
+    usd: Callable[[Outlook], float],
+) -> str:
+    """Return what a deadline that the quickest keeps needs of the budget; empty if nothing."""
+    quickest = min(outlooks, key=time_s)
+    if usd(quickest) <= wishes.budget_usd:
+        return ""
+    more = f" and, as that costs {usd(quickest):.4g} USD, --budget to {_up(usd(quickest))}"
+    within = [one for one in outlooks if usd(one) <= wishes.budget_usd]
+    if not within:
+        return more
+    needs_s = min(map(time_s, within))
+    return f"{more}; or --deadline to {_to(needs_s)}, which the budget is enough for"
+
+
+def length(seconds: float) -> str:
+    """Return a length of time as people read it, with three digits.
+
+    >>> length(0.5), length(90.0), length(5400.0)
+    ('0.5 s', '1.5 min', '1.5 h')
+    """
+    if seconds >= 3600:
+        hours = seconds / 3600
+        return f"{hours:,.0f} h" if hours >= 1000 else f"{hours:.3g} h"
+    return f"{seconds / 60:.3g} min" if seconds >= 60 else f"{seconds:.3g} s"
+
+
+def _to(seconds: float) -> str:
+    """Return a time as an option takes it, rounded up so that it is enough."""
+    each_s, unit = next((s, u) for s, u in ((3600.0, "h"), (60.0, "m"), (0.0, "s")) if seconds >= s)
+    return f"{_up(seconds / (each_s or 1.0))}{unit}"
+
+
 def _up(amount: float) -> str:
-    """Return an amount with two digits, rounded up, so that it is enough."""
-    unit = 10.0 ** (floor(log10(amount)) - 1)
-    return f"{ceil(amount / unit - 1e-9) * unit:.6g}"
+    """Return an amount with three digits, rounded up, so that it is enough."""
+    unit = 10.0 ** (floor(log10(amount)) - 2)
+    for more in (0, 1):  # the nearest may be too little by rounding
+        rounded = (ceil(amount / unit - 1e-9) + more) * unit
+        told = f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:.3g}"
+        if float(told) >= amount:
+            break
+    return told

@@ -15,7 +15,7 @@ from evenstride.core.regression import Line, line, t975
 from evenstride.planner.hardware import Power
 from evenstride.planner.workload import Point
 
-_ONE_SIZE_ERROR = 0.35  # a factor of 2 with 95 %
+_ANY_PART = 12**-0.5  # standard deviation of a part of which nothing is known
 _WIDE = 1.5  # sizes that differ by less do not tell a fixed time from one that grows
 _NEARLY_NOTHING = 1e-9
 _UNKNOWN = 10.0  # deviation of what is not known at all
@@ -39,6 +39,9 @@ class Curve:
         spread: variance of the line's value, in seconds squared: what does not change with the
             share, twice by the share, and by its square; for Student's t of so few points. It grows
             beyond the sizes that were measured.
+        source: type that it was carried over from; empty if it was measured.
+        floor: samples that were measured to take the least time, and the lower end of that in
+            seconds; what a step of so many or more cannot be below.
     """
 
     fixed_s: float
@@ -48,6 +51,8 @@ class Curve:
     measured: bool = True
     largest: int = 0
     spread: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    source: str = ""
+    floor: tuple[int, float] = (1, 0.0)
 
     def at(self, samples: float) -> float:
         """Return the seconds of a step."""
@@ -71,6 +76,11 @@ class Curve:
         found: FloatArray = np.hypot(self.error, np.sqrt(of_line) / self.at_many(samples))
         return np.minimum(found, _UNKNOWN)
 
+    def least_s(self, samples: float) -> float:
+        """Return what a step takes at least: as a smaller one that was measured, or its part."""
+        size, time_s = self.floor
+        return time_s * min(samples / size, 1.0)
+
     @property
     def surest(self) -> float:
         """The size at which the line is known best, as a part; beyond it less and less."""
@@ -83,10 +93,11 @@ class Curve:
 def fitted(points: Sequence[Point]) -> Curve:
     """Return the curve through measured points, by least squares on relative errors.
 
-    A point counts the more the better its mean is known, from its steps and their scatter. A fixed
-    time below 0, as points that scatter may give, is taken as 0, and times that do not grow with
-    the size as all fixed. With points of nearly one size only, as balanced workers have them, it is
-    not known which part is fixed: half is taken to be, and the error is as wide as that.
+    A point counts the more the better its mean is known, from its steps, their scatter and drift. A
+    fixed time below 0, as points that scatter may give, is taken as 0, and times that do not grow
+    with the size as all fixed. With points of nearly one size only, as balanced workers have them,
+    it is not known which part is fixed: half is taken to be, and the error grows with the distance
+    from that size.
 
     Args:
         points: at least one.
@@ -98,16 +109,40 @@ def fitted(points: Sequence[Point]) -> Curve:
     times_s = [point.step_s for point in points]
     noise = median(tuple(point.scatter for point in points))
     largest = max(point.samples for point in points)
-    if largest < _WIDE * min(samples):
-        half_s = 0.5 * float(np.mean(times_s))
-        each_s = half_s / float(np.mean(samples))
-        return Curve(half_s, each_s, _ONE_SIZE_ERROR, noise, largest=largest)
     own = [_own_error(point) for point in points]
+    # What a machine wanders by from one hour to the next is common to all sizes.
+    least = max(_LEAST_ERROR, median(tuple(point.drift for point in points)))
+    if largest < _WIDE * min(samples):
+        return _of_one_size(points, noise, max(least, min(own)))
     found = line(samples, times_s, own)
     fixed_s, per_sample_s, apart = _parts(found, samples, times_s)
     spread = _spread(found, float(np.sqrt(np.mean(np.square(own)))))
-    error = max(apart, _LEAST_ERROR)
-    return Curve(fixed_s, per_sample_s, error, noise, largest=largest, spread=spread)
+    return Curve(
+        *(fixed_s, per_sample_s, max(apart, least), noise),
+        largest=largest,
+        spread=spread,
+        floor=_floor(points),
+    )
+
+
+def _of_one_size(points: Sequence[Point], noise: float, error: float) -> Curve:
+    """Return the curve of which one point is known, and not which part of it is fixed."""
+    weights = [point.steps for point in points]
+    size = float(np.average([point.samples for point in points], weights=weights))
+    time_s = float(np.average([point.step_s for point in points], weights=weights))
+    unit = (_ANY_PART * time_s) ** 2
+    return Curve(
+        *(0.5 * time_s, 0.5 * time_s / size, error, noise),
+        largest=max(point.samples for point in points),
+        spread=(unit, -unit / size, unit / size**2),
+        floor=_floor(points),
+    )
+
+
+def _floor(points: Sequence[Point]) -> tuple[int, float]:
+    """Return the smallest size, and the lower end of the shortest step that was measured."""
+    lowest_s = min(point.step_s * exp(-Z95 * _own_error(point)) for point in points)
+    return min(point.samples for point in points), lowest_s
 
 
 def _parts(
@@ -125,7 +160,7 @@ def _parts(
 
 def _own_error(point: Point) -> float:
     """Return the deviation of a point's mean, as a part: of its steps, and of machines and days."""
-    return hypot(_LEAST_ERROR, point.scatter / sqrt(point.steps))
+    return hypot(_LEAST_ERROR, max(point.scatter / sqrt(point.steps), point.drift))
 
 
 def _spread(found: Line, own: float) -> tuple[float, float, float]:
@@ -141,7 +176,7 @@ def _spread(found: Line, own: float) -> tuple[float, float, float]:
     return unit * c00, unit * c01, unit * c11
 
 
-def transferred(curve: Curve, own: Power, other: Power) -> Curve:
+def transferred(curve: Curve, own: Power, other: Power, source: str = "") -> Curve:
     """Return the curve of a type that was not measured, from one that was.
 
     Time per sample is taken to lie between what arithmetic and what memory bandwidth make of it, in
@@ -152,6 +187,7 @@ def transferred(curve: Curve, own: Power, other: Power) -> Curve:
         curve: of the measured type.
         own: what its hardware can do.
         other: what that of the other type can do.
+        source: name of the measured type.
 
     Source:
         The two ends of the roofline model (Williams et al., CACM 2009), without knowing where on
@@ -169,4 +205,6 @@ def transferred(curve: Curve, own: Power, other: Power) -> Curve:
         error=error,
         measured=False,
         spread=(c00, c01 * ratio, c11 * ratio**2),
+        source=source,
+        floor=(1, 0.0),
     )

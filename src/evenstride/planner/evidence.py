@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from math import inf, isfinite
+from operator import add
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,11 @@ from pydantic import ValidationError
 
 from evenstride.core.gradient_noise import NoiseEstimate
 from evenstride.errors import ConfigError, TraceError
+from evenstride.planner.beside import Beside, beside
+from evenstride.planner.lateness import lateness
 from evenstride.planner.linking import links, links_of
 from evenstride.planner.lives import Facts, Life, facts, lives_of, observed
+from evenstride.planner.scattering import drift, scatter
 from evenstride.planner.workload import Device, Model, Noise, Point, Profile
 from evenstride.trace.course import Course, read_course
 
@@ -21,6 +25,7 @@ __all__ = ["Facts", "curve_points", "facts", "links", "noise", "observed", "prof
 
 _MOST_SIZES = 12  # of a run that balances, in which a worker may have had hundreds of shares
 _FEWEST_STEPS = 3
+_AHEAD_S = 600.0  # for which a mean is to hold; over longer, what a machine wanders by evens out
 _SHOWN = 40  # characters of what cannot be used
 
 _Times = dict[int, list[float]]  # seconds of steps by their samples
@@ -29,8 +34,9 @@ _Times = dict[int, list[float]]  # seconds of steps by their samples
 def curve_points(trace: Path, worker: int = 0) -> tuple[Point, ...]:
     """Return a worker's steps by size; of a run that was continued, in its last life.
 
-    Of a lone process the first step of each observation is left out, as the decision is in it. Of
-    many sizes, those with the most steps are taken.
+    Means of all steps, with what they took beside, as the sum of them is what a training takes, of
+    which much may be in a few slow ones. Of a lone process the first step of each size is left out,
+    as the change is in it. Of many sizes, those with the most steps are taken.
 
     Args:
         trace: of the run.
@@ -39,31 +45,39 @@ def curve_points(trace: Path, worker: int = 0) -> tuple[Point, ...]:
     Raises:
         TraceError: none was measured.
     """
-    times_s = _Times()
-    _add_times(times_s, lives_of(trace)[-1], worker)
+    times_s, life = _Times(), lives_of(trace)[-1]
+    _add_times(times_s, life, worker)
     if not times_s:
         raise TraceError(f"{trace} holds no measured step of worker {worker}")
-    return _points(times_s)
+    return _points(times_s, beside([life]).step_s)
 
 
 def _add_times(times_s: _Times, life: Life, worker: int) -> None:
-    alone = life.facts.workers == 1
+    alone, before = life.facts.workers == 1, 0
     for seen in life.observations:
         if seen.worker == worker and seen.modelled and seen.share:
-            own_s = (seen.busy_s[1:] or seen.busy_s) if alone else seen.busy_s
+            # Alone it waits for nobody, so that its waits are its own: stalls of the machine.
+            own_s = tuple(map(add, seen.busy_s, seen.wait_s)) if alone else seen.busy_s
+            own_s = (own_s[1:] or own_s) if alone and seen.share != before else own_s
             times_s.setdefault(seen.share, []).extend(own_s)
+            before = seen.share
 
 
-def _points(times_s: Mapping[int, Sequence[float]]) -> tuple[Point, ...]:
+def _points(times_s: Mapping[int, Sequence[float]], beside_s: float) -> tuple[Point, ...]:
     enough = {b: t for b, t in times_s.items() if len(t) >= _FEWEST_STEPS} or times_s
     most = sorted(enough, key=lambda size: (-len(enough[size]), size))[:_MOST_SIZES]
-    return tuple(_point(size, enough[size]) for size in sorted(most))
+    return tuple(_point(size, enough[size], beside_s) for size in sorted(most))
 
 
-def _point(samples: int, times_s: Sequence[float]) -> Point:
-    mean_s = float(np.mean(times_s))
-    apart = float(np.std(times_s, ddof=1)) / mean_s if len(times_s) > 1 else 0.0
-    return Point(samples=samples, step_s=mean_s, scatter=min(apart, 100.0), steps=len(times_s))
+def _point(samples: int, times_s: Sequence[float], beside_s: float) -> Point:
+    whole_s = np.array(times_s) + beside_s
+    return Point(
+        samples=samples,
+        step_s=float(whole_s.mean()),
+        scatter=scatter(whole_s),
+        steps=len(times_s),
+        drift=drift(whole_s, max(_AHEAD_S / float(whole_s.sum()), 1.0)),
+    )
 
 
 def noise(trace: Path, until: float = inf) -> Noise | None:
@@ -138,20 +152,20 @@ def profile_of_run(trace: Path, types: Sequence[str]) -> Profile:
 
 
 def _profile(trace: Path, lives: Sequence[Life], types: Sequence[str]) -> Profile:
-    known = lives[-1].facts
+    known, others = lives[-1].facts, beside(lives)
     return Profile(
         evenstride=known.evenstride,
         torch=known.torch,
         made_on=_day(known.started_unix_s, trace),
-        script=str(trace),
         model=Model(
             parameters=known.parameters, gradient_bytes=known.gradient_bytes, digest=known.digest
         ),
         samples=known.samples,
         global_batch=known.global_batch,
-        devices=tuple(_devices(lives, types, trace)) if types else (),
+        devices=tuple(_devices(lives, types, trace, others)) if types else (),
         links=links_of(lives[-1]),
         noise=noise(trace),
+        beside_s=others.epoch_s if types else None,
     )
 
 
@@ -165,8 +179,11 @@ def _day(unix_s: float, trace: Path) -> str:
         ) from None
 
 
-def _devices(lives: Sequence[Life], types: Sequence[str], trace: Path) -> Iterable[Device]:
+def _devices(
+    lives: Sequence[Life], types: Sequence[str], trace: Path, others: Beside
+) -> Iterable[Device]:
     """Yield what workers of each type took, over all lives in which their type is known."""
+    late = lateness(lives[-1])
     times_s: dict[str, dict[str, _Times]] = {name: {} for name in types}
     for life in lives:
         for worker, name in enumerate(life.workers):
@@ -174,10 +191,20 @@ def _devices(lives: Sequence[Life], types: Sequence[str], trace: Path) -> Iterab
             if of is not None:
                 _add_times(times_s[of].setdefault(name, {}), life, worker)
     for of, by_worker in times_s.items():
-        points = [point for each_s in by_worker.values() if each_s for point in _points(each_s)]
+        points = [
+            point if late is None else point.model_copy(update={"scatter": late})
+            for each_s in by_worker.values()
+            if each_s
+            for point in _points(each_s, others.step_s)
+        ]
         if not points:
             raise TraceError(f"{trace} holds no measured step of a worker of type {of}")
-        yield Device(type=of, points=tuple(points))
+        yield Device(
+            type=of,
+            device=lives[-1].facts.device,
+            computed_on=lives[-1].facts.computed_on,
+            points=tuple(points),
+        )
 
 
 def _type_of(name: str, workers: Sequence[str], types: Sequence[str]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf, log
+from math import exp, hypot, inf, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -106,11 +106,14 @@ class Probe:
     Args:
         choice: the configuration.
         steps: that were measured.
-        step_s: usual time of one, from the first sample asked for to the end of the update.
+        step_s: mean time of one, from the first sample asked for to the next one's, once shares had
+            settled.
         points: own steps by share, of each worker.
         communication_s: part of a step in which nobody waits for a slower worker; ``None`` with
             one worker, or if it was not measured.
         noise: scale of the gradient, if it was measured.
+        drift: standard deviation of the mean of later steps, as a part of it.
+        beside_s: of an epoch beside its steps; ``None`` if no whole one was measured.
     """
 
     choice: Choice
@@ -119,6 +122,8 @@ class Probe:
     points: tuple[tuple[Point, ...], ...]
     communication_s: float | None = None
     noise: Noise | None = None
+    drift: float = 0.0
+    beside_s: float | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """Return it as JSON types."""
@@ -130,6 +135,8 @@ class Probe:
             "points": [[point.model_dump() for point in own] for own in self.points],
             "communication_s": self.communication_s,
             "noise": None if self.noise is None else self.noise.model_dump(),
+            "drift": self.drift,
+            "beside_s": self.beside_s,
         }
 
     @classmethod
@@ -143,6 +150,8 @@ class Probe:
             tuple(tuple(Point(**point) for point in own) for own in plain["points"]),
             plain["communication_s"],
             None if noise is None else Noise(**noise),
+            plain.get("drift", 0.0),
+            plain.get("beside_s"),
         )
 
 
@@ -157,6 +166,8 @@ class Foreseen:
         cost_usd: the same.
         epochs: that the whole training lasts, those that are trained already included.
         measured: whether this configuration itself was.
+        own_s: as ``time_s``, but without what the machine wanders by, which makes all
+            configurations quicker or slower together, and which no look at another one tells.
     """
 
     choice: Choice
@@ -165,6 +176,7 @@ class Foreseen:
     cost_usd: Interval
     epochs: float
     measured: bool
+    own_s: Interval
 
 
 def foresee(
@@ -175,7 +187,8 @@ def foresee(
     Args:
         job: what is trained.
         possible: the configurations.
-        probes: what was measured, at least one; of one configuration, the latest counts.
+        probes: what was measured, at least one. Of a configuration that was measured several times
+            all count, by their steps.
         trained: so far.
 
     Cost:
@@ -183,22 +196,72 @@ def foresee(
     """
     model, found = _Model.of(job, probes), list[Foreseen]()
     left = job.left(trained)
-    epochs_so_far = sum(trained.values()) / job.samples
+    epochs_so_far, beside_s = sum(trained.values()) / job.samples, _beside_s(probes)
     for choice in possible:
         whole, step = job.lasts.at(choice.batch), model.step(choice)
         if whole is None or step is None:
             continue
-        steps = left * job.samples / choice.batch
-        each_s = (e * s for e, s in zip(_ends(whole), _ends(step), strict=True))
-        time_s = Interval(*(steps * s if steps else 0.0 for s in each_s))
+        steps = job.samples / choice.batch
+        time_s, own_s = (
+            Interval(
+                *(
+                    left * e * (steps * s + beside_s) if left else 0.0
+                    for e, s in zip(_ends(whole), _ends(one), strict=True)
+                )
+            )
+            for one in (step.whole, step.own)
+        )
         cost = Interval(*(job.cost_usd(choice.workers, t) for t in _ends(time_s)))
         total = epochs_so_far + left * whole.value
-        found.append(Foreseen(choice, step, time_s, cost, total, choice in model.measured))
+        known = choice in model.measured
+        found.append(Foreseen(choice, step.whole, time_s, cost, total, known, own_s))
     return found
+
+
+def _beside_s(probes: Sequence[Probe]) -> float:
+    """Return what an epoch takes beside its steps, as far as it was measured."""
+    known = [probe.beside_s for probe in probes if probe.beside_s is not None]
+    return float(np.mean(known)) if known else 0.0
 
 
 def _ends(one: Interval) -> tuple[float, float, float]:
     return one.value, one.low, one.high
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A figure, and its standard deviation as a part: of its own, and common to all."""
+
+    value: float
+    error: float
+    drift: float
+
+    @property
+    def own(self) -> Interval:
+        """The figure as it compares with others."""
+        return _about(self.value, self.error)
+
+    @property
+    def whole(self) -> Interval:
+        """The figure with all that it may be off by."""
+        return _about(self.value, hypot(self.error, self.drift))
+
+
+def _by_choice(probes: Sequence[Probe]) -> dict[Choice, list[Probe]]:
+    """Return the probes of each configuration, in the order of their last ones."""
+    found = dict[Choice, list[Probe]]()
+    for probe in probes:
+        found[probe.choice] = [*found.pop(probe.choice, []), probe]
+    return found
+
+
+def _pooled(probes: Sequence[Probe]) -> _Step:
+    """Return the mean step over all visits of a configuration, doubted by how they differ."""
+    times_s = [probe.step_s for probe in probes]
+    value = float(np.average(times_s, weights=[probe.steps for probe in probes]))
+    apart = float(np.std(times_s)) / value
+    drift = sqrt(sum(probe.drift**2 for probe in probes)) / len(probes)
+    return _Step(value, max(apart, _LEAST_ERROR), drift)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +270,8 @@ class _Model:
 
     curves: tuple[Curve, ...]
     ring: Ring
-    measured: Mapping[Choice, float]
-    longer: Mapping[int, float]  # by the number of workers, as logarithms
+    measured: Mapping[Choice, _Step]
+    longer: Mapping[int, _Step]  # by the number of workers, as logarithms
 
     @classmethod
     def of(cls, job: Job, probes: Sequence[Probe]) -> _Model:
@@ -216,28 +279,31 @@ class _Model:
         curves = _curves([_points(probes, worker) for worker in range(most)])
         told = [(p.choice.workers, p.communication_s) for p in probes if p.communication_s]
         ring = _ring(links(told, job.gradient_bytes), job.gradient_bytes)
-        plain, longer = cls(curves, ring, {}, {}), dict[int, float]()
-        for probe in probes:
-            bare = plain._bare(probe.choice)
+        plain, longer = cls(curves, ring, {}, {}), dict[int, _Step]()
+        measured = {choice: _pooled(own) for choice, own in _by_choice(probes).items()}
+        for choice, step in measured.items():
+            bare = plain._bare(choice)
             if bare is not None:
-                longer[probe.choice.workers] = log(probe.step_s / bare.time_s)
-        return cls(curves, ring, {p.choice: p.step_s for p in probes}, longer)
+                longer[choice.workers] = replace(step, value=log(step.value / bare.time_s))
+        return cls(curves, ring, measured, longer)
 
-    def step(self, choice: Choice) -> Interval | None:
+    def step(self, choice: Choice) -> _Step | None:
         """Return what a step takes; ``None`` if some worker was not measured, or gets no sample."""
         if choice in self.measured:
-            return _about(self.measured[choice], _LEAST_ERROR)
+            return self.measured[choice]
         bare = self._bare(choice)
         if bare is None:
             return None
-        known = list(self.longer.values()) or [0.0]
-        more = self.longer.get(choice.workers, float(np.mean(known)))
-        error = max(float(np.ptp(known)) / 2, _LEAST_ERROR)
+        known = list(self.longer.values()) or [_Step(0.0, 0.0, 0.0)]
+        longer = float(np.mean([one.value for one in known]))
+        usual = _Step(longer, 0.0, max(one.drift for one in known))
+        more = self.longer.get(choice.workers, usual)
+        apart = max(float(np.ptp([one.value for one in known])) / 2, _LEAST_ERROR)
         # All workers are taken to err alike, which is the worst.
         own = max(
             curve.error_at(share) for curve, share in zip(self.curves, bare.shares, strict=False)
         )
-        return _about(bare.time_s * exp(more), float(np.hypot(error, own)))
+        return _Step(bare.time_s * exp(more.value), hypot(apart, own), more.drift)
 
     def _bare(self, choice: Choice) -> Step | None:
         if choice.workers > len(self.curves):

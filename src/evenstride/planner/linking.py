@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray
+from evenstride.core.fleet import FloatArray, Shares
 from evenstride.core.observation import Measured, communication_s
 from evenstride.planner.lives import Life
 from evenstride.planner.workload import Links
 
 _USUAL_LATENCY_S = 1e-4
+_NOTHING_S = 1e-15  # per byte; less is rounding, as no link is that fast
 
 
 def links(measured: Iterable[tuple[int, float]], gradient_bytes: float) -> Links | None:
@@ -40,7 +41,8 @@ def links(measured: Iterable[tuple[int, float]], gradient_bytes: float) -> Links
         per_byte_s = _least(carried, times_s - latency_s * messages)
     else:
         latency_s, per_byte_s = _least_of_both(messages / times_s, carried / times_s)
-    return Links(latency_s=latency_s, bytes_per_s=1 / per_byte_s if per_byte_s > 0 else None)
+    rate = 1 / per_byte_s if per_byte_s > _NOTHING_S else None
+    return Links(latency_s=latency_s, bytes_per_s=rate)
 
 
 def _least_of_both(first: FloatArray, second: FloatArray) -> tuple[float, float]:
@@ -64,5 +66,24 @@ def links_of(life: Life) -> Links | None:
     workers = life.facts.workers
     if workers < 2 or not life.shares:
         return None
-    left_s = communication_s(Measured.of(life.observations), life.shares)
+    left_s = mean_communication_s(Measured.of(life.observations), life.shares)
     return None if left_s is None else links([(workers, left_s)], life.facts.gradient_bytes)
+
+
+def mean_communication_s(measured: Measured, shares: Shares) -> float | None:
+    """Return the mean part of a step in which nobody waits for a slower worker.
+
+    As `evenstride.core.observation.communication_s`, whose median is what a usual step takes. The
+    sum of all steps is told by their mean: now and then a message takes many times as long.
+
+    Args:
+        measured: of all workers.
+        shares: that are in force.
+
+    Returns:
+        ``None`` unless all workers with a share have told of steps.
+    """
+    if communication_s(measured, shares) is None:
+        return None
+    least_s, reports = measured.only(measured.modelled).least_waits()
+    return float(least_s[reports == reports.max()].mean())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from evenstride.core.events import Event, Exchanged, FleetFormed, Instruction, SetShares
 from evenstride.core.fleet import Shares
@@ -28,7 +28,7 @@ class Facts:
         gradient_bytes: of all of them.
         digest: of their names and shapes.
         samples: of an epoch.
-        device: of the leader; empty if not known.
+        device: of the leader, as its maker calls it; empty for a processor.
         started_unix_s: when the run began.
     """
 
@@ -43,6 +43,11 @@ class Facts:
     device: str
     started_unix_s: float
 
+    @property
+    def computed_on(self) -> Literal["cpu", "cuda"]:
+        """What steps are computed by: ``cuda`` or ``cpu``, wherever the parameters are."""
+        return "cuda" if self.device else "cpu"
+
 
 @dataclass(frozen=True, slots=True)
 class Life:
@@ -53,12 +58,14 @@ class Life:
         workers: names of the machines' workers, as ``host/rank``.
         shares: that were in force last.
         observations: what was measured, in the order it was reported.
+        passes: when passes over the data began, in seconds, and with which step.
     """
 
     facts: Facts
     workers: tuple[str, ...]
     shares: Shares
     observations: tuple[Observation, ...]
+    passes: tuple[tuple[float, int], ...] = ()
 
 
 def facts(trace: Path) -> Facts:
@@ -99,7 +106,7 @@ def lives_of(trace: Path) -> tuple[Life, ...]:
     lives = [life for life in _lives(trace) if life.facts is not None]
     last = _known(lives[-1].facts if lives else None, trace)
     return tuple(
-        Life(life.facts, life.workers, life.shares, tuple(life.observations))
+        Life(*(life.facts, life.workers, life.shares), tuple(life.observations), tuple(life.passes))
         for life in lives
         if life.facts is not None and life.facts.digest == last.digest
     )
@@ -112,6 +119,7 @@ class _Life:
     workers: tuple[str, ...] = ()
     shares: Shares = ()
     observations: list[Observation] = field(default_factory=list)
+    passes: list[tuple[float, int]] = field(default_factory=list)
 
 
 def _lives(trace: Path) -> Iterator[_Life]:
@@ -123,6 +131,8 @@ def _lives(trace: Path) -> Iterator[_Life]:
                 life = _Life(record)
             case "workload":
                 life.facts = _facts(life.header, record, trace)
+            case "pass":
+                life.passes += _pass(record, trace)
             case "event":
                 match decode(_held(record, "event", dict, trace)):
                     case FleetFormed(workers=workers):
@@ -133,6 +143,14 @@ def _lives(trace: Path) -> Iterator[_Life]:
                 for one in map(_instruction, _held(record, "instructions", list, trace)):
                     life.shares = one.shares if isinstance(one, SetShares) else life.shares
     yield life
+
+
+def _pass(record: dict[str, Any], trace: Path) -> list[tuple[float, int]]:
+    """Return when a pass began and with which step; nothing if the trace does not tell."""
+    begun_s = record.get("at_s")
+    if not isinstance(begun_s, int | float):
+        return []
+    return [(float(begun_s), _held(record, "step", int, trace))]
 
 
 def _facts(header: dict[str, Any], workload: dict[str, Any], trace: Path) -> Facts:

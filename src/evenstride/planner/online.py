@@ -22,7 +22,7 @@ USUAL_SWITCH_S = 2.0
 """Seconds that a switch is taken to cost before there has been one."""
 
 MOST_PROBES = 5
-"""Configurations that are gone to, the first included; then at most one of them again."""
+"""Phases in which something is measured, the first included; then at most one more, back."""
 
 # What trying may cost, as a part of what is left at best.
 _MOST_OVERHEAD = 0.1
@@ -130,7 +130,10 @@ def _last(job: Job, here: Foreseen, ranked: tuple[Foreseen, ...], standing: Stan
     once = standing.visits == MOST_PROBES and best.choice != standing.present
     if once and _pays(here, best, job, standing.switch_s):
         return Decision(best.choice, False, _better(here, best, job.objective), ranked)
-    why = f"{standing.visits} configurations were tried, which is enough"
+    why = f"{here.choice} is {_best_in(job.objective)} of those that were measured"
+    if best.choice != here.choice:
+        why = f"{best.choice} would be {_best_in(job.objective)}, and another switch does not pay"
+    why += f"; after {standing.visits} phases nothing more is tried"
     return Decision(None, False, why, ranked)
 
 
@@ -203,11 +206,19 @@ def _rival(
 
 
 def _overlap(one: Foreseen, other: Foreseen, job: Job) -> bool:
-    return _figure(one, job).low < _figure(other, job).high
+    return _own(one, job).low < _own(other, job).high
+
+
+def _own(one: Foreseen, job: Job) -> Interval:
+    """Return the figure with what it may be off by in comparison with others."""
+    if job.objective is not Objective.COST:
+        return one.own_s
+    ends_s = (one.own_s.value, one.own_s.low, one.own_s.high)
+    return Interval(*(job.cost_usd(one.choice.workers, end_s) for end_s in ends_s))
 
 
 def _expected_gain(one: Foreseen, here: Foreseen, job: Job) -> float:
-    mine, theirs = _figure(one, job), _figure(here, job)
+    mine, theirs = _own(one, job), _own(here, job)
     if not isfinite(mine.value):
         return 0.0
     # Below the expected figure only: by how much worse it may be does not matter.

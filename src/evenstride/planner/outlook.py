@@ -35,6 +35,7 @@ class Task:
         links: between workers, as measured; ``None`` if they were not.
         saves: what saves and restarts take, where machines are taken away.
         servers: parameter servers on the workers' machines; 0 for an all-reduce.
+        beside_s: of an epoch beside its steps, such as evaluation; the same on all machines.
     """
 
     samples: int
@@ -43,6 +44,7 @@ class Task:
     links: Links | None = None
     saves: Saves = USUAL_SAVES
     servers: int = 0
+    beside_s: float = 0.0
 
     @property
     def ring(self) -> Reduces:
@@ -140,12 +142,15 @@ def outlook(choice: Choice, task: Task, step: Step | None = None) -> Outlook | N
     both = list(zip(choice.kinds, choice.counts, strict=True))
     step = step or exact_step([kind.machines(n) for kind, n in both], choice.batch, task.ring)
     # As many steps as the whole batches of an epoch, and one for the tail.
-    useful = _scaled(epochs, -(-task.samples // choice.batch) * step.time_s)
+    each_s = -(-task.samples // choice.batch) * step.time_s + task.beside_s
+    useful = _scaled(epochs, each_s)
     stretch = _stretch(choice, useful.value, task.saves)
     if stretch is None:
         return None
-    part = _step_part(both, step, known=task.links is not None or choice.workers == 1)
-    time_s = product(useful, Interval(1.0, exp(-Z95 * part), exp(Z95 * part)), stretch)
+    known = task.links is not None or choice.workers == 1
+    part = _step_part(both, step, known=known)
+    least = max(exp(-Z95 * part), _least_part(both, step, known=known))
+    time_s = product(useful, Interval(1.0, least, exp(Z95 * part)), stretch)
     prices = [_scaled(kind.usd_per_h, n / 3600.0) for kind, n in both]
     price = Interval(
         *(sum(getattr(one, end) for one in prices) for end in ("value", "low", "high"))
@@ -205,6 +210,17 @@ def _step_part(both: Sequence[tuple[Kind, int]], step: Step, *, known: bool) -> 
     compute = step_error(tuple(kind for kind, _ in both), step) * step.compute_s
     links = 0.0 if known else UNKNOWN_LINKS * step.communication_s
     return hypot(compute, links) / step.time_s
+
+
+def _least_part(both: Sequence[tuple[Kind, int]], step: Step, *, known: bool) -> float:
+    """Return which part of a step it takes at least, however little is known of the workers.
+
+    Communication takes its time, and no worker is quicker than with fewer samples.
+    """
+    shares = zip(both, step.shares, strict=True)
+    compute_s = max(kind.curve.least_s(share) for (kind, _), share in shares)
+    links_s = step.communication_s * (1.0 if known else exp(-Z95 * UNKNOWN_LINKS))
+    return min((compute_s + links_s) / step.time_s, 1.0)
 
 
 def _scaled(one: Interval, factor: float) -> Interval:

@@ -173,7 +173,7 @@ def _caveats(one: Outlook, task: Task, batches: Sequence[int]) -> list[str]:
     if task.links is None and one.choice.workers > 1:
         told.append(
             "links were not measured: 0.1 ms and 10 Gbit/s are assumed, communication takes "
-            f"{one.step.communication_s / one.step.time_s:.0%} of a step"
+            f"{_percent(one.step.communication_s / one.step.time_s)} of a step"
         )
     shares = zip(one.choice.kinds, one.step.shares, strict=True)
     told += [
@@ -181,9 +181,16 @@ def _caveats(one: Outlook, task: Task, batches: Sequence[int]) -> list[str]:
         for kind, share in shares
         if share > kind.curve.largest > 0
     ]
-    carried = [kind.type for kind in one.choice.kinds if not kind.curve.measured]
-    if carried:
-        told.append(f"{' and '.join(carried)} not measured, but carried over from another type")
+    told += [
+        f"steps on {kind.type} were not measured, but carried over from "
+        f"{kind.curve.source or 'another type'}"
+        for kind in one.choice.kinds
+        if not kind.curve.measured
+    ]
     if len(batches) > 1 and one.choice.batch in (min(batches), max(batches)):
         told.append(f"a batch of {one.choice.batch} is at the end of what was looked at")
     return told
+
+
+def _percent(part: float) -> str:
+    return "under 0.1%" if part < 0.001 else f"{part:.1%}" if part < 0.1 else f"{part:.0%}"

@@ -198,7 +198,7 @@ def recorded_transience(path: Path) -> Transience:
     try:
         found = from_recorded(recorded)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}; record for longer") from None
+        raise ConfigError(f"{path}: {error}") from None
     return replace(found, reason=f"{path.name}: {found.reason}", waits_s=waits_s(recorded, usual))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import date
 
+from evenstride.errors import ConfigError
 from evenstride.planner.curves import Curve, fitted, transferred
 from evenstride.planner.hardware import Power, power
 from evenstride.planner.kinds import Kind
@@ -37,11 +38,13 @@ class Rentable:
         kinds: that can be planned with.
         unknown: types of which nothing can be said.
         measured: types of the catalogue that were measured.
+        pretended: of these, types with an accelerator whose steps a processor computed.
     """
 
     kinds: tuple[Kind, ...]
     unknown: tuple[str, ...]
     measured: tuple[str, ...]
+    pretended: tuple[str, ...] = ()
 
 
 def rentable(
@@ -52,6 +55,7 @@ def rentable(
     spot: bool = False,
     transfer: bool = True,
     known_offers: Iterable[Offer] = (),
+    force: bool = False,
 ) -> Rentable:
     """Return the kinds of machines that offers and measured devices make.
 
@@ -66,16 +70,20 @@ def rentable(
         spot: whether machines that may be taken away are planned with, too.
         transfer: whether types that were not measured are; not those with a part of an accelerator.
         known_offers: more offers, which tell what hardware the measured types have.
+        force: whether to take steps that a processor computed as those of a type's accelerator.
 
     Raises:
         ConfigError: a measured type is on offer with several accelerators, and it is not known with
-            which it was measured.
+            which it was measured; or it has one, and its steps were computed by a processor.
     """
     all_offers = list(offers)
     told = (*known_offers, *all_offers)
     sorts, by_sort = sorts_of(told), {(one.instance_type, one.accelerator): one for one in told}
     own = [(device, *identified(device, sorts)) for device in devices]
     known = [_known(device, of, with_, by_sort.get((of, with_))) for device, of, with_ in own]
+    pretended = tuple(one.device.type for one in known if _pretends(one))
+    if pretended and not force:
+        raise ConfigError(_by_a_processor(next(one for one in known if _pretends(one))))
     several = _several(told)
     kinds, unknown = list[Kind](), dict[str, None]()
     for offer in all_offers:
@@ -86,7 +94,23 @@ def rentable(
         named = offer.instance_type in several
         kinds += _kinds(offer, *found, on, spot=spot, told_apart=named)
     types = {one.device.type for one in known if (one.type, one.accelerator) in by_sort}
-    return Rentable(tuple(kinds), tuple(unknown), tuple(sorted(types)))
+    return Rentable(tuple(kinds), tuple(unknown), tuple(sorted(types)), pretended)
+
+
+def _pretends(one: _Known) -> bool:
+    """Return whether a type has an accelerator, and a processor computed what was measured."""
+    return bool(one.accelerator) and one.device.computed_on == "cpu"
+
+
+def _by_a_processor(one: _Known) -> str:
+    return (
+        f"{one.device.type} has the accelerator {one.accelerator}, and what was measured as its "
+        "steps was computed by a processor: the script's model is not on a CUDA device. So nothing "
+        "is known of steps on that accelerator, and it would stay idle. Move model and batches to "
+        'the device in the script (.to("cuda")) and measure again there, or call the machine what '
+        "it is (evenstride profile --type, or --as). --force plans as if the accelerator had taken "
+        "these times, which is for trying things out"
+    )
 
 
 def accelerators_of(offer: Offer) -> str:
@@ -120,12 +144,14 @@ def _curve(offer: Offer, known: list[_Known], *, transfer: bool) -> tuple[Curve,
         if one.power is not None
         and hardware is not None
         and bool(one.accelerator) == bool(offer.accelerator)
+        and (one.device.computed_on != "cuda" or bool(one.accelerator))
         and _room(one, hardware) != 0
     ]
     if not transfer or hardware is None or not alike:
         return None
     nearest = min(alike, key=lambda one: transferred(one.curve, _of(one), hardware).error)
-    return transferred(nearest.curve, _of(nearest), hardware), _room(nearest, hardware)
+    curve = transferred(nearest.curve, _of(nearest), hardware, nearest.device.type)
+    return curve, _room(nearest, hardware)
 
 
 def _room(known: _Known, hardware: Power) -> int | None:

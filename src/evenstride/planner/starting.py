@@ -1,10 +1,10 @@
-"""How to start training on a cluster: SkyPilot's files, one for each kind, or torchrun."""
+"""How to start training on a cluster: SkyPilot's files, one for each kind, or lines to run."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -45,10 +45,14 @@ def variables(one: Outlook, sync: str = _USUAL_SYNC) -> dict[str, str]:
     return told if sync == _USUAL_SYNC else {**told, "EVENSTRIDE_SYNC": sync}
 
 
-def torchrun_lines(
+def start_lines(
     choice: Choice, command: Sequence[str], told: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Return the lines to start on the machines by hand, one for each kind.
+    """Return the lines to start on the machines by hand, with comments on where each belongs.
+
+    They can be run as they are on one machine. On several, what nobody can know before is taken
+    from variables of the shell, ``HEAD`` and ``NODE_RANK``, without which they say what is missing.
+    Where machines may be taken away, `evenstride launch` goes on without them.
 
     Args:
         choice: the cluster.
@@ -56,15 +60,52 @@ def torchrun_lines(
         told: `variables` of the plan; none if not given.
     """
     named = "".join(f"{name}={shlex.quote(value)} " for name, value in (told or {}).items())
-    lines, first = [], 0
+    if choice.spot:
+        return _launch_lines(choice, named, shlex.join(command))
+    if choice.machines == 1:
+        workers = choice.kinds[0].workers
+        return [f"{named}torchrun --standalone --nproc-per-node={workers} {shlex.join(command)}"]
+    return list(_torchrun_lines(choice, named, shlex.join(command)))
+
+
+def _torchrun_lines(choice: Choice, named: str, script: str) -> Iterator[str]:
+    """Yield the line for each kind of machine, after a comment."""
+    head, first = "${HEAD:?is the address of the machine with NODE_RANK 0}", 0
     for kind, count in zip(choice.kinds, choice.counts, strict=True):
-        ranks = f"{first}" if count == 1 else f"{first}..{first + count - 1}"
-        lines.append(
-            f"{named}torchrun --nnodes={choice.machines} --node-rank={ranks} "
-            f"--nproc-per-node={kind.workers} --master-addr=HOST --master-port={_PORT} "
-            f"{shlex.join(command)}"
+        last = first + count - 1
+        if count > 1:
+            where, ranks = f"each of {count} x {kind.name}", f"{first} ... {last}"
+            rank = f"${{NODE_RANK:?is {first} to {last}, another one on each machine}}"
+        else:
+            where, ranks = f"{count} x {kind.name}", f"{first}"
+            rank = f"${{NODE_RANK:?is {first} on this machine}}"
+        yield (
+            f"# on {where}, after export NODE_RANK={ranks} and HEAD=(address of the machine with "
+            "rank 0):"
+        )
+        yield (
+            f'{named}torchrun --nnodes={choice.machines} --node-rank="{rank}" --nproc-per-node='
+            f'{kind.workers} --master-addr="{head}" --master-port={_PORT} {script}'
         )
         first += count
+
+
+def _launch_lines(choice: Choice, named: str, script: str) -> list[str]:
+    """Return the lines for machines that may be taken away: a store that stays, and who comes."""
+    store = '"${STORE:?is the address of the machine that stays}"'
+    nodes = f"1:{choice.machines}" if choice.machines > 1 else "1"
+    lines = [
+        "# on a small machine that stays and that the others reach, after export STORE=(its "
+        "address):",
+        f"evenstride launch --store-only --store {store}",
+    ]
+    for kind, count in zip(choice.kinds, choice.counts, strict=True):
+        where = f"each of {count} x {kind.name}" if count > 1 else f"{count} x {kind.name}"
+        lines += [
+            f"# on {where}, and on each that takes the place of a lost one, after the same export:",
+            f"{named}evenstride launch --nodes {nodes} --per-node {kind.workers} --store {store} "
+            f"--spot {script}",
+        ]
     return lines
 
 

@@ -119,19 +119,23 @@ def towards(profile: Profile, trace: Path, aim: Aim) -> tuple[Profile, str]:
 def _why_not(target: str, told: Reaching, course: Course) -> str:
     """Return why a run is no training that came to its target; empty if it is one."""
     if told.epochs is None:
-        at = f"{told.nearest.value:g} after {told.nearest.epochs:.4g} epochs"
+        at = f"{told.nearest.value:g} after {_epochs(told.nearest.epochs)}"
         return f"did not come to {target}; its nearest was {at}"
     if not told.epochs:
         return f"was at {target} before it was trained"
     if told.at_first:
         return (
-            f"was at {target} when it was first looked at, after {told.epochs:.4g} epochs, so when "
+            f"was at {target} when it was first looked at, after {_epochs(told.epochs)}, so when "
             "it came there is not known (a metric has to fall to its target; look more often)"
         )
     if len(course.batches) > 1:
         batches = ", ".join(map(str, course.batches))
         return f"came to {target} with several global batches ({batches})"
     return ""
+
+
+def _epochs(epochs: float) -> str:
+    return f"{epochs:.4g} epoch{'' if epochs == 1 else 's'}"
 
 
 def _gamma(noise: Noise | None, batch: int) -> float | None:

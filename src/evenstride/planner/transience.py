@@ -34,6 +34,7 @@ _QUANTILES = np.array([(n + 0.5) / 20.0 for n in range(20)])
 _LEAST_PART = 1e-4  # of a month, that a band from or to 0 counts as
 _UNKNOWN = (0.01, 1.0)
 _FEWEST_WINDOWS = 10
+_FEWEST_LOSSES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,10 @@ def from_recorded(
     it counts that losses come together, which a model of single machines does not know. And they
     are multiplied by what the days to come may differ by from those that were recorded.
 
+    Where none was lost of those that came while it was recorded, a constant rate stands in, from
+    all losses: of machines that were there from the start the age is not known. After fewer than
+    five losses, rates are as likely as so few of them make them, since windows would not show them.
+
     Args:
         recorded: machines and their lives, as `sim.spot.machines` makes them of traces.
         window_s: length of a window, at best about that of the run; a tenth of the recording at
@@ -143,12 +148,55 @@ def from_recorded(
     Cost:
         that of the fits: about a second for a thousand lives.
     """
-    chosen = choose(recorded.lives(), max_life_s)
-    rates, count = _window_rates(recorded, window_s)
+    lifetime, told = _lifetime(recorded, max_life_s)
+    losses = int((recorded.gone < len(recorded.who)).sum())
+    if losses < _FEWEST_LOSSES:
+        rates, of = _rates_of_few(losses, _up_s(recorded)), "rates as likely as so few losses are"
+    else:
+        rates, count = _window_rates(recorded, window_s)
+        of = f"rates of {count} windows of the recording"
     to_come = np.outer(rates, drift_factors(drift, len(rates)))
-    reason = f"{chosen.reason}; rates of {count} windows of the recording"
     found = np.quantile(to_come, _QUANTILES)
-    return Transience(chosen.fit.lifetime, tuple(found.tolist()), reason)
+    return Transience(lifetime, tuple(found.tolist()), f"{told}; {of}")
+
+
+def _lifetime(recorded: Machines, max_life_s: float) -> tuple[Lifetime, str]:
+    """Return the model of lives, and a sentence on it."""
+    ended = recorded.gone < len(recorded.who)
+    losses = int(ended.sum())
+    if not losses:
+        raise ConfigError(
+            f"none of its {len(ended)} machines was lost, so it tells nothing of losses; record "
+            "for longer, or leave it out, and the catalogue's figures count"
+        )
+    if (ended & (recorded.came > 0)).any():
+        chosen = choose(recorded.lives(), max_life_s)
+        return chosen.fit.lifetime, chosen.reason
+    mean_s = _up_s(recorded) / losses
+    who = "loss" if losses == 1 else "losses"
+    return Exponential(mean_s), (
+        f"a constant rate with a mean life of {mean_s / 3600.0:.3g} h: {losses} {who}, all of "
+        "machines that were there from the start, whose age is not known"
+    )
+
+
+def _up_s(recorded: Machines) -> float:
+    """Return for how long machines were up, all together."""
+    return float((recorded.who >= 0).sum()) * recorded.gap_s
+
+
+def _rates_of_few(losses: int, up_s: float) -> FloatArray:
+    """Return equally likely rates after a few losses, which windows would not tell.
+
+    Source:
+        The posterior of a Poisson rate with Jeffreys' prior, a gamma distribution, by the formula
+        of Wilson and Hilferty (PNAS 1931).
+    """
+    shape, normal = losses + 0.5, NormalDist()
+    z = np.array([normal.inv_cdf(part) for part in _QUANTILES.tolist()])
+    cubed = np.maximum(1.0 - 1.0 / (9.0 * shape) + z / (3.0 * sqrt(shape)), 0.05)
+    found: FloatArray = shape * cubed**3 / up_s
+    return found
 
 
 def drift_factors(drift: float, count: int) -> FloatArray:

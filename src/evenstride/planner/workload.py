@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -35,14 +35,18 @@ class Point(_Plain):
     Args:
         samples: in each step.
         step_s: mean seconds of a step.
-        scatter: standard deviation of a step, as a part of the mean.
+        scatter: standard deviation of a step, as a part of the mean; where steps are not normal,
+            that of normal ones the last of which is as late.
         steps: how many were measured.
+        drift: standard deviation of the mean of later steps, as a part, by how far blocks of steps
+            lay apart; 0 if not known.
     """
 
     samples: _Count
     step_s: _Seconds
     scatter: Annotated[float, Field(ge=0, le=100)] = 0.0
     steps: _Count = 1
+    drift: Annotated[float, Field(ge=0, le=100)] = 0.0
 
 
 class Device(_Plain):
@@ -50,13 +54,15 @@ class Device(_Plain):
 
     Args:
         type: as a catalogue names it, or any name of the user's own.
-        device: what computes, as its maker calls it; empty if not known.
+        device: accelerator, as its maker calls it; empty for a processor, or if not known.
         points: steps of several sizes.
         most_samples: that fit into a worker's memory; ``None`` if no limit was met.
+        computed_on: where the model's parameters were: ``cpu`` or ``cuda``; empty if not known.
     """
 
     type: _Name
     device: str = ""
+    computed_on: Literal["", "cpu", "cuda"] = ""
     points: tuple[Point, ...] = Field(min_length=1)
     most_samples: _Count | None = None
 
@@ -123,7 +129,7 @@ class Profile(_Plain):
         evenstride: version that measured it.
         torch: version that it ran with.
         made_on: date.
-        script: what was run, for people.
+        script: what was run, with its arguments as for a shell; empty if not known.
         model: what is trained.
         samples: of an epoch.
         global_batch: of the script.
@@ -132,6 +138,8 @@ class Profile(_Plain):
         noise: of the gradient, if measured.
         trainings: that reached their target.
         target: that they reached, such as ``loss 0.35``; empty if there was none.
+        beside_s: seconds of an epoch beside its steps, such as evaluation; ``None`` if no whole
+            epoch was measured.
     """
 
     format: int = FORMAT
@@ -147,6 +155,7 @@ class Profile(_Plain):
     noise: Noise | None = None
     trainings: tuple[Training, ...] = ()
     target: str = ""
+    beside_s: Annotated[float, Field(ge=0, le=1e9)] | None = None
 
 
 def read_profile(path: Path) -> Profile:
@@ -187,7 +196,10 @@ def profile_of(plain: Any, source: str) -> Profile:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{source}: {field}: {first['msg']}") from None
+        raise ConfigError(
+            f"{source} is no profile that can be used: {field or 'it'}: {first['msg']}; take the "
+            "file as evenstride profile wrote it, or measure again"
+        ) from None
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -210,17 +222,17 @@ def merged(profiles: Sequence[Profile], *, force: bool = False) -> Profile:
     the last ones that were measured; trainings are those of all.
 
     Args:
-        profiles: at least one.
+        profiles: at least one. The batch is that of the first with times: a run without any tells
+            of noise and links at its own.
         force: whether to put together what differs in model, data or torch.
 
     Raises:
         ConfigError: they are not of the same workload, and it is not forced; or no steps were
             measured.
     """
-    first = profiles[0]
+    first = next((one for one in profiles if one.devices), profiles[0])
+    require_same(profiles, force=force)
     if not force:
-        for other in profiles[1:]:
-            _require_same(first, other)
         _require_same_target(profiles)
     if not any(one.devices for one in profiles):
         raise ConfigError(
@@ -234,6 +246,8 @@ def merged(profiles: Sequence[Profile], *, force: bool = False) -> Profile:
             "noise": _last(one.noise for one in profiles),
             "trainings": tuple(training for one in profiles for training in one.trainings),
             "target": _last(one.target or None for one in profiles) or "",
+            "script": next((one.script for one in profiles if one.script), ""),
+            "beside_s": _last(one.beside_s for one in profiles),
         }
     )
 
@@ -259,6 +273,20 @@ def require_versions(profile: Profile, evenstride: str, torch: str, *, force: bo
                 f"the profile was measured with {name} {was}, and {now} is installed, so its times "
                 "need not hold; measure it again with evenstride profile, or use --force"
             )
+
+
+def require_same(profiles: Sequence[Profile], *, force: bool = False) -> None:
+    """Raise unless profiles are of the same workload.
+
+    Args:
+        profiles: at least one.
+        force: whether to take them nevertheless.
+
+    Raises:
+        ConfigError: they differ in model, data or torch.
+    """
+    for other in () if force else profiles[1:]:
+        _require_same(profiles[0], other)
 
 
 def _require_same(first: Profile, other: Profile) -> None:

@@ -28,12 +28,12 @@ def table(foreseen: Sequence[Foreseen], chosen: Choice | None, after: Probe | No
 
 def _row(one: Foreseen, chosen: Choice | None, after: Probe | None) -> tuple[str, ...]:
     here = one.choice == chosen
-    then = f"{after.step_s * 1e3:.1f}" if here and after is not None else NOTHING
+    then = f"{after.step_s * 1e3:.3g}" if here and after is not None else NOTHING
     return (
         _MARK if here else "",
         str(one.choice.workers),
         str(one.choice.batch),
-        _between(one.step_s, 1e3, ".1f"),
+        _between(one.step_s, 1e3, ".3g"),
         _between(one.time_s, 1.0, ".0f"),
         _between(one.cost_usd, 1.0, ".3g"),
         f"{one.epochs:.3g}",

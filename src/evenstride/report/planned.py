@@ -2,26 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evenstride.core.gradient_noise import Interval
-from evenstride.planner.choosing import Objective
+from evenstride.planner.choosing import Objective, length
 from evenstride.planner.outlook import Outlook
 from evenstride.planner.plan import Plan
 from evenstride.report.figures import check_plotting, check_writable
 from evenstride.report.tables import Table
 
 _MOST_ROWS = 12
+_UNTIL_TIME, _SAMPLES = 4, 7  # columns: the last of the first part, and one that can be left out
+_MARK = "*"
+_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (0.0, "seconds"))
 
 
 def table(plan: Plan) -> Table:
-    """Return the clusters that no other beats, the quickest first; the chosen one is marked.
+    """Return the clusters that no other beats, the quickest first; the chosen one has a star.
 
-    Of many, some are shown: both ends, the chosen one, and evenly what is between.
+    Of many, some are shown: both ends, the chosen one, and evenly what is between. A mix has a line
+    for each of its types.
     """
-    rows = tuple(_row(one, plan) for one in _some(plan))
-    headings = ("cluster", "place", "batch", "epochs", "samples\neach", "step", "time", "USD", "")
-    return Table(headings, rows)
+    some = _some(plan)
+    places = len({one.choice.place for one in some}) > 1
+    headings = ("", "cluster", "batch", "step", "time", "USD", "epochs", "samples\neach")
+    rows = tuple(line for one in some for line in _rows(one, plan, places=places))
+    return Table((*headings, "place") if places else headings, rows, keys=2)
+
+
+def text(plan: Plan, width: int) -> str:
+    """Return the table as lines; where it is too wide, all until the time first, then the rest.
+
+    Samples of each worker are left out then, if the rest would still be too wide: JSON has them.
+
+    Args:
+        plan: that was made.
+        width: of the terminal.
+    """
+    whole = table(plan)
+    if whole.width <= width:
+        return whole.text()
+    columns, keys = range(len(whole.headings)), range(whole.keys)
+    first = _part(whole, columns[: _UNTIL_TIME + 1])
+    rest = _part(whole, (*keys, *columns[_UNTIL_TIME + 1 :]))
+    if rest.width > width:
+        rest = _part(whole, (*keys, *(n for n in columns[_UNTIL_TIME + 1 :] if n != _SAMPLES)))
+    return f"{first.text(width)}\n\n{rest.text(width)}"
+
+
+def _part(whole: Table, columns: Sequence[int]) -> Table:
+    headings = tuple(whole.headings[index] for index in columns)
+    rows = tuple(tuple(row[index] for index in columns) for row in whole.rows)
+    return Table(headings, rows, whole.keys)
+
+
+def below(plan: Plan) -> str:
+    """Return what is to be said of the table: how many are in it, and where all of them are."""
+    some, every = _some(plan), plan.found.outlooks
+    places = {one.choice.place for one in some}
+    told = []
+    if len(some) < len(every):
+        told.append(f"{len(some)} of the {len(every)} that no other beats; --json has all")
+    if len(places) == 1 and (place := places.pop()):
+        told.append(f"all in {place}")
+    return "; ".join(told)
 
 
 def story(plan: Plan) -> str:
@@ -38,7 +83,8 @@ def story(plan: Plan) -> str:
 def looked(plan: Plan) -> str:
     """Return how well was searched, and what another cluster could gain at most."""
     found, wishes = plan.found, plan.wishes
-    one = f"{found.looked_at:,} clusters and batches were looked at, {found.judged:,} exactly"
+    many = "cluster and batch was" if found.looked_at == 1 else "clusters and batches were"
+    one = f"{found.looked_at:,} {many} looked at, {found.judged:,} exactly"
     limited = wishes.deadline_s < float("inf") or wishes.budget_usd < float("inf")
     within = " within the limits" if limited else ""
     better = {
@@ -76,12 +122,13 @@ def draw(plan: Plan, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     outlooks = plan.found.outlooks
-    hours = [one.time_s.value / 3600 for one in outlooks]
+    unit_s, unit = _unit(max(one.time_s.value for one in outlooks))
+    times = [one.time_s.value / unit_s for one in outlooks]
     usd = [one.cost_usd.value for one in outlooks]
     axes.errorbar(
-        hours,
+        times,
         usd,
-        xerr=_bars([one.time_s for one in outlooks], 3600),
+        xerr=_bars([one.time_s for one in outlooks], unit_s),
         yerr=_bars([one.cost_usd for one in outlooks], 1),
         fmt="o",
         color="tab:blue",
@@ -90,18 +137,25 @@ def draw(plan: Plan, path: Path) -> None:
     )
     one = plan.chosen.outlook
     axes.plot(
-        one.time_s.value / 3600,
+        one.time_s.value / unit_s,
         one.cost_usd.value,
         "D",
         color="tab:red",
+        zorder=3,  # above all the others, where they lie close
         label=f"chosen: {one.choice.name}".replace("$", r"\$"),
     )
-    axes.set_xlabel("time in hours")
+    axes.set_xlabel(f"time in {unit}")
     axes.set_ylabel("cost in USD")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend()
     figure.savefig(path)
+
+
+def _unit(longest_s: float) -> tuple[float, str]:
+    """Return the seconds of a unit in which times are read easily, and its name."""
+    each_s, name = next((each_s, name) for each_s, name in _UNITS if longest_s >= each_s)
+    return each_s or 1.0, name
 
 
 def _bars(figures: list[Interval], unit: float) -> list[list[float]]:
@@ -118,36 +172,53 @@ def _some(plan: Plan) -> list[Outlook]:
     return [outlooks[index] for index in sorted(between | {chosen})]
 
 
-def _row(one: Outlook, plan: Plan) -> tuple[str, ...]:
-    return (
-        one.choice.name,
-        one.choice.place,
+def _rows(one: Outlook, plan: Plan, *, places: bool) -> list[tuple[str, ...]]:
+    """Return the lines of one cluster: its figures beside the first of its types."""
+    first, *others = one.choice.name.split(" + ")
+    figures = (
         str(one.choice.batch),
+        milliseconds(one.step.time_s),
+        _within(one.time_s, _hours),
+        _within(one.cost_usd, _usd),
         _epochs(one.epochs),
         "/".join(map(str, one.step.shares)),
-        f"{one.step.time_s * 1e3:.0f} ms",
-        f"{_hours(one.time_s.value)} ({_hours(one.time_s.low)} to {_hours(one.time_s.high)})",
-        f"{_usd(one.cost_usd.value)} ({_usd(one.cost_usd.low)} to {_usd(one.cost_usd.high)})",
-        "chosen" if one is plan.chosen.outlook else "",
+        *((one.choice.place,) if places else ()),
     )
+    mark = _MARK if one is plan.chosen.outlook else ""
+    return [(mark, first, *figures), *(("", f"+ {name}", *[""] * len(figures)) for name in others)]
+
+
+def _within(one: Interval, shown: Callable[[float], str]) -> str:
+    """Return a figure and its interval; a unit that is that of all three is told once."""
+    value, low, high = (shown(end) for end in (one.value, one.low, one.high))
+    unit = value.partition(" ")[2]
+    ends = [end.removesuffix(f" {unit}") if unit else end for end in (low, high)]
+    same = unit and all(" " not in end for end in ends) and "any" not in ends
+    return f"{value} ({' to '.join(ends if same else (low, high))})"
 
 
 def _epochs(one: Interval) -> str:
     if one.low == one.value == one.high:
-        return f"{one.value:.4g}"
-    high = "any" if one.high == float("inf") else f"{one.high:.4g}"
-    return f"{one.value:.4g} ({one.low:.4g} to {high})"
+        return _number(one.value)
+    high = "any" if one.high == float("inf") else _number(one.high)
+    return f"{_number(one.value)} ({_number(one.low)} to {high})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time in milliseconds, with three digits or all before the point."""
+    ms = seconds * 1e3
+    return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
 
 
 def _usd(usd: float) -> str:
     if usd == float("inf"):
         return "any"
-    return f"{usd:.2f}" if usd >= 1 else f"{usd:.2g}"
+    return f"{usd:,.2f}" if usd >= 1 else f"{usd:.2g}"
 
 
 def _hours(seconds: float) -> str:
-    if seconds == float("inf"):
-        return "any"
-    if seconds >= 3600:
-        return f"{seconds / 3600:.3g} h"
-    return f"{seconds / 60:.3g} min" if seconds >= 60 else f"{seconds:.3g} s"
+    return "any" if seconds == float("inf") else length(seconds)

@@ -53,10 +53,13 @@ class Position:
     Args:
         step: steps it has committed.
         stands: (step, epoch, position) where its latest passes over the loader began.
+        committed_s: when the latest step was committed (`time.perf_counter`); ``None`` if none was,
+            or it is not known.
     """
 
     step: int
     stands: tuple[tuple[int, int, int], ...]
+    committed_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,8 @@ class ControlPlane:
         self._exchange, self._asked = number + 1, False
         if not self._hear(message):
             return False
+        if self._leader is not None:
+            self._leader.show()
         self._channel.drop(f"go/{number}/{rank}")
         if self._leader is None:
             self._channel.drop(f"told/{number}/{rank}")
@@ -244,8 +249,8 @@ class ControlPlane:
         if any(reply.leaving for reply in replies):
             return {"closed": True}
         try:
-            step = self._local.position().step
-            verdict = self._leader.exchange(step, replies, mine.checksum)
+            now = self._local.position()
+            verdict = self._leader.exchange(now.step, replies, mine.checksum, now.committed_s)
         except EvenstrideError as error:
             return {"error": to_plain(error)}
         except Exception as error:  # whatever it is, the other ranks must not wait for ever
@@ -305,9 +310,11 @@ class SoloPlane:
         held = self._local.gate.hold()
         if held is None:
             return
-        reply = _reply_of(self._local, held, self._local.position())
-        verdict = self._leader.exchange(step, [reply], held.checksum)
+        now = self._local.position()
+        reply = _reply_of(self._local, held, now)
+        verdict = self._leader.exchange(step, [reply], held.checksum, now.committed_s)
         self._shares = apply(verdict, 0, self._local, self._shares)
+        self._leader.show()
 
     def close(self, step: int) -> None:
         """Exchange once more, so that the trace and the summary hold the latest steps as well."""

@@ -33,6 +33,9 @@ class Environment:
         global_batch: ``EVENSTRIDE_GLOBAL_BATCH``, for a `Stride` that leaves its batch open.
         hand_over: ``EVENSTRIDE_HAND_OVER``, a folder over which this run takes over from another
             one, or hands over to one; as ``evenstride plan --online`` sets it.
+        sinks: ``EVENSTRIDE_SINKS``, where to tell what is known, with commas between.
+        alert_below: ``EVENSTRIDE_ALERT_BELOW``, the part of its best speed below which a worker is
+            named.
     """
 
     policy: str | None = None
@@ -47,6 +50,8 @@ class Environment:
     noise_every: int = 0
     global_batch: int | None = None
     hand_over: Path | None = None
+    sinks: str = ""
+    alert_below: float | None = None
 
 
 def read_environment(variables: Mapping[str, str]) -> Environment:
@@ -72,6 +77,8 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         noise_every=_count(variables, "EVENSTRIDE_NOISE", least=0) or 0,
         global_batch=_count(variables, "EVENSTRIDE_GLOBAL_BATCH", least=1),
         hand_over=Path(hand_over) if hand_over else None,
+        sinks=variables.get("EVENSTRIDE_SINKS", ""),
+        alert_below=_part(variables, "EVENSTRIDE_ALERT_BELOW"),
     )
 
 
@@ -98,3 +105,18 @@ def _count(variables: Mapping[str, str], name: str, *, least: int) -> int | None
     if not re.fullmatch(r"\s*[0-9]+\s*", text) or int(text) < least:
         raise ConfigError(f"{name} is {text!r}; it must be a whole number of at least {least}")
     return int(text)
+
+
+def _part(variables: Mapping[str, str], name: str) -> float | None:
+    text = variables.get(name, "")
+    if not text:
+        return None
+    try:
+        part = float(text)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part < 1:
+        raise ConfigError(
+            f"{name} is {text!r}; it must be a number from 0 (never) up to, not including, 1"
+        )
+    return part

@@ -28,7 +28,7 @@ from evenstride.runtime.loading import (
     own_generator,
 )
 from evenstride.runtime.seeding import Keys, SeededDataset, item_seeds, seeded_dataset
-from evenstride.runtime.setup import Settings
+from evenstride.runtime.settings import Settings
 from evenstride.runtime.sharded import gathered
 from evenstride.runtime.shards import indexed
 

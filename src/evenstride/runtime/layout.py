@@ -11,7 +11,7 @@ from evenstride.runtime.agreement import Plain, require_equal
 from evenstride.runtime.checks import check_whole
 from evenstride.runtime.loading import LoaderOptions, dataset_length
 from evenstride.runtime.sampler import Order
-from evenstride.runtime.setup import Settings
+from evenstride.runtime.settings import Settings
 from evenstride.runtime.shards import digest, lengths_of
 from evenstride.runtime.unaligned import check_unaligned_loader
 

@@ -32,6 +32,8 @@ from evenstride.runtime.folding import Fold
 from evenstride.runtime.islands import Islands
 from evenstride.runtime.messages import Reply, Verdict, joined, verdict_of
 from evenstride.runtime.saves import Saves
+from evenstride.runtime.sinks.board import Board
+from evenstride.runtime.sinks.snapshot import Known
 from evenstride.trace.write import TraceWriter
 
 logger = logging.getLogger("evenstride")
@@ -66,6 +68,13 @@ class Leader:
         self.saves: Saves | None = None  # of rank 0, which knows how long a save takes
         self.noise = NoiseOfRun()  # of the gradients, as far as it is measured
         self._desk = Desk((), ())
+        self.board = Board()  # what is shown while the run goes on
+        self._known: Known | None = None  # what it has not been shown yet
+
+    @property
+    def at_s(self) -> float:
+        """Seconds since the leader was made: the clock of its trace."""
+        return time.perf_counter() - self._started_s
 
     @property
     def control(self) -> Control:
@@ -107,13 +116,17 @@ class Leader:
                 writer.event(at_s, event, instructions)
         self._unwritten.clear()
 
-    def exchange(self, step: int, replies: list[Reply], checksum: int) -> Verdict:
+    def exchange(
+        self, step: int, replies: list[Reply], checksum: int, committed_s: float | None = None
+    ) -> Verdict:
         """Return the verdict on what all ranks replied.
 
         Args:
             step: steps the leader has committed.
             replies: in rank order.
             checksum: of the decisions the leader has applied itself.
+            committed_s: when it committed the latest of the steps (`time.perf_counter`), for the
+                trace; ``None`` if that is not known.
 
         Raises:
             SplitDiverged: a rank applied other decisions, or iterates over other data.
@@ -122,18 +135,36 @@ class Leader:
         effective = max(reply.barrier for reply in replies)
         observations, memory = self._of_workers(replies)
         event = Exchanged(step, effective, observations, memory)
-        verdict = self._advance(event, at_step=step)
+        verdict = self._advance(event, at_step=step, committed_s=committed_s)
         sound = observations.only(observations.sound)
         if self._lockstep:
             self.ledger = self.ledger.book(sound, self._yardstick())
         else:
             self.ledger = self.ledger.add_up(sound)
         self._hear_of_noise(replies)
+        self._known = self._now_known(step, sound)
         verdict = self._with_members(verdict, replies, step)
         if verdict.shares is not None:
             self.changes += 1
             self._log(verdict)
         return self._for_ranks(verdict)
+
+    def show(self) -> None:
+        """Look for alerts in the latest exchange, and tell the sinks. Call it after the verdict.
+
+        Nobody waits for it then, and nothing that goes wrong in it ends training.
+        """
+        known, self._known = self._known, None
+        if known is None:
+            return
+        try:
+            alerts = self.board.look(known)
+            for alert in alerts:
+                logger.warning("step %d: %s", alert.step, alert.reason)
+                self.note("alert", **alert.to_dict())
+            self.board.tell(known, alerts)
+        except Exception:
+            logger.exception("alerts and metrics failed, and are left out of one exchange")
 
     def recall(self, step: int, profiles: tuple[Profile, ...], generation: int) -> Verdict:
         """Return the ranks' opening split, now that workers are known from a checkpoint.
@@ -152,16 +183,30 @@ class Leader:
         self._advance(OpeningSkipped(step), at_step=step)
 
     def note(self, kind: str, **values: Any) -> None:
-        """Write a record that no decision depends on."""
+        """Write a record that no decision depends on, and let the board know of it."""
+        self.board.hear(kind, values)
         if self._writer is not None:
-            at_s = round(time.perf_counter() - self._started_s, 6)
-            self._writer.record(kind, at_s=at_s, **values)
+            self._writer.record(kind, at_s=round(self.at_s, 6), **values)
 
     def close(self, summary: dict[str, Any]) -> None:
-        """Write the last record and close the trace."""
+        """Tell the last of it, and close the trace and the sinks."""
+        self.show()
+        self.board.close()
         self.note("ended", summary=summary)
         if self._writer is not None:
             self._writer.close()
+
+    def _now_known(self, step: int, sound: Measured) -> Known:
+        control = self._control
+        return Known(
+            step=step,
+            control=control,
+            measured=control.roster.inward(sound),
+            ledger=self.ledger,
+            changes=self.changes,
+            noise=self.noise,
+            lockstep=self._lockstep,
+        )
 
     def _hear_of_noise(self, replies: list[Reply]) -> None:
         told = (parts for reply in replies for parts in reply.norms)
@@ -187,11 +232,12 @@ class Leader:
             verdict = replace(verdict, save_after=verdict.effective + 1)
         return verdict
 
-    def _advance(self, event: Event, *, at_step: int) -> Verdict:
-        at_s = time.perf_counter() - self._started_s
+    def _advance(self, event: Event, *, at_step: int, committed_s: float | None = None) -> Verdict:
+        at_s = self.at_s
         self._control, instructions = advance(self._control, event)
         if self._writer is not None:
-            self._writer.event(at_s, event, instructions)
+            committed_at_s = None if committed_s is None else committed_s - self._started_s
+            self._writer.event(at_s, event, instructions, committed_at_s)
         elif isinstance(event, FleetFormed):
             self._unwritten.append((at_s, event, instructions))
         effective = event.step

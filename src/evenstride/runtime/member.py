@@ -54,7 +54,8 @@ from evenstride.runtime.progress import Progress
 from evenstride.runtime.recorder import Recorder
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.scaling import Scaling
-from evenstride.runtime.setup import Settings, Team
+from evenstride.runtime.settings import Settings
+from evenstride.runtime.setup import Team
 from evenstride.runtime.sharded import is_sharded
 from evenstride.runtime.summary import Summary, summarise
 from evenstride.runtime.survivors import survivors_of, watched

@@ -63,6 +63,7 @@ def tell_pass(leader: Leader | None, progress: Progress) -> None:
     """
     if leader is not None:
         epochs = epochs_trained(progress)
+        leader.board.earlier = progress.earlier
         leader.note("pass", step=progress.step, epochs=epochs, samples=progress.end)
 
 

@@ -47,6 +47,16 @@ def outside_loop() -> ScaleError:
     )
 
 
+def drawn_elsewhere() -> UsageError:
+    """Return the error of batches that another loader draws than the one that knows the steps."""
+    return UsageError(
+        "batches of the training loader were asked for by another loader than the one that "
+        "stride.loader() returned, so a framework has made it anew and would deal its batches out "
+        "a second time; leave it out of Accelerate's prepare(), give Lightning "
+        "use_distributed_sampler=False, and iterate over what stride.loader() returned"
+    )
+
+
 def scaled_twice(step: int) -> ScaleError:
     """Return the error of a loss that is scaled again."""
     return ScaleError(

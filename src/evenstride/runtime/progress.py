@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -58,6 +59,8 @@ class Progress:
         dealing: what is left of the shards in the current epoch, for data in shards.
         varies: whether a state of another global batch may be loaded.
         batches: global batches so far where they may change, each with the first step it holds for.
+        latest: ``step``, and when it was committed (`time.perf_counter`); one object, so that
+            another thread reads both of one step.
     """
 
     seed: int
@@ -76,6 +79,7 @@ class Progress:
     dealing: Dealing | None = None
     varies: bool = False
     batches: tuple[tuple[int, int], ...] = ()
+    latest: tuple[int, float | None] = (0, None)
 
     @property
     def cursor(self) -> EpochCursor:
@@ -88,7 +92,8 @@ class Progress:
     @property
     def now(self) -> Position:
         """What an exchange reports."""
-        return Position(self.step, tuple(self.stands))
+        step, committed_s = self.latest
+        return Position(step, tuple(self.stands), committed_s)
 
     def attach(self, order: Order) -> None:
         """Take note of the training loader's layout.
@@ -144,6 +149,7 @@ class Progress:
         self.position = after if after <= self.end else samples
         self.dealing = dealing
         self.step += 1
+        self.latest = self.step, time.perf_counter()
 
     def next_epoch(self) -> None:
         """Leave the rest of the current epoch, unless nothing of it has been trained."""

@@ -16,6 +16,7 @@ from evenstride.core.fleet import Shares
 from evenstride.core.partition import EpochCursor, Piece, cut, cut_by_cost, step_shares
 from evenstride.core.parts import EpochParts
 from evenstride.core.shuffle import Shuffle
+from evenstride.runtime import misuse
 from evenstride.runtime.costs import Costs
 from evenstride.runtime.fit import Fit
 from evenstride.runtime.gate import Gate
@@ -189,6 +190,8 @@ class StepSampler:
         return self._drawn.popleft()
 
     def __iter__(self) -> Iterator[Keys]:
+        if self._epoch < 0:  # no loop of ours has begun
+            raise misuse.drawn_elsewhere()
         while self._step != self._limit:
             started_s, waited_s = time.perf_counter(), self._gate.waited_s
             batches = self._next_step()

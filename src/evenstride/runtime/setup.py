@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from evenstride._version import __version__
+from evenstride.core.alerts import Alerts
 from evenstride.core.events import FleetFormed
 from evenstride.core.fleet import Shares, Worker
 from evenstride.core.policies import policy_from_spec
@@ -22,74 +23,26 @@ from evenstride.core.policies.static import Given, Static
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.quanta import spans
 from evenstride.core.state import Control
-from evenstride.core.sync import SyncMode, sync_from_spec
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, agree, require_equal
 from evenstride.runtime.channel import Channel, open_channel
-from evenstride.runtime.checks import check_whole
 from evenstride.runtime.devices import check_backends
-from evenstride.runtime.environment import Environment
+from evenstride.runtime.environment import Environment, read_environment
 from evenstride.runtime.fit import Spans
 from evenstride.runtime.islands import Islands, islands_of, show_island
 from evenstride.runtime.leader import Leader
-from evenstride.runtime.noise import check_mode
+from evenstride.runtime.open_batch import batch_of
 from evenstride.runtime.peers import Peer, myself
 from evenstride.runtime.resources import measured_flops_per_s, usable_cores
+from evenstride.runtime.settings import Asked, Settings, check, settings_of
+from evenstride.runtime.sinks.board import Board
+from evenstride.runtime.sinks.opening import open_sinks
 from evenstride.runtime.step_file import StepFile
 from evenstride.runtime.wire import verdict_from_plain, verdict_to_plain
 from evenstride.trace.read import TRACE_NAME
 from evenstride.trace.write import TraceWriter
 
 logger = logging.getLogger("evenstride")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the user asked of a `Stride`, the environment's wishes filled in.
-
-    Args:
-        global_batch: samples per step, over all workers.
-        seed: of the order of the samples and of their randomness.
-        policy: specification of the policy.
-        min_share: fewest samples of this rank in a full step.
-        max_share: most samples of this rank in a step; ``None`` for no limit.
-        trace: where the leader writes the trace; ``None`` for nowhere.
-        quantum: this rank's shares are multiples of it.
-        memory_fraction: part of its memory that a share may fill; ``None`` for no limit.
-        max_steps: steps after which the training loader yields nothing.
-        step_file: where the leader keeps its step count; ``None`` for nowhere.
-        sync: mode of synchronisation.
-        noise_every: steps from one whose gradient's noise is measured to the next; 0 for none.
-        bounds: between which the global batch may be another one after a restart; ``None`` where
-            it may not.
-    """
-
-    global_batch: int
-    seed: int
-    policy: str
-    min_share: int
-    max_share: int | None
-    quantum: int
-    memory_fraction: float | None
-    trace: Path | None
-    max_steps: int | None
-    step_file: Path | None = None
-    sync: str = "bsp"
-    noise_every: int = 0
-    bounds: tuple[int, int] | None = None
-
-    @property
-    def mode(self) -> SyncMode:
-        """The mode of synchronisation.
-
-        Raises:
-            ConfigError: its specification is not understood.
-        """
-        if not isinstance(self.sync, str):
-            raise ConfigError(
-                f"sync is {self.sync!r}; it must name a mode, such as 'bsp' or 'bsp-ps(servers=2)'"
-            )
-        return sync_from_spec(self.sync)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +102,28 @@ def group_of(group: dist.ProcessGroup | None, environment: Environment) -> dist.
     return group if dist.get_world_size(group) > 1 else None
 
 
+def settle(
+    process_group: dist.ProcessGroup | None,
+    global_batch: int | str,
+    bounds: tuple[int, int] | None,
+    **asked: Unpack[Asked],
+) -> tuple[Settings, Environment, dist.ProcessGroup | None]:
+    """Return what a `Stride` was asked and what its process is in: environment and group.
+
+    Raises:
+        ConfigError: the environment, the batch or a sink cannot be, which is raised on all ranks;
+            or there is no process group where there must be one.
+    """
+    try:
+        environment = read_environment(os.environ)
+        batch = batch_of(global_batch, bounds, environment.global_batch)
+        settings = settings_of(environment, batch, **asked)
+    except ConfigError as error:
+        refuse_everywhere(error, process_group)
+        raise
+    return settings, environment, group_of(process_group, environment)
+
+
 def form_team(
     settings: Settings,
     group: dist.ProcessGroup | None,
@@ -185,7 +160,7 @@ def form_team(
         verdict = _formed(leader, settings, shown)
         verdict["islands"] = None if islands is None else islands.members
         step_file = StepFile(settings.step_file) if settings.step_file else None
-        leader.record_to(_open_trace(settings, len(shown)))
+        _show_what_happens(leader, settings, len(shown))
         for sentence in settings.mode.forgoes if group is not None else ():
             logger.warning("sync=%s: %s", settings.mode, sentence)
         led.append((leader, step_file))
@@ -217,8 +192,7 @@ def refuse_everywhere(error: ConfigError, group: dist.ProcessGroup | None) -> No
 
 
 def _show(settings: Settings, rank: int) -> Plain:
-    _check(settings)
-    _check_bounds(settings)
+    check(settings)
     return {
         "evenstride": __version__,
         "torch": torch.__version__.partition("+")[0],
@@ -260,48 +234,30 @@ def _compare(shown: list[Plain]) -> None:
     require_equal(common, "Stride()")
 
 
-def _check(settings: Settings) -> None:
-    check_whole("global_batch", settings.global_batch, least=1)
-    check_whole("seed", settings.seed)
-    check_whole("noise_every", settings.noise_every, least=0)
-    check_mode(settings.noise_every, settings.mode)
-    _check_fraction(settings.memory_fraction)
-    if not isinstance(settings.policy, str):
-        raise ConfigError(
-            f"policy is {settings.policy!r}; it must be a name, such as 'adaptive' or "
-            "'static:20,100'"
-        )
+def _show_what_happens(leader: Leader, settings: Settings, world_size: int) -> None:
+    """Let the leader tell sinks and trace; of what cannot be opened, nothing stays open."""
+    board = Board(open_sinks(settings.sinks), Alerts(settings.alert_below))
+    try:
+        leader.record_to(_open_trace(settings, world_size, leader))
+    except ConfigError:
+        board.close()
+        raise
+    leader.board = board
 
 
-def _check_fraction(fraction: object) -> None:
-    number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
-    if fraction is not None and not (number and 0 < float(str(fraction)) <= 1):
-        raise ConfigError(
-            f"memory_fraction is {fraction!r}; it must be a part of the memory above 0 and at most "
-            "1, such as 0.9, or None to let shares grow whatever they take"
-        )
-
-
-def _check_bounds(settings: Settings) -> None:
-    check_whole("min_share", settings.min_share, least=1)
-    if settings.max_share is not None:
-        check_whole("max_share", settings.max_share, least=1)
-    check_whole("quantum", settings.quantum, least=1)
-
-
-def _open_trace(settings: Settings, world_size: int) -> TraceWriter | None:
+def _open_trace(settings: Settings, world_size: int, leader: Leader) -> TraceWriter | None:
     if settings.trace is None:
         return None
     path = settings.trace
     path = path if path.suffix == ".jsonl" else path / TRACE_NAME
     try:
-        return TraceWriter(path, _header(settings, world_size))
+        return TraceWriter(path, _header(settings, world_size, leader))
     except OSError as error:
         raise ConfigError(f"the trace cannot be written to {path}: {error.strerror}") from None
 
 
-def _header(settings: Settings, world_size: int) -> dict[str, Any]:
-    asked = {k: v for k, v in asdict(settings).items() if k not in ("trace", "step_file")}
+def _header(settings: Settings, world_size: int, leader: Leader) -> dict[str, Any]:
+    asked = {k: v for k, v in asdict(settings).items() if k not in ("trace", "step_file", "sinks")}
     return {
         **asked,
         "world_size": world_size,
@@ -310,7 +266,9 @@ def _header(settings: Settings, world_size: int) -> dict[str, Any]:
         "numpy": np.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "started_unix_s": round(time.time(), 3),
+        # Both of one moment, which ties the trace's clock to that of the world.
+        "at_s": round(leader.at_s, 6),
+        "started_unix_s": round(time.time(), 6),
     }
 
 

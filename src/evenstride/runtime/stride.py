@@ -5,23 +5,19 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from evenstride.errors import ConfigError
-from evenstride.runtime.checks import by_epoch, refuse_for_evaluation, refuse_for_training, whole
+from evenstride.runtime.checks import by_epoch, refuse_for_evaluation, refuse_for_training
 from evenstride.runtime.costs import CostFn
-from evenstride.runtime.environment import read_environment
 from evenstride.runtime.loading import DataLoaderOptions, LoaderOptions
 from evenstride.runtime.member import Member
 from evenstride.runtime.misuse import in_flight
-from evenstride.runtime.open_batch import batch_of
-from evenstride.runtime.setup import Settings, form_team, group_of, refuse_everywhere
+from evenstride.runtime.setup import form_team, settle
 from evenstride.runtime.summary import Summary
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -64,6 +60,11 @@ class Stride:
         noise_every: measure the noise of every so-many-th step's gradient, from which follows how
             large a batch is worth its time; 0 for none. ``None`` leaves it to ``EVENSTRIDE_NOISE``,
             else none. See the page on gradient noise.
+        sinks: where rank 0 tells what it knows while it trains, such as ``csv:metrics.csv``,
+            ``tensorboard:runs/tb`` or ``prometheus:9108``; several as a list, or with commas.
+            ``None`` leaves it to ``EVENSTRIDE_SINKS``, else nowhere. See the page on metrics.
+        alert_below: part of the best speed it has kept, below which the log names a worker; 0 for
+            never. ``None`` leaves it to ``EVENSTRIDE_ALERT_BELOW``, else 0.7.
 
     Raises:
         ConfigError: there are several processes but no process group, the global batch does
@@ -99,28 +100,24 @@ class Stride:
         memory_fraction: float | None = 0.9,
         trace: str | os.PathLike[str] | None = None,
         noise_every: int | None = None,
+        sinks: str | Sequence[str] | None = None,
+        alert_below: float | None = None,
     ) -> None:
-        try:
-            environment = read_environment(os.environ)
-            batch = batch_of(global_batch, bounds, environment.global_batch)
-        except ConfigError as error:
-            refuse_everywhere(error, process_group)
-            raise
-        group = group_of(process_group, environment)
-        settings = Settings(
-            global_batch=batch.samples,
-            bounds=batch.bounds,
-            seed=whole(seed),
-            policy=policy or environment.policy or "adaptive",
-            min_share=whole(min_share),
-            max_share=None if max_share is None else whole(max_share),
-            quantum=whole(quantum),
+        settings, environment, group = settle(
+            process_group,
+            global_batch,
+            bounds,
+            seed=seed,
+            policy=policy,
+            sync=sync,
+            min_share=min_share,
+            max_share=max_share,
+            quantum=quantum,
             memory_fraction=memory_fraction,
-            trace=environment.trace if trace is None else Path(trace),
-            max_steps=environment.max_steps,
-            step_file=environment.progress,
-            sync=sync or environment.sync or "bsp",
-            noise_every=whole(environment.noise_every if noise_every is None else noise_every),
+            trace=trace,
+            noise_every=noise_every,
+            sinks=sinks,
+            alert_below=alert_below,
         )
         self._member = Member(form_team(settings, group, shard_group), settings, environment)
         self._hooks = self._member.scaling.listen()

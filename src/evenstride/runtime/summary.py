@@ -216,17 +216,14 @@ def summarise(leader: Leader | None, **facts: Any) -> Summary:
         )
     control, ledger = leader.control, leader.ledger
     step_s = ledger.step_s / ledger.steps + control.communication_s if ledger.steps else None
-    judged_s, equal_s, best_s = (
-        total_s + ledger.judged_steps * control.communication_s
-        for total_s in (ledger.judged_s, ledger.equal_s, ledger.best_s)
-    )
+    efficiency, speedup, bound = ledger.compared(control.communication_s) or (None, None, None)
     return Summary(
         workers=worker_summaries(control, ledger),
         changes=leader.changes,
         step_s=step_s,
-        efficiency_model=best_s / judged_s if judged_s else None,
-        speedup_model=equal_s / judged_s if judged_s else None,
-        bound_model=equal_s / best_s if judged_s else None,
+        efficiency_model=efficiency,
+        speedup_model=speedup,
+        bound_model=bound,
         **facts,
     )
 

@@ -43,9 +43,24 @@ class TraceWriter:
         if self._file >= 0:
             os.write(self._file, (dumps({"kind": kind, **values}) + "\n").encode())
 
-    def event(self, at_s: float, event: Event, instructions: tuple[Instruction, ...]) -> None:
-        """Append an event and what the control answered, ``at_s`` seconds into the run."""
-        self.record("event", at_s=round(at_s, 6), event=encode(event))
+    def event(
+        self,
+        at_s: float,
+        event: Event,
+        instructions: tuple[Instruction, ...],
+        committed_at_s: float | None = None,
+    ) -> None:
+        """Append an event and what the control answered, ``at_s`` seconds into the run.
+
+        Args:
+            at_s: when the event was decided on.
+            event: what happened.
+            instructions: the answer.
+            committed_at_s: when the latest of an exchange's steps was committed; left out if that
+                is not known.
+        """
+        committed = {} if committed_at_s is None else {"committed_at_s": round(committed_at_s, 6)}
+        self.record("event", at_s=round(at_s, 6), **committed, event=encode(event))
         self.record("instructions", instructions=[encode(i) for i in instructions])
 
     def close(self) -> None:

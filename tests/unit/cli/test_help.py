@@ -8,7 +8,20 @@ from typer.testing import CliRunner
 from evenstride import __version__
 from evenstride.cli.main import app
 
-COMMANDS = ("estimate", "demo", "lab", "launch", "simulate", "compare", "profile", "plan", "doctor")
+COMMANDS = (
+    "estimate",
+    "demo",
+    "lab",
+    "launch",
+    "simulate",
+    "compare",
+    "profile",
+    "plan",
+    "top",
+    "report",
+    "trace",
+    "doctor",
+)
 
 
 def _told(*arguments: str) -> str:

@@ -25,8 +25,11 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "text"),
     [
         (("--epochs", "3"), "give --workers"),
-        (("--workers", "0,1", "--epochs", "3"), "--workers is '0,1'"),
-        (("--workers", "1,2"), "--epochs is None"),
+        (
+            ("--workers", "0,1", "--epochs", "3"),
+            "--workers is '0,1'; give whole numbers above 0, such as 1,2,4",
+        ),
+        (("--workers", "1,2"), "--epochs is missing; plan --online needs"),
         (("--workers", "1,2", "--epochs", "0"), "--epochs is 0"),
         ((*GOOD, "--batches", "64,"), "--batches is '64,'"),
         ((*GOOD, "--objective", "best"), "give one of time, cost, knee"),
@@ -53,6 +56,21 @@ def test_a_script_that_is_not_there_is_refused(shell: Shell, tmp_path: Path) -> 
 
     assert "there is no script nowhere.py" in answer.refusal()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_that_is_interrupted_says_how_to_go_on(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evenstride.lab.online.search.ground", interrupted)
+    (tmp_path / "train.py").write_text("")
+
+    answer = shell("plan", "--online", *GOOD, "--folder", "my runs/1", "--", "train.py")
+
+    assert answer.code == 130
+    assert "the same command with --folder 'my runs/1' goes on" in answer.err
 
 
 def test_what_is_for_a_search_means_nothing_without_one(shell: Shell) -> None:

@@ -48,8 +48,8 @@ def trained(folder: Path, batch: int, epochs: float, *, workers: Sequence[str] =
     records += [metric(float(e), 1.0 - 0.65 * e / epochs) for e in range(last + 1)]
     records += [noisy(n, scale, batch) for n in range(0, each * last, 20)]
     times_s = dict.fromkeys(range(len(workers)), 0.002 * batch)
-    version = {"evenstride": __version__, "torch": TORCH}
-    life(folder, records, batch=batch, workers=workers, busy_s=times_s, **version)
+    facts = {"evenstride": __version__, "torch": TORCH, "device": "Tesla T4"}
+    life(folder, records, batch=batch, workers=workers, busy_s=times_s, **facts)
     return folder
 
 
@@ -123,7 +123,7 @@ def test_people_are_told_of_trainings_and_of_runs_that_are_none(plan: Plan, prof
     told = plan(str(profile), *runs, str(short), "--target-loss", "0.35").out
 
     assert "epochs to loss 0.35: 10 at 256, 12.1 at 512, 16.2 at 1024" in told
-    assert "did not come to loss 0.35; its nearest was 0.5 after 1 epochs" in " ".join(told.split())
+    assert "did not come to loss 0.35; its nearest was 0.5 after 1 epoch" in " ".join(told.split())
 
 
 def test_links_of_a_run_count_beside_a_profile(plan: Plan, profile: Path) -> None:

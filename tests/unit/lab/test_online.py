@@ -40,25 +40,44 @@ def test_of_one_worker_that_has_told_nothing_nothing_is_known(tmp_path: Path) ->
     assert probe_of(tmp_path / "nowhere.jsonl", 1) is None
 
 
-def test_steps_that_the_processes_before_disturbed_do_not_count(tmp_path: Path) -> None:
-    trace = life(tmp_path, busy_s={0: 0.1})
-    slow = Observation(0, 512, 6, (0.9, 0.8, 0.7), (0.0,) * 3)
-    calm = Observation(0, 512, 9, (0.1, 0.11, 0.1, 0.1), (0.0,) * 4)
-    first = Observation(0, 512, 13, (9.0,), (0.0,), modelled=False)
-    with TraceWriter(trace, {"policy": "uniform"}) as writer:
-        measured = Measured.of([slow, calm, first])
-        writer.event(2.0, Exchanged(14, 14, measured), (KeepShares("good as is"),))
-    # The header of a second life is as that of the first for what is looked at here.
-    text = trace.read_text().splitlines()
-    trace.write_text("\n".join(line for n, line in enumerate(text) if n != len(text) - 3) + "\n")
+def told(folder: Path, *observations: Observation) -> Path:
+    """Return the trace of a lone process that told of these."""
+    trace = life(folder)
+    formed, rest = trace.read_text().splitlines()[:-1], folder / "rest.jsonl"
+    with TraceWriter(rest, {"policy": "uniform"}) as writer:
+        steps = sum(one.steps for one in observations)
+        seen = Exchanged(steps, steps, Measured.of(observations))
+        writer.event(2.0, seen, (KeepShares("good as is"),))
+    trace.write_text("\n".join([*formed, *rest.read_text().splitlines()[1:]]) + "\n")
+    return trace
 
-    found = probe_of(trace, 5)
+
+def test_steps_that_the_processes_before_disturbed_do_not_count(tmp_path: Path) -> None:
+    slow = Observation(0, 512, 0, (0.9, 0.8, 0.7, 0.6), (0.0,) * 4)
+    first = Observation(0, 512, 4, (9.0,), (0.0,), modelled=False)
+    calm = Observation(0, 512, 5, (0.1, 0.11) * 4, (0.0,) * 8)
+
+    found = probe_of(told(tmp_path, slow, first, calm), 5)
 
     assert found is not None
     (point,) = found.points[0]
-    assert (point.step_s, point.steps) == (0.1, 12)
-    assert point.scatter < 0.01
-    assert found.step_s == pytest.approx(0.1, rel=0.2)
+    assert point.step_s == pytest.approx(0.11)
+    assert point.steps == 12
+    assert point.scatter < 0.15
+    assert found.step_s == pytest.approx(0.105)
+
+
+def test_a_step_is_the_mean_of_all_with_what_was_beside_them(tmp_path: Path) -> None:
+    """Half of the time is in one step of ten, and a tenth of it between steps."""
+    steps = ((0.1,) * 9 + (0.9,)) * 8
+    seen = Observation(0, 512, 0, steps, (0.01,) * 80, outside_s=0.8, control_wait_s=0.8)
+
+    found = probe_of(told(tmp_path, seen), 5)
+
+    assert found is not None
+    assert found.step_s == pytest.approx(0.18 + 0.01 + 0.02)
+    assert found.points[0][0].step_s == pytest.approx(0.1)
+    assert found.drift > 0.1
 
 
 ASKED = {"script": ["train.py"], "workers": [1, 2], "epochs": 3.0}
@@ -85,13 +104,15 @@ def test_a_search_goes_on_with_all_it_knew(tmp_path: Path) -> None:
     assert Journal(tmp_path / NAME, ASKED).switch_s(9.0) == 9.0
 
 
-def test_what_was_measured_again_takes_the_place_of_what_was_before(tmp_path: Path) -> None:
+def test_what_was_measured_again_is_kept_beside_what_was_before(tmp_path: Path) -> None:
     journal = whole(tmp_path)
-    again = Probe(Choice(1, 32), 50, 0.6, ((Point(samples=32, step_s=0.5),),))
+    (first,) = journal.probes
+    again = Probe(Choice(1, 32), 50, 0.6, ((Point(samples=32, step_s=0.5),),), drift=0.1)
 
     journal.note(again)
+    journal.keep()
 
-    assert journal.probes == [again]
+    assert opened(tmp_path, ASKED).probes == [first, again]
 
 
 def test_samples_that_were_lost_are_not_trained(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def life(
     workers: Sequence[str] = ("one/0",),
     busy_s: Mapping[int, float] | None = None,
     digest: str = "abc",
+    device: str = "",
     **header: Any,
 ) -> Path:
     """Add a life to the trace in a folder: a process that trained and wrote these records.
@@ -34,6 +35,7 @@ def life(
         workers: names; shares are equal.
         busy_s: seconds of each worker's steps, by its number; 5 of them, 0.05 s longer with waits.
         digest: of the model.
+        device: accelerator that computed; empty for a processor.
         header: of the trace, beside the usual.
     """
     facts: Record = {"policy": "uniform", "evenstride": "0.1.0", "torch": "2.13.0", "bounds": None}
@@ -44,7 +46,7 @@ def life(
         formed = FleetFormed(0, 0, batch, tuple(map(Worker, workers)))
         trace.event(0.0, formed, (SetShares(0, shares, "opening"),))
         model = {"parameters": 1_000_000, "gradient_bytes": 4_000_000, "digest": digest}
-        trace.record("workload", **model, samples=SAMPLES, device="")
+        trace.record("workload", **model, samples=SAMPLES, device=device)
         seen = [
             Observation(worker, shares[worker], 1, (time_s,) * 5, (0.05,) * 5)
             for worker, time_s in (busy_s or {}).items()

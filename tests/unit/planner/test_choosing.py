@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from evenstride.cli.quantities import seconds
 from evenstride.core.gradient_noise import Interval
 from evenstride.planner.choosing import NothingFits, Objective, Wishes, at_most, choose, knee
 from evenstride.planner.outlook import Outlook
@@ -51,19 +52,48 @@ def test_a_knee_of_two_points_is_the_cheaper_one() -> None:
 
 def test_a_deadline_that_cannot_be_kept_says_by_how_much() -> None:
     with pytest.raises(
-        NothingFits, match=r"within 0.5 h: the quickest, .* takes 1 h; raise .* 0.5 h"
+        NothingFits, match=r"within 30 min: the quickest, .* takes 1 h; raise --deadline to 1h, or"
     ):
         choose(SOME, Wishes(deadline_s=1800))
 
 
 def test_a_budget_that_cannot_be_kept_says_by_how_much() -> None:
-    with pytest.raises(NothingFits, match=r"at most 10 USD: the cheapest, .* costs 12; raise .* 2"):
+    with pytest.raises(NothingFits, match=r"at most 10 USD: .* costs 12; raise --budget to 12, or"):
         choose(SOME, Wishes(budget_usd=10))
 
 
 def test_limits_that_cannot_be_kept_together_name_both_ways_out() -> None:
-    with pytest.raises(NothingFits, match=r"costs 20 USD .* by 2\), and for 18 USD .* takes 4 h"):
+    with pytest.raises(NothingFits, match=r"costs 20 USD .* to 20\), and for 18 USD .* takes 4 h"):
         choose(SOME, Wishes(deadline_s=2 * 3600, budget_usd=18))
+
+
+def test_a_way_out_of_one_limit_keeps_to_the_other() -> None:
+    """Doing as the message says is enough."""
+    hasty = Wishes(deadline_s=600, budget_usd=18)
+    with pytest.raises(
+        NothingFits,
+        match=r"within 10 min: .* takes 1 h; raise --deadline to 1h and, as that costs 40 USD, "
+        r"--budget to 40; or --deadline to 4h, which the budget is enough for",
+    ):
+        choose(SOME, hasty)
+    assert choose(SOME, replace(hasty, deadline_s=3600, budget_usd=40)).outlook is SOME[0]
+    assert choose(SOME, replace(hasty, deadline_s=4 * 3600)).outlook is SOME[2]
+
+    poor = Wishes(deadline_s=4 * 3600, budget_usd=10)
+    with pytest.raises(NothingFits, match=r"to 12 and, as it takes 9 h, --deadline to 9h"):
+        choose(SOME, poor)
+    both = Wishes(deadline_s=1, budget_usd=1)
+    with pytest.raises(NothingFits, match=r"within 1 s: .* to 1h and, as .* --budget to 40, or"):
+        choose(SOME, both)
+
+
+@pytest.mark.parametrize("hours", [1e-4, 0.0123456, 0.5, 1.234567, 12_345.6])
+def test_a_deadline_that_is_named_is_enough(hours: float) -> None:
+    with pytest.raises(NothingFits) as refused:
+        choose(outlooks((hours, 1)), Wishes(deadline_s=1e-3))
+    named = str(refused.value).partition("raise --deadline to ")[2].partition(",")[0]
+
+    assert hours * 3600 <= seconds(named, "--deadline") <= 1.02 * hours * 3600
 
 
 def test_nothing_at_all_is_told() -> None:

@@ -40,7 +40,10 @@ def test_of_one_size_nobody_knows_which_part_is_fixed() -> None:
 
     assert curve.at(10) == pytest.approx(0.02)
     assert curve.at(20) == pytest.approx(0.03)
-    assert curve.error > 0.3
+    assert curve.error_at(10) < 0.01, "a step of that size is known"
+    assert curve.error_at(1) > 0.4
+    assert curve.error_at(40) > 0.3
+    assert curve.surest == pytest.approx(10)
 
 
 def test_times_that_do_not_grow_are_all_fixed() -> None:
@@ -135,3 +138,14 @@ def test_lines_that_are_flat_or_begin_at_0_are_less_sure_farther_out(
 
     assert min(curve.spread[0], curve.spread[2]) > 0
     assert curve.error_at(64) < curve.error_at(1024) < curve.error_at(4096)
+
+
+def test_what_blocks_lie_apart_is_the_error_of_all_sizes() -> None:
+    """Of ten thousand steps the mean is known, and not what the machine is at tomorrow."""
+    ends = (64, 0.06), (128, 0.1), (256, 0.18)
+    steady = [Point(samples=b, step_s=t, scatter=0.1, steps=10_000) for b, t in ends]
+    wandering = [one.model_copy(update={"drift": 0.2}) for one in steady]
+
+    assert fitted(steady).error_at(128) < 0.03
+    assert fitted(wandering).error_at(128) >= 0.2
+    assert fitted(wandering[:1]).error_at(64) == pytest.approx(0.2, rel=0.01)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import exp, hypot
 
 import pytest
 
+from evenstride.core.gradient_noise import Z95
 from evenstride.planner.choosing import Objective
 from evenstride.planner.foreseen import Choice, Job, Probe, foresee
 from evenstride.planner.online import (
@@ -230,6 +232,58 @@ def test_the_noise_that_is_known_best_counts() -> None:
 
 def test_a_probe_survives_json() -> None:
     probe = replace(FOUR, noise=NOISY).probe(Choice(4, 256))
+    probe = replace(probe, drift=0.3, beside_s=2.5)
 
     assert Probe.from_plain(probe.to_plain()) == probe
     assert Probe.from_plain(FOUR.probe(Choice(1, 64)).to_plain()).noise is None
+
+
+def test_all_visits_of_a_configuration_count_and_doubt_each_other() -> None:
+    """As one worker at a batch was measured at 6.9 ms once, and at 15.4 ms later."""
+    first, later = (replace(FOUR.probe(Choice(1, 64), 60), step_s=s) for s in (0.0069, 0.0154))
+    later = replace(later, steps=20, drift=0.05)
+
+    (found,) = foresee(JOB, [Choice(1, 64)], [first, later], {})
+
+    assert found.step_s.value == pytest.approx((60 * 0.0069 + 20 * 0.0154) / 80)
+    assert found.step_s.low < 0.0069
+    assert found.step_s.high > 0.0154
+    (alone,) = foresee(JOB, [Choice(1, 64)], [later], {})
+    assert alone.step_s.high / alone.step_s.value == pytest.approx(exp(Z95 * hypot(0.05, 0.01)))
+
+
+def test_what_wandered_is_doubted_where_it_was_not_measured_too() -> None:
+    truth = [FOUR.probe(Choice(1, 64)), FOUR.probe(Choice(4, 1024))]
+    unsure = [replace(probe, drift=0.2) for probe in truth]
+
+    for choice in choices(WORKERS, (64, 1024)):
+        (sure,) = foresee(job(noise=NOISY, batches=2), [choice], truth, {})
+        (wide,) = foresee(job(noise=NOISY, batches=2), [choice], unsure, {})
+        assert wide.step_s.value == sure.step_s.value
+        assert wide.step_s.high / wide.step_s.value > exp(1.9 * 0.2)
+        # It is common to all, so a look at another one would not tell.
+        assert wide.own_s == sure.own_s
+        assert sure.own_s.high <= wide.time_s.high
+
+
+def test_an_epoch_takes_what_was_measured_beside_its_steps() -> None:
+    probe = FOUR.probe(Choice(1, 64))
+    (bare,) = foresee(JOB, [Choice(1, 64)], [probe], {64: 0.5 * 30 * 60_000})
+
+    measured = [probe, replace(probe, beside_s=4.0)]
+    (whole,) = foresee(JOB, [Choice(1, 64)], measured, {64: 0.5 * 30 * 60_000})
+
+    assert whole.time_s.value == pytest.approx(bare.time_s.value + 15 * 4.0)
+
+
+def test_the_reason_says_why_the_last_one_won() -> None:
+    possible, told = choices((1, 2), (64,)), job(epochs=1e4)
+    probes = [FOUR.probe(Choice(2, 64)), FOUR.probe(Choice(1, 64))]
+
+    decision = decide(told, possible, probes, Standing(Choice(1, 64), {}, 0.1, MOST_PROBES + 1))
+
+    assert decision.to is None
+    assert decision.reason == (
+        "1 worker with 64 samples is the quickest of those that were measured; after 6 phases "
+        "nothing more is tried"
+    )

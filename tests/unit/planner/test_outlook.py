@@ -151,3 +151,32 @@ def test_an_end_that_is_open_stays_open() -> None:
 
     assert both.low == 0.0
     assert both.high == inf
+
+
+def test_what_an_epoch_takes_beside_its_steps_is_in_the_time() -> None:
+    choice, plain = Choice((kind("a"),), (1,), 256), task(Given(10.0, 256))
+
+    bare, whole = outlook(choice, plain), outlook(choice, replace(plain, beside_s=30.0))
+
+    assert bare is not None
+    assert whole is not None
+    assert whole.time_s.value == pytest.approx(bare.time_s.value + 10 * 30.0)
+
+
+def test_no_step_is_shorter_than_communication_and_a_smaller_one() -> None:
+    """However badly a profile fits: here by a factor of 50, so that its line tells nothing."""
+    sizes, times_s = (64, 256, 512), (0.054, 0.044, 0.119)
+    points = [
+        Point(samples=b, step_s=t, scatter=1.0, steps=40, drift=2.0)
+        for b, t in zip(sizes, times_s, strict=True)
+    ]
+    unsure = replace(kind("a"), curve=fitted(points))
+    sure = [one.model_copy(update={"scatter": 0.0, "drift": 0.0}) for one in points]
+    known = replace(kind("a"), curve=replace(fitted(sure), error=2.0))
+
+    for one, least_s in ((unsure, 0.0), (known, 0.044 * exp(-1.96 * 0.005) * 0.4)):
+        told = outlook(Choice((one,), (10,), 256), task(Given(10.0, 256)))
+        assert told is not None
+        steps = 10 * -(-100_000 // 256)
+        assert told.time_s.low >= steps * (told.step.communication_s + least_s) * 0.999
+        assert told.time_s.low < told.time_s.value < told.time_s.high

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,12 @@ from evenstride.cli.preemptions import with_preemptions
 from evenstride.errors import ConfigError
 from evenstride.planner.losses import Saves, waits_s
 from evenstride.planner.outlook import Choice, outlook
-from evenstride.planner.recorded import read_recording, recorded_transience, with_recorded
+from evenstride.planner.recorded import (
+    EXAMPLE,
+    read_recording,
+    recorded_transience,
+    with_recorded,
+)
 from evenstride.planner.transience import WAITS_DRIFT, from_recorded
 from evenstride.sim.spot import SpotTrace, load_spot_traces, machines
 from tests.unit.planner.kinds import kind, task
@@ -101,12 +107,45 @@ def test_lives_may_be_told_in_seconds_since_1970(tmp_path: Path) -> None:
         ('{"metadata": {"gap_seconds": 60}, "data": [1, 1000000000]}', r"1,000,000,000 machines"),
         ('{"metadata": ' + "[" * 100_000, r"not as spot-traces has it"),
         ("at_s,up\n0,0\n600,0", r"no machine was ever up"),
-        ("at_s,up\n0,0\n600,1\n1200,1", r"no rate of loss can be fitted .*; record for longer"),
+        ("at_s,up\n0,0\n600,1\n1200,1", r"none of its 1 machines was lost, .* record for longer"),
+        ("at_s,up\n0,4\n600,4\n1200,5", r"none of its 5 machines was lost"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_line(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)seen.csv.*{told}"):
         recorded_transience(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "losses", "hours"),
+    [
+        (EXAMPLE, 1, 11 / 6),
+        ("at_s,up\n0,4\n600,3\n", 1, 7 / 6),
+        ("came_s,gone_s\n0,7800\n600,\n", 1, None),
+        ("at_s,up\n0,4\n600,3\n1200,4\n1800,2\n2400,4\n", 3, 17 / 6),
+    ],
+)
+def test_losses_of_machines_that_were_there_from_the_start_count(
+    tmp_path: Path, text: str, losses: int, hours: float | None
+) -> None:
+    """As the example that is printed has it, and those of the documentation."""
+    found = recorded_transience(written(tmp_path, text))
+
+    mean_h = found.lifetime.mean_left_s(0.0) / 3600
+    if hours is not None:
+        assert mean_h == pytest.approx(hours / losses)
+    assert 0.0 <= found.rates_per_s[0] < found.rates_per_s[-1]
+    assert found.losses_per_h.low <= 1 / mean_h <= found.losses_per_h.high
+    assert f"{losses} loss" in found.reason
+
+
+def test_the_examples_of_the_documentation_can_be_used(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "catalogue.md"
+    blocks = re.findall(r"```\n(#[^`]*)```", page.read_text(encoding="utf-8"))
+
+    assert len(blocks) == 2
+    for block in blocks:
+        assert recorded_transience(written(tmp_path, block)).rates_per_s[-1] > 0
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

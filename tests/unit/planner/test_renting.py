@@ -152,3 +152,46 @@ def test_what_could_be_several_is_refused_with_the_way_out(maker: str) -> None:
     way = r"call it n1-standard-8\+none, n1-standard-8\+T4 or n1-standard-8\+V100"
     with pytest.raises(ConfigError, match=way):
         rentable(N1[:1], [device("n1-standard-8", maker=maker)], TODAY, known_offers=N1)
+
+
+GPU = offer("t4-box", accelerator="T4", accelerators=1)
+
+
+def by(name: str, computed_on: str) -> Device:
+    return device(name).model_copy(update={"computed_on": computed_on})
+
+
+def test_what_a_processor_computed_is_not_sold_as_an_accelerators() -> None:
+    """Neither under that type nor carried over to others; `force` plans with it all the same."""
+    own, others = by("t4-box", "cpu"), [GPU, offer("a100-box", accelerator="A100", accelerators=1)]
+
+    with pytest.raises(
+        ConfigError, match=r"t4-box has the accelerator T4, .* by a processor.*cuda"
+    ):
+        rentable(others, [own], TODAY)
+    with pytest.raises(ConfigError, match="computed by a processor"):
+        rentable(others[1:], [own], TODAY, known_offers=others)
+    with pytest.raises(ConfigError, match="computed by a processor"):
+        rentable(N1, [by("n1-standard-8+T4", "cpu")], TODAY)
+    forced = rentable(others, [own], TODAY, force=True)
+    assert [kind.type for kind in forced.kinds] == ["t4-box", "a100-box"]
+    assert forced.pretended == ("t4-box",)
+    for known in (by("t4-box", "cuda"), by("t4-box", "")):
+        found = rentable(others, [known], TODAY)
+        assert (len(found.kinds), found.pretended) == (2, ())
+
+
+def test_what_a_processor_computed_is_a_processors() -> None:
+    some = [offer("four", vcpus=4.0), offer("eight", vcpus=8.0), GPU]
+
+    found = rentable(some, [by("four", "cpu")], TODAY)
+
+    assert [kind.type for kind in found.kinds] == ["four", "eight"]
+    assert found.kinds[1].curve.source == "four"
+    assert found.unknown == ("t4-box",)
+
+
+def test_an_accelerator_that_the_catalogue_does_not_know_of_is_not_carried_to_processors() -> None:
+    some = [offer("four", vcpus=4.0), offer("eight", vcpus=8.0)]
+
+    assert [kind.type for kind in rentable(some, [by("four", "cuda")], TODAY).kinds] == ["four"]

@@ -1,14 +1,20 @@
 """Files and lines that start a cluster."""
 
+import os
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from evenstride.cli.main import app
 from evenstride.core.gradient_noise import Interval
 from evenstride.planner.epochs import Given
 from evenstride.planner.outlook import Choice, Outlook, outlook
-from evenstride.planner.starting import skypilot_files, torchrun_lines, variables
+from evenstride.planner.starting import skypilot_files, start_lines, variables
 from tests.unit.planner.kinds import kind, task
 
 ALONE = Choice((kind("g5.xlarge", place="aws/us-east-1", losses_per_h=0.1),), (4,), 256)
@@ -44,11 +50,80 @@ def test_a_mix_is_a_task_for_each_kind_with_ranks_of_its_own() -> None:
     assert second["envs"] == {"EVENSTRIDE_HEAD": ""}
 
 
-def test_lines_name_the_ranks_of_each_kind() -> None:
-    first, second = torchrun_lines(MIXED, ["t.py"])
+def shell(line: str, **variables: str) -> tuple[int, list[str], str]:
+    """Run a line as it is; return its exit code, the words of what it starts, and its complaint."""
+    program, _, rest = line.partition("torchrun " if "torchrun " in line else "evenstride ")
+    del program
+    said = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {rest}"],
+        env={"PATH": os.environ["PATH"], **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return said.returncode, said.stdout.splitlines(), said.stderr
 
-    assert first.startswith("torchrun --nnodes=5 --node-rank=0..2 --nproc-per-node=2")
-    assert second.startswith("torchrun --nnodes=5 --node-rank=3..4 --nproc-per-node=1")
+
+def runnable(lines: list[str]) -> list[str]:
+    return [line for line in lines if not line.startswith("#")]
+
+
+def test_lines_take_their_rank_and_the_head_from_the_shell() -> None:
+    told = start_lines(MIXED, ["t.py", "--name", "a b"])
+    first, second = runnable(told)
+
+    code, words, _ = shell(second, NODE_RANK="4", HEAD="10.0.0.5")
+    assert code == 0
+    assert words == [
+        *("--nnodes=5", "--node-rank=4", "--nproc-per-node=1", "--master-addr=10.0.0.5"),
+        *("--master-port=29500", "t.py", "--name", "a b"),
+    ]
+    assert "--nproc-per-node=2" in shell(first, NODE_RANK="0", HEAD="x")[1]
+    code, _, complaint = shell(first, HEAD="x")
+    assert code != 0
+    assert "NODE_RANK: is 0 to 2, another one on each machine" in complaint
+    assert "HEAD: is the address of the machine with NODE_RANK 0" in shell(first, NODE_RANK="0")[2]
+    assert told[2].startswith("# on each of 2 x b, after export NODE_RANK=3 ... 4 and HEAD=")
+
+
+def test_one_machine_needs_no_address() -> None:
+    (line,) = start_lines(Choice((kind("a", workers=4),), (1,), 256), ["t.py"], {"A": "1 2"})
+
+    assert line == "A='1 2' torchrun --standalone --nproc-per-node=4 t.py"
+
+
+def test_a_line_for_one_machine_runs_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text("import os\nprint(os.environ['A'], os.environ['WORLD_SIZE'])\n")
+    (line,) = start_lines(Choice((kind("a"),), (1,), 256), ["t.py"], {"A": "1 2"})
+    python = str(Path(sys.executable).parent)
+
+    said = subprocess.run(
+        ["bash", "-c", line],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{python}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert said.stdout == "1 2 1\n", said.stderr
+
+
+def test_machines_that_may_be_taken_away_are_launched() -> None:
+    """And what is told is what `evenstride launch` takes."""
+    told = start_lines(ALONE, ["t.py"], {"EVENSTRIDE_EPOCHS": "5"})
+    store, start = runnable(told)
+
+    assert store.startswith("evenstride launch --store-only --store ")
+    assert start.startswith("EVENSTRIDE_EPOCHS=5 evenstride launch ")
+    code, words, _ = shell(start, STORE="10.0.0.5")
+    assert code == 0
+    found = CliRunner().invoke(app, [*words[:-1], "--dry-run", "t.py"])
+    assert found.exit_code == 0, found.output
+    assert "--nnodes=1:4" in found.output
+    assert "STORE: is the address of the machine that stays" in shell(start)[2]
+    assert "g5.xlarge spot" in told[2]
 
 
 def looked_at(epochs: float) -> Outlook:
@@ -68,12 +143,12 @@ def test_a_script_is_told_whole_epochs_and_the_batch(epochs: float, whole: str) 
 def test_another_mode_is_told_in_lines_and_files() -> None:
     told = variables(looked_at(45.0), "bsp-ps(servers=2)")
 
-    (line,) = torchrun_lines(ALONE, ["t.py"], told)
-    words = shlex.split(line)
-    assert words[:4] == [
-        *("EVENSTRIDE_EPOCHS=45", "EVENSTRIDE_GLOBAL_BATCH=256"),
-        *("EVENSTRIDE_SYNC=bsp-ps(servers=2)", "torchrun"),
-    ]
+    for choice in (ALONE, MIXED):
+        words = shlex.split(runnable(start_lines(choice, ["t.py"], told))[-1])
+        assert words[:3] == [
+            *("EVENSTRIDE_EPOCHS=45", "EVENSTRIDE_GLOBAL_BATCH=256"),
+            "EVENSTRIDE_SYNC=bsp-ps(servers=2)",
+        ]
     each = [yaml.safe_load(text) for text in skypilot_files(MIXED, ["t.py"], told).values()]
     assert each[0]["envs"] == told
     assert each[1]["envs"] == {**told, "EVENSTRIDE_HEAD": ""}

@@ -103,7 +103,7 @@ def test_a_run_that_was_there_when_first_looked_at_is_no_training(tmp_path: Path
     found, note = towards_it(life(tmp_path, rising), Aim(0.35))
 
     assert found.trainings == ()
-    assert "when it was first looked at, after 1 epochs" in note
+    assert "when it was first looked at, after 1 epoch, so" in note
     assert "has to fall to its target" in note
 
 

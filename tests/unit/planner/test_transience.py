@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import gamma
 
 from evenstride.core.lifetimes import DAY_S, Exponential, TwoRates
 from evenstride.errors import ConfigError
@@ -153,8 +154,8 @@ def test_days_to_come_may_differ_from_those_that_were_recorded() -> None:
 
 
 def test_windows_count_by_the_time_of_their_machines() -> None:
-    # Nine windows of a machine that lasts, and two in which one goes that was hardly there.
-    up = np.array([0] + [1] * 90 + [0] * 9 + [1, 0])
+    # Nine windows of machines that last, and two in which some go that were hardly there.
+    up = np.array([0] + [5] * 90 + [0] * 9 + [5, 0])
     recorded = machines([SpotTrace("made/up", 600.0, up)])
 
     found = from_recorded(recorded, 6000.0)
@@ -163,10 +164,28 @@ def test_windows_count_by_the_time_of_their_machines() -> None:
     assert found.losses_per_h.high == found.losses_per_h.value > 0.0
 
 
+@pytest.mark.parametrize("losses", [1, 2, 4])
+def test_few_losses_are_not_none(losses: int) -> None:
+    """Windows with one would weigh too little to be seen; the rate is as likely as Poisson has it.
+
+    So 95 % of what is likely after one loss lies between a fifth and four times its rate or so.
+    """
+    recorded = machines([SpotTrace("made/up", 600.0, np.array([9] * 199 + [9 - losses]))])
+
+    found = from_recorded(recorded, drift=0.0)
+
+    rate = losses / (199 * 9 * 600.0)
+    assert np.mean(found.rates_per_s) == pytest.approx((losses + 0.5) / losses * rate, rel=0.05)
+    low, high = gamma.ppf([0.025, 0.975], losses + 0.5) / losses
+    assert (found.rates_per_s[0] / rate, found.rates_per_s[-1] / rate) == pytest.approx(
+        (low, high), rel=0.25
+    )
+
+
 def test_a_recording_without_a_loss_tells_no_rate() -> None:
     recorded = machines([SpotTrace("made/up", 60.0, np.array([0, 1, 1, 1]))])
 
-    with pytest.raises(ConfigError, match="no rate of loss can be fitted to 1 machines"):
+    with pytest.raises(ConfigError, match="none of its 1 machines was lost"):
         from_recorded(recorded)
 
 

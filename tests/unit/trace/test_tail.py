@@ -40,9 +40,9 @@ def test_a_line_that_is_not_whole_waits_for_its_rest(tmp_path: Path, cut: int) -
     tail = written(tmp_path, HEADER, NOTE[:cut], end="")
 
     assert everything(tail) == ["header"]
-    assert tail.unread == (
-        f"line 2 is not whole: {cut} bytes that are still being written, or were cut off by a "
-        "crash",
+    (told,) = tail.unread
+    assert told == (
+        f"line 2 is not whole: {cut} bytes that are still being written, or were cut off by a crash"
     )
     with tail.path.open("a") as file:
         file.write(NOTE[cut:] + "\n")

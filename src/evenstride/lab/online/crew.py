@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import struct
 import time
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenstride.errors import LaunchError
+from evenstride.errors import ConfigError, LaunchError
 from evenstride.lab.elastic.starters import FromScratch, FromZygote, Order, Starter
 from evenstride.lab.elastic.supervisor import LOCAL
 from evenstride.lab.launch import free_port, last_words
@@ -33,6 +34,8 @@ _STEADY = {
 }
 _NOT_OURS = ("EVENSTRIDE_CALIBRATE", "EVENSTRIDE_MAX_STEPS", "EVENSTRIDE_GLOBAL_BATCH")
 _GONE_S = 10.0
+# The last line of a traceback that ends in one of our own errors.
+_REFUSED = re.compile(r"^(?:\[rank\d+\]: )?evenstride\.errors\.\w+: (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,7 @@ class Crew:
         """Return whether all processes have ended in order.
 
         Raises:
+            ConfigError: one was refused by evenstride, for what its words say.
             LaunchError: one has failed; its last output is in the message.
         """
         codes = [self.ground.code(pid) for pid in self.pids]
@@ -210,6 +214,8 @@ class Crew:
             if code and not (code == LEFT and self.saved):
                 log = self.phase.folder / f"rank-{rank}.log"
                 text = log.read_text(errors="replace") if log.exists() else ""
+                if refused := _REFUSED.findall(text):
+                    raise ConfigError(f"{refused[-1]} (rank {rank}; all it said is in {log})")
                 raise LaunchError(
                     f"rank {rank} of {self.phase.workers} ended with exit code {code}; its last "
                     f"output:\n{last_words(text)}"

@@ -77,8 +77,8 @@ class Journal:
     epochs: int | None = None
 
     def note(self, probe: Probe) -> None:
-        """Keep what was measured; of one configuration only the latest."""
-        self.probes = [one for one in self.probes if one.choice != probe.choice] + [probe]
+        """Keep what was measured, beside what was before of the same configuration."""
+        self.probes.append(probe)
 
     def train(self, batch: int, samples: float) -> None:
         """Count samples as trained; fewer than none where work was lost."""

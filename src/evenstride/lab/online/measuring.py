@@ -6,15 +6,23 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from evenstride.core.events import SetShares
 from evenstride.core.fleet import Shares
 from evenstride.core.observation import Measured, Observation, communication_s, median
 from evenstride.errors import TraceError
+from evenstride.planner.beside import beside
 from evenstride.planner.evidence import Facts, facts, noise, observed
 from evenstride.planner.foreseen import Choice, Probe
+from evenstride.planner.lives import lives_of
+from evenstride.planner.scattering import drift
 from evenstride.planner.workload import Point
 from evenstride.trace.codec import decode
 from evenstride.trace.read import read_records
+
+_AHEAD_S = 600.0  # for which a mean is to hold
+_MOST_UNSETTLED = 200  # steps
 
 
 def facts_of(trace: Path) -> Facts | None:
@@ -50,21 +58,25 @@ def probe_of(trace: Path, fewest: int) -> Probe | None:
     least = min(steps[worker] for worker in range(known.workers))
     if least < max(fewest, 1):
         return None
+    steps_s = _settled_s(seen)
     return Probe(
         Choice(known.workers, known.global_batch),
         least,
-        _usual_s(seen),
+        float(np.mean(steps_s)),
         tuple(_points(seen, worker) for worker in range(known.workers)),
         communication_s(Measured.of(seen), _shares(trace)) if known.workers > 1 else None,
         noise(trace),
+        drift(steps_s, max(_AHEAD_S / sum(steps_s), 1.0)),
+        beside(lives_of(trace)).epoch_s,
     )
 
 
 def _points(seen: Sequence[Observation], worker: int) -> tuple[Point, ...]:
-    """Return a worker's steps by size.
+    """Return a worker's steps by size, for the shape of its line.
 
     Medians, and deviations as robust: while the first steps are taken, the processes of the phase
-    before are still ending, and a mean over forty steps would be of them.
+    before are still ending, and a mean over forty steps would be of them. By how much means are
+    above them, the mean step of all tells (`Probe.step_s`).
     """
     times_s: dict[int, list[float]] = {}
     for one in seen:
@@ -78,15 +90,19 @@ def _points(seen: Sequence[Observation], worker: int) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def _usual_s(seen: Sequence[Observation]) -> float:
-    """Return what a step takes once shares have settled: the median of the later half."""
+def _settled_s(seen: Sequence[Observation]) -> list[float]:
+    """Return what steps take once shares have settled, by the first worker.
+
+    Of few, the later half. Each with its part of what was beside the steps it was reported with, so
+    that their sum is the time that training takes.
+    """
     mine = sorted((one for one in seen if one.worker == 0), key=lambda one: one.first_step)
     times_s = [
-        busy_s + wait_s
+        busy_s + wait_s + (one.outside_s + one.control_wait_s) / one.steps
         for one in mine
         for busy_s, wait_s in zip(one.busy_s, one.wait_s, strict=True)
     ]
-    return median(tuple(times_s[len(times_s) // 2 :]))
+    return times_s[min(len(times_s) // 2, _MOST_UNSETTLED) :]
 
 
 def _shares(trace: Path) -> Shares:

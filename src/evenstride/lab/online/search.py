@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from evenstride.core.gradient_noise import Z95
 from evenstride.errors import ConfigError
 from evenstride.lab.folder import make_folder
 from evenstride.lab.online.crew import Crew, Ground, Phase, ground
@@ -31,6 +32,7 @@ from evenstride.planner.online import (
 )
 
 _LOOK_S = 0.5  # from one look into a trace to the next
+_TELL_S = 30.0  # from one word on how far training is to the next, where it stays
 _STOP_S = 120.0  # for a phase to save and end
 _NOISE_EVERY = 3
 
@@ -174,9 +176,11 @@ class _Search:
         assert probe is not None, "that is what was waited for"
         self.journal.note(probe)
         self.journal.keep()
+        step_ms, factor = probe.step_s * 1e3, math.exp(Z95 * probe.drift)
         self.say(
-            f"{_phase(self.journal.phases, at.choice)}: {probe.step_s * 1e3:.1f} ms a step "
-            f"({at.choice.batch / probe.step_s:.0f} samples/s), from {probe.steps} steps"
+            f"{_phase(self.journal.phases, at.choice)}: {step_ms:.3g} ms a step ("
+            f"{step_ms / factor:.3g} to {step_ms * factor:.3g}), "
+            f"{at.choice.batch / probe.step_s:.0f} samples/s, from {probe.steps} steps"
             + _noise(probe)
         )
         return probe
@@ -283,11 +287,29 @@ class _Search:
     def _stay(self, at: Training, decision: Decision) -> None:
         self.journal.chosen, self.journal.reason = at.choice, decision.reason
         self.journal.keep()
+        self.say(f"trains to the end; what the script says is in {at.crew.phase.folder}/rank-0.log")
 
     def _to_the_end(self, at: Training) -> Found:
-        at.until(lambda: False, math.inf)
+        told_s, begun, begun_s = time.monotonic(), at.samples, time.monotonic()
+
+        def tell() -> bool:
+            nonlocal told_s
+            now_s = time.monotonic()
+            if now_s - told_s >= _TELL_S:
+                told_s = now_s
+                self._tell_how_far(at, (at.samples - begun) / (now_s - begun_s))
+            return False
+
+        at.until(tell, math.inf)
         after = probe_of(at.crew.phase.trace, 1)
         return self._found(at, after)
+
+    def _tell_how_far(self, at: Training, per_s: float) -> None:
+        """Say how much is trained, and how long the rest takes at the present rate."""
+        trained, whole = self.journal.samples + at.samples, at.crew.phase.epochs * at.length
+        left = max(whole - trained, 0.0)
+        soon = f"; some {left / per_s:.0f} s are left, at the rate until now" if per_s > 0 else ""
+        self.say(f"{trained / at.length:.1f} of {at.crew.phase.epochs} epochs are trained{soon}")
 
     def _found(self, at: Training, after: Probe | None) -> Found:
         """Return what the search came to, once training has ended."""

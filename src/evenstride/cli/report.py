@@ -1,0 +1,127 @@
+"""``evenstride report``: what happened in runs, as one page to read, send and print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenstride.errors import TraceError
+
+if TYPE_CHECKING:
+    from evenstride.report.page.runs import Run
+
+_Runs = Annotated[
+    list[Path],
+    typer.Argument(help="Folders of runs, or their trace files.", metavar="RUN [RUN ...]"),
+]
+_Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", "-o", help="The page; report.html in the first run's folder if not given."
+    ),
+]
+_Figures = Annotated[
+    Path | None,
+    typer.Option(help="Folder for the charts as PNG and SVG, too (needs matplotlib)."),
+]
+_Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that is no report.")]
+_AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON object: the page's figures, with whole lists."),
+]
+
+
+def report(
+    runs: _Runs,
+    out: _Out = None,
+    figures: _Figures = None,
+    force: _Force = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Write what happened in runs as one HTML page: who waited for whom, since when, and why.
+
+    The page needs no network and no other file. With several runs it compares them first. What
+    could not be read of a trace is told on the page; a run that still trains is shown as far as
+    it is.
+
+    Examples:
+        evenstride report runs/today
+
+        evenstride report runs/uniform runs/adaptive -o compared.html --figures figures
+    """
+    from evenstride.report.page.data import run_data
+    from evenstride.report.page.files import check_place, place_of, write_page
+    from evenstride.report.page.page import page_of
+    from evenstride.trace.read import trace_path
+
+    place = place_of(trace_path(runs[0]), out)
+    check_place(place, force=force)
+    if figures is not None:
+        from evenstride.report.figures import check_plotting
+
+        check_plotting()
+    found = _read(runs)
+    write_page(page_of(found), place)
+    drawn = [] if figures is None else _draw(found, figures)
+    for run in found:
+        for sentence in run.story.unread:
+            typer.echo(f"{run.name}: {sentence}", err=True)
+    if as_json:
+        told = {"page": str(place), "figures": [str(path) for path in drawn]}
+        typer.echo(json.dumps({**told, "runs": [run_data(run) for run in found]}))
+        return
+    typer.echo(f"report {place}")
+    for path in drawn:
+        typer.echo(f"figure {path}")
+
+
+def _draw(runs: Sequence[Run], folder: Path) -> list[Path]:
+    from evenstride.report.page.figures import figures_of
+
+    return figures_of(runs, folder)
+
+
+def _read(paths: Sequence[Path]) -> list[Run]:
+    """Return the runs, each under a name that no other one has.
+
+    Raises:
+        TraceError: there is no such file, or nothing at all can be read of any of them.
+    """
+    from evenstride.report.page.runs import read_run
+    from evenstride.trace.read import trace_path
+
+    names = _names([trace_path(path) for path in paths])
+    try:
+        found = [read_run(path, name) for path, name in zip(paths, names, strict=True)]
+    except OSError as error:
+        raise TraceError(f"cannot read {error.filename} ({error.strerror})") from None
+    if not any(run.story.lives for run in found):
+        first = found[0].story
+        raise TraceError(f"nothing can be read of {first.path}: {'; '.join(first.unread)}")
+    return found
+
+
+def _names(traces: Sequence[Path]) -> list[str]:
+    """Return short names of traces: their folders, with as much before as tells them apart."""
+    from evenstride.trace.read import TRACE_NAME
+
+    parts = [
+        path.resolve().parent.parts
+        if path.name == TRACE_NAME
+        else (*path.resolve().parent.parts, path.stem)
+        for path in traces
+    ]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(one[-length:]) for one in parts]
+        if len(set(names)) == len(set(traces)):
+            break
+    seen: dict[str, int] = {}
+    told = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        told.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return told

@@ -1,0 +1,97 @@
+"""A run as JSON: all that its page shows, and what the page leaves out of long lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+from evenstride.report.page.curves import fitted_of
+from evenstride.report.page.lists import alerts_of
+from evenstride.report.page.metrics import courses_of
+from evenstride.report.page.runs import Leg, Run
+from evenstride.report.page.words import headline, rate_of, who_waited
+from evenstride.report.run.generation import Decision, Generation, Incident
+
+_FIGURES = ("efficiency_model", "speedup_model", "bound_model", "saved_s", "waiting_part")
+
+
+def run_data(run: Run) -> dict[str, Any]:
+    """Return a run as JSON types; what is no finite number is ``None``.
+
+    Args:
+        run: any.
+    """
+    totals = {**asdict(run.totals), **{name: getattr(run.totals, name) for name in _FIGURES}}
+    told = {
+        "name": run.name,
+        "trace": str(run.story.path),
+        "policy": run.policy,
+        "sync": run.sync,
+        "lockstep": run.lockstep,
+        "ended": run.story.ended,
+        "headline": headline(run),
+        "who_waited": who_waited(run),
+        "samples_per_s": rate_of(run),
+        "totals": totals,
+        "workers": [
+            {"worker": name, "caused_s": float(run.caused_s[lane])}
+            for lane, name in enumerate(run.lanes)
+        ],
+        "generations": [_leg(leg) for leg in run.legs],
+        "decisions": _of_generations(run, lambda one: one.decisions),
+        "incidents": _of_generations(run, lambda one: one.incidents),
+        "alerts": alerts_of(run),
+        "curves": [
+            {
+                "worker": run.lanes[one.lane],
+                "fixed_s": one.fixed_s,
+                "per_sample_s": one.per_sample_s,
+            }
+            for one in fitted_of(run)
+        ],
+        "metrics": {
+            one.name: {"steps": one.steps.tolist(), "values": one.values.tolist()}
+            for one in courses_of(run)
+        },
+        "processes": [{"header": life.header, "summary": life.summary} for life in run.story.lives],
+        "unread": list(run.story.unread),
+    }
+    found: dict[str, Any] = finite(told)
+    return found
+
+
+def _of_generations(
+    run: Run, of: Callable[[Generation], Sequence[Decision | Incident]]
+) -> list[dict[str, Any]]:
+    return [
+        {"process": one.life + 1, **asdict(entry)}
+        for one in run.story.generations
+        for entry in of(one)
+    ]
+
+
+def _leg(leg: Leg) -> dict[str, Any]:
+    one = leg.generation
+    return {
+        "process": one.life + 1,
+        "generation": one.number,
+        "first_step": one.first,
+        "steps": one.steps,
+        "global_batch": one.global_batch,
+        "workers": list(one.workers),
+        "blames": [asdict(blame) for blame in leg.blames],
+        "phases": [
+            [asdict(phase) for phase in leg.phases(rank)] for rank in range(len(one.workers))
+        ],
+    }
+
+
+def finite(value: Any) -> Any:
+    """Return JSON types in which no number is infinite or none; those are ``None``."""
+    if isinstance(value, dict):
+        return {str(key): finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

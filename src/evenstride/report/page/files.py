@@ -1,0 +1,68 @@
+"""Where a report goes, and what it may overwrite."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from evenstride.errors import ConfigError
+from evenstride.report.page.page import MARK
+
+REPORT_NAME = "report.html"
+_LOOKED_AT = 4096
+
+
+def place_of(trace: Path, given: Path | None) -> Path:
+    """Return the file that a report is written to: the given one, or one beside the trace.
+
+    Args:
+        trace: of the first run.
+        given: by the user.
+    """
+    return trace.parent / REPORT_NAME if given is None else given
+
+
+def check_place(path: Path, *, force: bool) -> None:
+    """Raise unless a report may be written there.
+
+    Args:
+        path: of the file.
+        force: whether a file that is no report may be overwritten.
+
+    Raises:
+        ConfigError: it is a folder, or a file that is no report of ours.
+    """
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder; name a file for the report, such as {path / REPORT_NAME}"
+        )
+    if force or not path.exists():
+        return
+    try:
+        with path.open("rb") as file:
+            ours = MARK.encode() in file.read(_LOOKED_AT)
+    except OSError as error:
+        raise ConfigError(f"cannot look into {path} ({error.strerror})") from None
+    if not ours:
+        raise ConfigError(
+            f"{path} exists and is no report of evenstride; name another file with -o, or give "
+            "--force to overwrite it"
+        )
+
+
+def write_page(text: str, path: Path) -> None:
+    """Write a page, whole or not at all.
+
+    Raises:
+        ConfigError: it cannot be written, for which reason.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            aside.unlink()
+        raise ConfigError(f"cannot write {path} ({error.strerror})") from None

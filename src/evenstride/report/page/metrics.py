@@ -1,0 +1,99 @@
+"""Losses and metrics that the run has told of, each in a small chart over the training's steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenstride.core.fleet import FloatArray
+from evenstride.report.page import drawing
+from evenstride.report.page.frame import axis_labels, figure, plot
+from evenstride.report.page.markup import Markup, element
+from evenstride.report.page.runs import Run
+from evenstride.report.page.scales import Scale, ticks
+from evenstride.report.run.thinning import thinned
+from evenstride.report.words import plain
+
+HEIGHT = 130.0
+TITLE = "Loss and metrics"
+_MOST = 12
+_BUCKETS = 400
+_MEASURED = "loss of measured steps"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Course:
+    """One metric over the run.
+
+    Args:
+        name: of it.
+        steps: at which it was found.
+        values: that were found.
+    """
+
+    name: str
+    steps: FloatArray
+    values: FloatArray
+
+
+def courses_of(run: Run) -> list[Course]:
+    """Return what was found of each metric, in the order in which they were first told of."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for life in run.story.lives:
+        told = {plain(name, 80): [(s, v) for s, _, v in one] for name, one in life.metrics.items()}
+        if life.losses:
+            told[_MEASURED] = life.losses
+        for name, values in told.items():
+            # What a process trained beyond the checkpoint that the next one began from is undone.
+            before = [one for one in found.get(name, []) if one[0] < values[0][0]]
+            found[name] = [*before, *values]
+    return [Course(name, *np.array(one, dtype=np.float64).T) for name, one in found.items()]
+
+
+def metrics_charts(run: Run, key: str) -> Markup | None:
+    """Return a chart for each metric; ``None`` if there is none.
+
+    Args:
+        run: any.
+        key: begins their ids.
+    """
+    courses = courses_of(run)
+    if not courses:
+        return None
+    charts = [_chart(one, f"{key}-metric{n}") for n, one in enumerate(courses[:_MOST])]
+    more = len(courses) - _MOST
+    note = f"{more} more metrics are in the output of --json." if more > 0 else None
+    return element(
+        "div",
+        element("div", charts, class_="small"),
+        element("p", note, class_="how") if note else None,
+    )
+
+
+def _chart(course: Course, key: str) -> Markup:
+    few = thinned(course.values, _BUCKETS)
+    steps = course.steps[few.last]
+    low, high = float(few.least.min()), float(few.most.max())
+    room = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
+    x = Scale(float(steps.min()), float(steps.max()), drawing.WIDTH)
+    y = Scale(high + room, low - room, HEIGHT)
+    marks = ticks(low - room, high + room, 3)
+    at = x(steps) if len(steps) > 1 else np.array([drawing.WIDTH / 2])
+    drawn = [
+        drawing.path(drawing.level_way(y([value for value, _ in marks])), "grid"),
+        drawing.path(drawing.line_way(at, y(few.mean)), "line own"),
+    ]
+    if len(steps) <= 60:
+        drawn.append(drawing.path(drawing.dots_way(at, y(few.mean)), "dot own"))
+    if not few.exact:
+        spread = zip(at.tolist(), y(few.least).tolist(), y(few.most).tolist(), strict=True)
+        way = Markup("".join(f"M{a:.2f} {b:.1f}V{c:.1f}" for a, b, c in spread))
+        drawn.insert(1, drawing.path(way, "spread"))
+    told = f"{course.name}: first {course.values[0]:.4g}, last {course.values[-1]:.4g}"
+    picture = drawing.drawing(HEIGHT, told, *drawn, zoomed=False)
+    labels = axis_labels(ticks(x.low, x.high, 4), x, "step of the training")
+    words = [f"First {course.values[0]:.4g}, last {course.values[-1]:.4g}."]
+    if not few.exact:
+        words.append(f"{len(course.values):,} values in {len(steps)} groups: mean, and range.")
+    return figure(key, course.name, words, plot(picture, marks, y, labels))

@@ -1,0 +1,227 @@
+"""What a run came to, and who made others wait, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenstride.core.speedup import WORTH_IT
+from evenstride.report.page.runs import Leg, Run
+from evenstride.report.run.phases import Phase
+from evenstride.report.run.totals import Totals
+from evenstride.report.words import duration, plain
+
+_ALIKE = 0.005
+_SLOW = 0.9
+_MOST_TOLD = 12
+_RECENT = 50
+_LASTING = 0.05
+_MOST_PHASES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A figure that is shown large.
+
+    Args:
+        name: of it.
+        value: as people read it.
+        told: what it is of, or measured by.
+    """
+
+    name: str
+    value: str
+    told: str
+
+
+def headline(run: Run) -> str:
+    """Return in one or two sentences what a run came to.
+
+    Args:
+        run: any.
+    """
+    totals = run.totals
+    if not run.legs:
+        return "No step was told of yet."
+    took = f"{totals.steps:,} steps took {duration(totals.took_s)}"
+    if not run.lockstep:
+        return (
+            f"{took} (the worker with the most to do). In {run.sync} workers do not keep step: "
+            "nobody waits for another, so there is no speed-up over equal steps to tell of."
+        )
+    if len(run.lanes) == 1:
+        return f"{took}. There is one worker, so there is nothing to balance."
+    bound, speedup = totals.bound_model, totals.speedup_model
+    if bound is None or speedup is None:
+        return f"{took}. What other splits would have taken is not known."
+    if bound - 1.0 < WORTH_IT:
+        return (
+            f"{took}. Balancing cannot help much here: the best split would be {bound - 1:.1%} "
+            f"faster than the equal one{_ended(speedup)}."
+        )
+    return f"{took}, {_compared(totals, speedup, bound)}."
+
+
+def _ended(speedup: float) -> str:
+    return "" if abs(speedup - 1.0) < _ALIKE else f", and this run was {speedup:.2f} times as fast"
+
+
+def _compared(totals: Totals, speedup: float, bound: float) -> str:
+    saved_s = totals.saved_s or 0.0
+    best = f"the best split would be {bound:.2f} times as fast as the equal one"
+    if abs(speedup - 1.0) < _ALIKE:
+        could_s = duration(totals.judged_s - totals.best_s)
+        return f"as long as with equal shares: {best}, so balancing could save {could_s} of that"
+    if speedup < 1.0:
+        return f"{duration(-saved_s)} more than with equal shares, though {best}"
+    return (
+        f"{speedup:.2f} times as fast as with equal shares: {duration(saved_s)} saved. That is "
+        f"{totals.efficiency_model:.1%} of what the best split would reach"
+    )
+
+
+def cards_of(run: Run) -> list[Card]:
+    """Return the figures that a reader asks for first; none where nothing was told."""
+    totals = run.totals
+    if not run.legs:
+        return []
+    step_s = float(np.median(run.legs[-1].durations_s[-_RECENT:]))
+    found = [
+        Card(
+            "Speed-up over equal shares",
+            _times(totals.speedup_model),
+            f"best possible: {_times(totals.bound_model)}",
+        ),
+        Card("Efficiency", _part(totals.efficiency_model), "100% is the best split"),
+        Card("Time saved", duration(totals.saved_s), "against equal shares"),
+        Card("Waiting for slower workers", f"{totals.waiting_part:.1%}", "of all workers' time"),
+        Card(
+            "Step",
+            duration(step_s),
+            f"median of the last {min(_RECENT, run.legs[-1].generation.steps)}",
+        ),
+        Card(
+            "Samples per second",
+            f"{rate_of(run):,.4g}",
+            f"{totals.steps:,} steps in {duration(totals.took_s)}",
+        ),
+    ]
+    return found if run.lockstep else found[4:]
+
+
+def rate_of(run: Run) -> float:
+    """Return the samples that a run trained in a second of its steps."""
+    return run.totals.samples / run.totals.took_s if run.totals.took_s else 0.0
+
+
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}×"
+
+
+def _part(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def who_waited(run: Run) -> list[str]:
+    """Return who made the others wait, since when and why, who cost most first.
+
+    Args:
+        run: any.
+    """
+    if not run.legs:
+        return []
+    if not run.lockstep:
+        return [f"Nobody waits for another: in {run.sync} each worker goes on when it is ready."]
+    found = [
+        (blame.each_s, f"{_where(run, leg)}{_sentence(blame.reason)}")
+        for leg in run.legs
+        for blame in leg.blames
+        if blame.stretches
+    ]
+    found.sort(key=lambda one: -one[0])
+    told = [text for _, text in found[:_MOST_TOLD]]
+    if len(found) > _MOST_TOLD:
+        told.append(f"{len(found) - _MOST_TOLD} more are in the table below.")
+    if not found and len(run.lanes) > 1:
+        told.append("No worker made the others wait for 2% of the time or more.")
+    return told + _slow(run)
+
+
+def _slow(run: Run) -> list[str]:
+    """Say who was slower than at its best for a while, as balancing hides it from the waits."""
+    found: list[tuple[float, str]] = []
+    for leg in run.legs:
+        steps = leg.generation.steps
+        for rank in (rank for rank, lane in enumerate(leg.lanes) if lane in run.drawn):
+            phases = [
+                one
+                for one in leg.phases(rank)
+                if one.speed < _SLOW and one.last - one.first + 1 >= _LASTING * steps
+            ]
+            lost = sum((1.0 - one.speed) * (one.last - one.first + 1) for one in phases)
+            told = _slow_phases(leg, rank, phases)
+            if told:
+                name = f"worker {rank} ({run.lanes[leg.lanes[rank]]})"
+                found.append((lost, f"{_where(run, leg)}{_sentence(f'{name} ran {told}')}"))
+    found.sort(key=lambda one: -one[0])
+    return [text for _, text in found[:_MOST_TOLD]]
+
+
+def _slow_phases(leg: Leg, rank: int, phases: Sequence[Phase]) -> str:
+    """Return at which speed a worker ran when; nothing where its waits tell that already."""
+    if not phases:
+        return ""
+    blamed = any(one.rank == rank and one.stretches for one in leg.blames)
+    if len(phases) > _MOST_PHASES:
+        if blamed:
+            return ""
+        slowest = min(one.speed for one in phases)
+        return (
+            f"below its best speed in {len(phases)} phases, at {slowest:.2f} of it in the slowest"
+        )
+    changes = [_share_change(leg, rank, one) for one in phases]
+    if blamed and not any(changes):
+        return ""
+    last = leg.generation.steps - 1
+    when = [
+        f"since step {leg.step_at(one.first):,}"
+        if one.last >= last
+        else f"in steps {leg.step_at(one.first):,} to {leg.step_at(one.last):,}"
+        for one in phases
+    ]
+    return "; ".join(
+        f"at {one.speed:.2f} of its best speed {time}{change}"
+        for one, time, change in zip(phases, when, changes, strict=True)
+    )
+
+
+def _share_change(leg: Leg, rank: int, phase: Phase) -> str:
+    """Return how its share answered to a phase of its speed."""
+    share = leg.generation.table.share[:, rank]
+    before, after = int(share[max(phase.first - 1, 0)]), int(share[phase.last])
+    if before < 0 or after < 0 or before == after:
+        return ""
+    return f", its share going from {before:,} to {after:,} samples"
+
+
+def _where(run: Run, leg: Leg) -> str:
+    if not part_name(run, leg):
+        return ""
+    return f"{part_name(run, leg)}: "
+
+
+def part_name(run: Run, leg: Leg) -> str:
+    """Return which process and generation a leg is, as far as there are several."""
+    life = leg.generation.life
+    process = f"Process {life + 1}" if len(run.story.lives) > 1 else ""
+    several = sum(one.generation.life == life for one in run.legs) > 1
+    group = f"generation {leg.generation.number}" if several else ""
+    told = ", ".join(one for one in (process, group) if one)
+    return told[:1].upper() + told[1:]
+
+
+def _sentence(reason: str) -> str:
+    told = plain(reason)
+    return f"{told[:1].upper()}{told[1:]}."

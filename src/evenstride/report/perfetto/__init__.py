@@ -1,0 +1,1 @@
+"""A run as a trace for Perfetto and chrome://tracing, beside what ``torch.profiler`` saw of it."""

@@ -1,0 +1,160 @@
+"""What the user asked of a `Stride`, with the environment's wishes filled in."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from evenstride.core.alerts import USUAL_BELOW
+from evenstride.core.sync import SyncMode, sync_from_spec
+from evenstride.errors import ConfigError
+from evenstride.runtime.checks import check_whole, whole
+from evenstride.runtime.environment import Environment
+from evenstride.runtime.noise import check_mode
+from evenstride.runtime.open_batch import Batch
+from evenstride.runtime.sinks.opening import sinks_of
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked of a `Stride`, the environment's wishes filled in.
+
+    Args:
+        global_batch: samples per step, over all workers.
+        seed: of the order of the samples and of their randomness.
+        policy: specification of the policy.
+        min_share: fewest samples of this rank in a full step.
+        max_share: most samples of this rank in a step; ``None`` for no limit.
+        trace: where the leader writes the trace; ``None`` for nowhere.
+        quantum: this rank's shares are multiples of it.
+        memory_fraction: part of its memory that a share may fill; ``None`` for no limit.
+        max_steps: steps after which the training loader yields nothing.
+        step_file: where the leader keeps its step count; ``None`` for nowhere.
+        sync: mode of synchronisation.
+        noise_every: steps from one whose gradient's noise is measured to the next; 0 for none.
+        bounds: between which the global batch may be another one after a restart; ``None`` where
+            it may not.
+        sinks: where the leader tells what it knows; see `evenstride.runtime.sinks.opening`.
+        alert_below: part of its best speed below which a worker is named; 0 for never.
+    """
+
+    global_batch: int
+    seed: int
+    policy: str
+    min_share: int
+    max_share: int | None
+    quantum: int
+    memory_fraction: float | None
+    trace: Path | None
+    max_steps: int | None
+    step_file: Path | None = None
+    sync: str = "bsp"
+    noise_every: int = 0
+    bounds: tuple[int, int] | None = None
+    sinks: tuple[str, ...] = ()
+    alert_below: float = USUAL_BELOW
+
+    @property
+    def mode(self) -> SyncMode:
+        """The mode of synchronisation.
+
+        Raises:
+            ConfigError: its specification is not understood.
+        """
+        if not isinstance(self.sync, str):
+            raise ConfigError(
+                f"sync is {self.sync!r}; it must name a mode, such as 'bsp' or 'bsp-ps(servers=2)'"
+            )
+        return sync_from_spec(self.sync)
+
+
+class Asked(TypedDict):
+    """The arguments of a `Stride` that became settings; ``None`` leaves one to the environment."""
+
+    seed: Any
+    policy: str | None
+    sync: str | None
+    min_share: Any
+    max_share: Any
+    quantum: Any
+    memory_fraction: float | None
+    trace: str | os.PathLike[str] | None
+    noise_every: Any
+    sinks: Any
+    alert_below: float | None
+
+
+def settings_of(environment: Environment, batch: Batch, **asked: Unpack[Asked]) -> Settings:
+    """Return the settings: an argument wins, then the environment, then what is usual.
+
+    Raises:
+        ConfigError: there is no such sink. All else is checked by `check`, with the other ranks.
+    """
+    max_share, noise_every, trace = asked["max_share"], asked["noise_every"], asked["trace"]
+    sinks, alert_below = asked["sinks"], asked["alert_below"]
+    if alert_below is None:
+        alert_below = environment.alert_below
+    return Settings(
+        global_batch=batch.samples,
+        bounds=batch.bounds,
+        seed=whole(asked["seed"]),
+        policy=asked["policy"] or environment.policy or "adaptive",
+        min_share=whole(asked["min_share"]),
+        max_share=None if max_share is None else whole(max_share),
+        quantum=whole(asked["quantum"]),
+        memory_fraction=asked["memory_fraction"],
+        trace=environment.trace if trace is None else Path(trace),
+        max_steps=environment.max_steps,
+        step_file=environment.progress,
+        sync=asked["sync"] or environment.sync or "bsp",
+        noise_every=whole(environment.noise_every if noise_every is None else noise_every),
+        sinks=sinks_of(environment.sinks if sinks is None else sinks),
+        alert_below=USUAL_BELOW if alert_below is None else alert_below,
+    )
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot be, whoever else takes part.
+
+    Raises:
+        ConfigError: names the setting, its value and what is possible.
+    """
+    check_whole("global_batch", settings.global_batch, least=1)
+    check_whole("seed", settings.seed)
+    check_whole("noise_every", settings.noise_every, least=0)
+    check_mode(settings.noise_every, settings.mode)
+    _check_fraction(settings.memory_fraction)
+    _check_below(settings.alert_below)
+    _check_bounds(settings)
+    if not isinstance(settings.policy, str):
+        raise ConfigError(
+            f"policy is {settings.policy!r}; it must be a name, such as 'adaptive' or "
+            "'static:20,100'"
+        )
+
+
+def _check_fraction(fraction: object) -> None:
+    number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
+    if fraction is not None and not (number and 0 < float(str(fraction)) <= 1):
+        raise ConfigError(
+            f"memory_fraction is {fraction!r}; it must be a part of the memory above 0 and at most "
+            "1, such as 0.9, or None to let shares grow whatever they take"
+        )
+
+
+def _check_below(part: object) -> None:
+    number = isinstance(part, (int, float)) and not isinstance(part, bool)
+    if not (number and 0 <= float(str(part)) < 1):
+        raise ConfigError(
+            f"alert_below is {part!r}; it must be a part of a worker's own best speed from 0 "
+            "(never name one as slow) up to, not including, 1, such as 0.7"
+        )
+
+
+def _check_bounds(settings: Settings) -> None:
+    check_whole("min_share", settings.min_share, least=1)
+    if settings.max_share is not None:
+        check_whole("max_share", settings.max_share, least=1)
+    check_whole("quantum", settings.quantum, least=1)

@@ -1,0 +1,117 @@
+"""The commands of the pages run, and print what the pages show; what does not run says why."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import PAGES, ROOT, Block, blocks, blocks_of, commands, shown
+from tests.docs.table import ELSEWHERE, NOT_RUN, RUN, SMALLER
+from tests.docs.tutorial import script
+
+KNOWN = [*RUN, *SMALLER, *ELSEWHERE, *NOT_RUN]
+SHELL = [one for one in blocks("sh") if one.page != "tutorial"]
+PROGRAMS = ("evenstride", "make", "pip", "python", "torchrun", "torchft_lighthouse")
+
+
+SHOWN = {commands(one)[-1]: text for one, text in shown().items() if one in SHELL}
+
+
+@pytest.mark.parametrize("block", SHELL, ids=lambda block: block.where)
+def test_each_command_runs_or_says_why_not(block: Block) -> None:
+    unknown = [command for command in commands(block) if command not in KNOWN]
+
+    assert not unknown, (
+        f"docs/{block.page}.md, line {block.line}: give {unknown} a line in table.py"
+    )
+
+
+def test_the_table_names_only_what_is_there_and_names_it_once() -> None:
+    there = {command for block in SHELL for command in commands(block)}
+
+    assert sorted(set(KNOWN) - there) == []
+    assert len(KNOWN) == len(set(KNOWN))
+    assert all(NOT_RUN.values()), "each has its reason"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_command_hides_in_a_block_without_a_language(page: Path) -> None:
+    hidden = [
+        one.where
+        for one in blocks_of(page)
+        if one.language in ("", "console", "bash", "shell")
+        and re.match(rf"(\$ |\w+=\S+ )*({'|'.join(PROGRAMS)})\b", one.text)
+    ]
+
+    assert not hidden, f"write ```sh, and what is printed as ```text: {hidden}"
+
+
+@pytest.mark.parametrize("command", ELSEWHERE)
+def test_the_test_that_runs_it_is_there(command: str) -> None:
+    path, words = ELSEWHERE[command]
+
+    assert words in (ROOT / path).read_text()
+
+
+def shorter(scenario: str) -> str:
+    """Return a scenario with a tenth of its steps."""
+    return re.sub(r"\b(steps|at): (\d+)0\b", r"\1: \2", scenario)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reader's folder: the tutorial's script, scenarios, and runs."""
+    here = tmp_path_factory.mktemp("reader")
+    scenarios = here / "benchmarks" / "scenarios"
+    scenarios.mkdir(parents=True)
+    for name in ("reference", "h10", "slow-worker-swap"):
+        text = (ROOT / "benchmarks" / "scenarios" / f"{name}.yaml").read_text()
+        (scenarios / f"{name}.yaml").write_text(shorter(text))
+    (here / "train.py").write_text(script(steps=1))
+    scenario = next(one for one in blocks("yaml") if one.page == "simulator")
+    (here / "cluster.yaml").write_text(shorter(scenario.text))
+    for run, trace in (("today", "adaptive"), ("adaptive", "adaptive"), ("uniform", "static")):
+        (here / "runs" / run).mkdir(parents=True)
+        shutil.copy(ROOT / f"tests/golden/{trace}.jsonl", here / "runs" / run / "trace.jsonl")
+    return here
+
+
+def _run(command: str, folder: Path) -> str:
+    program = f"{shlex.quote(sys.executable)} -m evenstride "
+    mine = re.sub(r"\bevenstride (?=[a-z])", program, command, count=1)
+    done = subprocess.run(
+        ["bash", "-c", mine],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", RUN, ids=RUN)
+def test_it_runs_and_prints_what_is_shown(command: str, folder: Path) -> None:
+    printed = _run(command, folder)
+
+    assert printed.strip()
+    if command in SHOWN:
+        assert printed == SHOWN[command]
+
+
+@pytest.mark.parametrize("command", SMALLER, ids=list(SMALLER))
+def test_it_runs_with_less_to_do(command: str, folder: Path) -> None:
+    long, short = SMALLER[command]
+    assert long in command
+
+    assert _run(command.replace(long, short, 1), folder).strip()

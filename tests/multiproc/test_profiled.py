@@ -1,0 +1,69 @@
+"""Steps of a run beside what torch.profiler saw of them, in one file, on one clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evenstride.report.perfetto.exporting import export
+from evenstride.testing import RankPool
+from evenstride.trace.read import read_records
+from tests.multiproc.profiled import MARK, profiled
+from tests.unit.report.perfetto import Event, Events, read_events
+
+OPENING = 4  # steps in which the ranks still meet
+
+
+@pytest.fixture
+def events(ranks: RankPool, tmp_path: Path) -> Events:
+    ranks.run(profiled, 2, str(tmp_path))
+    profiles = [str(tmp_path / f"profile{rank}.json") for rank in range(2)]
+    made = export(tmp_path, tmp_path / "out.json.gz", profiles)
+    assert made.remarks == ()
+    assert all(told <= at_s for told, at_s in _commits(tmp_path))
+    assert len(_commits(tmp_path)) > 2
+    return read_events(tmp_path / "out.json.gz")
+
+
+def _commits(run: Path) -> list[tuple[float, float]]:
+    """Return when exchanges say that their latest step was committed, and when they were held."""
+    return [
+        (record["committed_at_s"], record["at_s"])
+        for record in read_records(run)
+        if record["kind"] == "event" and record["event"]["type"] == "Exchanged"
+    ]
+
+
+def _ends_us(slices: list[Event]) -> np.ndarray:
+    return np.array([one["ts"] + one["dur"] for one in slices])
+
+
+def test_steps_end_where_the_profiler_saw_them_end(events: Events) -> None:
+    """Half of them within 15 % of a step, nine of ten within half a step."""
+    for rank in range(2):
+        (own,) = [g for g in events.groups if g.startswith(f"worker {rank} (")]
+        (foreign,) = [
+            g for g in events.groups if g.startswith(f"worker {rank}: torch.profiler pyt")
+        ]
+        steps = events.slices(own, "step")
+        marks = [
+            one
+            for one in events.all
+            if one["ph"] == "X" and one["name"] == MARK and one["pid"] == events.groups[foreign]
+        ]
+        marks.sort(key=lambda one: one["ts"])
+        assert OPENING + 10 < len(steps) <= len(marks)  # the last are in no exchange
+        part = slice(OPENING, len(steps))
+        off_us = np.abs(_ends_us(steps)[part] - _ends_us(marks)[part])
+        usual_us = float(np.median(np.diff(_ends_us(marks))))
+
+        assert np.median(off_us) < 0.15 * usual_us
+        assert np.percentile(off_us, 90) < 0.5 * usual_us
+        inside = [
+            min(s["ts"] + s["dur"], m["ts"] + m["dur"]) - max(s["ts"], m["ts"])
+            for s, m in zip(steps[part], marks[part], strict=False)
+        ]
+        lasted_us = np.array([m["dur"] for m in marks[part]])
+        assert np.median(np.array(inside) / lasted_us) > 0.8

@@ -1,0 +1,75 @@
+"""Sinks and alerts of several ranks: told by rank 0, refused on all of them alike."""
+
+from __future__ import annotations
+
+import csv
+import socket
+from pathlib import Path
+
+import pytest
+
+from evenstride.testing import RankPool
+from evenstride.trace.read import read_records
+from tests.multiproc.refusals import settings
+from tests.multiproc.telling import throttled, told
+
+
+def test_rank_0_tells_of_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
+    path = tmp_path / "metrics.csv"
+
+    leading, other = ranks.run(told, 2, [f"csv:{path}", "prometheus:0"])
+
+    assert (len(leading["sinks"]), other["sinks"]) == (2, [])
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for metric in ("worker_share_samples", "worker_busy_seconds", "worker_wait_seconds"):
+        labels = {row["label"] for row in rows if row["metric"] == metric}
+        assert labels == set(leading["names"]), metric
+        assert f"evenstride_{metric}" in leading["pages"][0]
+    shares = [float(row["value"]) for row in rows if row["metric"] == "worker_share_samples"]
+    assert [sum(pair) for pair in zip(shares[::2], shares[1::2], strict=True)] == [12.0] * (
+        len(shares) // 2
+    )
+    means = [(row["step"], row["value"]) for row in rows if row["label"] == "loss"]
+    assert means == [("20", "0.5"), ("40", "0.5")]
+
+
+def test_a_port_in_use_is_refused_on_every_rank(ranks: RankPool) -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        asked = {"global_batch": 8, "sinks": f"prometheus:{taken.getsockname()[1]}"}
+
+        one, other = ranks.run(settings, 2, [asked, asked])
+
+    assert one == other
+    assert one[0] == "ConfigError"
+    assert "the port is in use" in one[1]
+
+
+def test_a_sink_that_is_none_on_one_rank_is_refused_on_all(ranks: RankPool) -> None:
+    one, other = ranks.run(settings, 2, [{"global_batch": 8}, {"global_batch": 8, "sinks": "x"}])
+
+    assert one[0] == other[0] == "ConfigError"
+    assert "there is no sink 'x'" in one[1]
+    assert "there is no sink 'x'" in other[1]
+
+
+def test_a_rank_that_is_really_slowed_down_is_named_once(tmp_path: Path) -> None:
+    with RankPool() as pool:  # the limits are for process groups, and these are changed
+        leading, other = pool.run(throttled, 2, str(tmp_path), 0.3, timeout_s=100.0)
+
+    named = [text for text in leading["log"] if "runs at" in text and "/1 " in text]
+    alerts = [
+        r for r in read_records(tmp_path) if r["kind"] == "alert" and r["worker"][-2:] == "/1"
+    ]
+    (alert,) = [alert for alert in alerts if alert["alert"] == "slow"]
+
+    assert leading["since"] > 0
+    assert named == [f"step {alert['step']}: {alert['reason']}"]
+    assert not [text for text in other["log"] if "runs at" in text], "the leader names"
+    # Other processes on the machine may have slowed it down a little before.
+    assert leading["since"] - 30 <= alert["since"] <= alert["step"] - 60
+    assert alert["speed"] < 0.7
+    assert alert["now_s"] > alert["better_s"] > 0
+    assert alert["costs_s"] > 0

@@ -1,0 +1,98 @@
+"""``evenstride report`` as its users have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.report_runs import Made, make
+
+from tests.unit.cli.conftest import Shell
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder."""
+    return make(Made(60), tmp_path / "runs" / "today" / "trace.jsonl").parent
+
+
+def test_the_page_is_written_beside_the_trace_and_its_path_told(shell: Shell, run: Path) -> None:
+    answer = shell("report", str(run))
+
+    assert (answer.code, answer.out, answer.err) == (0, f"report {run / 'report.html'}\n", "")
+    assert "<h1>today</h1>" in (run / "report.html").read_text()
+    assert shell("report", str(run / "trace.jsonl")).code == 0, "a report is overwritten"
+
+
+def test_json_has_the_figures_and_the_page_is_written_too(shell: Shell, run: Path) -> None:
+    told = shell("report", str(run), "-o", "page.html", "--json").json()
+
+    assert told["page"] == "page.html" and Path("page.html").is_file()
+    (only,) = told["runs"]
+    assert (only["name"], only["totals"]["steps"]) == ("today", 60)
+
+
+def test_figures_are_told_of(shell: Shell, run: Path) -> None:
+    pytest.importorskip("matplotlib")
+
+    answer = shell("report", str(run), "--figures", "figures")
+    drawn = [line.removeprefix("figure ") for line in answer.out.splitlines()[1:]]
+    assert drawn and all(Path(path).is_file() for path in drawn)
+
+
+def test_runs_of_the_same_name_are_told_apart(shell: Shell, run: Path, tmp_path: Path) -> None:
+    other = make(Made(60), tmp_path / "older" / "today" / "trace.jsonl").parent
+    loose = make(Made(60), tmp_path / "loose.jsonl")
+
+    told = shell("report", str(run), str(other), str(loose), "--json").json()
+    names = [one["name"] for one in told["runs"]]
+    assert names[:2] == ["runs/today", "older/today"]
+    assert names[2].endswith("loose")
+    assert [
+        one["name"] for one in shell("report", str(run), str(run), "--json").json()["runs"]
+    ] == [
+        "today",
+        "today (2)",
+    ]
+
+
+def test_somebody_elses_file_is_not_overwritten(shell: Shell, run: Path) -> None:
+    Path("mine.html").write_text("mine")
+
+    answer = shell("report", str(run), "-o", "mine.html")
+    assert "mine.html exists and is no report of evenstride" in answer.refusal()
+    assert Path("mine.html").read_text() == "mine"
+    assert shell("report", str(run), "-o", "mine.html", "--force").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "nothing was written yet"),
+        ("PK\x03\x04 something else\nand more\n", "no trace of a run|no record of a trace"),
+        ('{"kind":"header","format":99}\n', "install a later one"),
+    ],
+    ids=["empty", "foreign", "newer"],
+)
+def test_where_nothing_can_be_read_there_is_one_line_and_no_page(
+    shell: Shell, text: str, told: str
+) -> None:
+    Path("trace.jsonl").write_text(text)
+
+    refusal = shell("report", ".").refusal()
+    assert "nothing can be read of trace.jsonl" in refusal
+    assert any(one in refusal for one in told.split("|"))
+    assert not Path("report.html").exists()
+
+
+def test_what_could_not_be_read_is_told_beside_the_page(shell: Shell, run: Path) -> None:
+    trace = run / "trace.jsonl"
+    trace.write_bytes(trace.read_bytes()[:-20])
+
+    answer = shell("report", str(run))
+    assert answer.code == 0
+    assert answer.err.startswith("today: line ") and "is not whole" in answer.err
+
+
+def test_no_trace_no_report(shell: Shell) -> None:
+    assert "no trace at nowhere" in shell("report", "nowhere").refusal()

@@ -1,0 +1,141 @@
+"""`evenstride top`: what it prints, wide and narrow, in colour and without."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from evenstride.cli.dashboard import dashboard
+from evenstride.cli.main import app
+from evenstride.report.run.story import Story
+from evenstride.report.run.view import view_of
+from tests.unit.report.virtual import VirtualRun
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> VirtualRun:
+    run = VirtualRun(
+        tmp_path / "trace.jsonl",
+        lambda step: (1.0, 1.0, 0.5 if step >= 40 else 1.0),
+        policy="uniform",
+        noise=0.01,
+    )
+    run.begin()
+    run.run(120)
+    return run
+
+
+def told(path: Path, *arguments: str, columns: int = 80) -> str:
+    result = CliRunner().invoke(
+        app, ["top", str(path), *arguments], env={"COLUMNS": str(columns), "NO_COLOR": "1"}
+    )
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def drawn(run: VirtualRun, *, width: int, height: int, live: bool, encoding: str = "utf-8") -> str:
+    story = Story(run.writer.path)
+    story.read()
+    view = view_of(story, 1.7e9 + 50.0)
+    assert view is not None
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    console = Console(file=file, width=width, height=height, highlight=False)
+    console.print(dashboard(view, console, live=live))
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100, 200])
+def test_no_line_is_wider_than_the_terminal(run: VirtualRun, columns: int) -> None:
+    lines = told(run.writer.path, "--once", columns=columns).splitlines()
+
+    assert max(map(len, lines)) <= columns
+    assert any("own speed" in line for line in lines)
+
+
+def test_it_tells_who_is_slow_since_when_and_what_it_costs(run: VirtualRun) -> None:
+    text = " ".join(told(run.writer.path, columns=200).split())
+
+    assert "0.50 since 40" in text
+    assert "worker 2 (host/2) made each of the others wait" in text
+    assert "since step 40: its speed fell to 0.50 of its best" in text
+    assert "1.00 times as fast as equal batches (bound 1." in text
+    assert "last decision, step 120: shares kept" in text
+
+
+def test_a_wide_terminal_has_names_and_memory(run: VirtualRun) -> None:
+    wide, narrow = (drawn(run, width=w, height=40, live=False) for w in (160, 80))
+
+    assert "host/1" in wide.split("last decision")[0]
+    assert "1.0 of 4.0 GiB" in wide
+    assert "GiB" not in narrow
+
+
+def test_a_live_view_fits_the_height(tmp_path: Path) -> None:
+    run = VirtualRun(
+        tmp_path / "t.jsonl",
+        lambda _: (*(1.0,) * 39, 0.5),
+        workers=40,
+        batch=400,
+        policy="uniform",
+    )
+    run.begin()
+    run.run(40)
+    lines = drawn(run, width=120, height=24, live=True).splitlines()
+
+    assert len(lines) <= 24
+    assert any(line.lstrip().startswith("39 ") for line in lines)
+    assert any("more workers" in line for line in lines)
+    assert drawn(run, width=120, height=24, live=False).count("host/") >= 40
+
+
+def test_without_unicode_bars_are_plain(run: VirtualRun) -> None:
+    text = drawn(run, width=100, height=40, live=False, encoding="ascii")
+
+    assert "###" in text
+
+
+def test_json_has_all_of_it(run: VirtualRun) -> None:
+    shown = json.loads(told(run.writer.path, "--json"))
+
+    assert shown["workers"][2]["since"] == 40
+    assert shown["totals"]["speedup_model"] == pytest.approx(1.0)
+    assert shown["ended"] is False
+    assert shown["unread"] == []
+
+
+def test_a_run_that_ended_badly_is_shown_with_what_could_not_be_read(run: VirtualRun) -> None:
+    with run.writer.path.open("ab") as file:
+        file.write(b'{"kind": "event", "at_s"')
+
+    text = " ".join(told(run.writer.path, "--once").split())
+    assert "not read: line" in text
+    assert "is not whole: 24 bytes" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "the file is empty"),
+        ("GIF89a\n", "line 1 is no record of a trace"),
+        ('{"kind": "header", "format": 99}\n', "format '99'"),
+        ('{"kind": "header", "format": 1, "policy": "uniform"}\n', "have not met yet"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--once", "--json"])
+def test_a_file_that_tells_of_no_run_is_refused(
+    tmp_path: Path, content: str, message: str, option: str
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(content)
+    result = CliRunner().invoke(app, ["top", str(path), option])
+
+    assert result.exit_code == 1
+    assert message in str(result.exception)
+    assert "tells of no run" in str(result.exception)

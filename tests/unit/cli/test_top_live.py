@@ -1,0 +1,106 @@
+"""`evenstride top` on a real terminal: it waits, follows, and ends with the run or with Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.report.virtual import VirtualRun
+
+DEADLINE_S = 60.0
+MODULE = [sys.executable, "-m", "evenstride", "top", "--interval", "0.2"]
+
+
+class Terminal:
+    """A process on a terminal of its own, and all that it has drawn."""
+
+    def __init__(self, *arguments: str) -> None:
+        mine, theirs = pty.openpty()
+        environment = {**os.environ, "COLUMNS": "100", "LINES": "30", "TERM": "xterm"}
+        self.process = subprocess.Popen(
+            [*MODULE, *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self._mine, self.drawn = mine, ""
+        self._until_s = time.monotonic() + DEADLINE_S
+
+    def wait_for(self, text: str) -> None:
+        """Read until a text was drawn."""
+        while text not in self.drawn:
+            left_s = self._until_s - time.monotonic()
+            ready = select.select([self._mine], [], [], max(left_s, 0.0))[0]
+            assert ready, f"{text!r} was not drawn in time: {self.drawn[-2000:]}"
+            try:
+                self.drawn += os.read(self._mine, 65536).decode(errors="replace")
+            except OSError:  # the other end is closed
+                raise AssertionError(f"ended without {text!r}: {self.drawn[-2000:]}") from None
+
+    def ends(self) -> int:
+        """Return the exit code, once it has ended."""
+        with contextlib.suppress(OSError, AssertionError):
+            self.wait_for("\0 never drawn")
+        return self.process.wait(DEADLINE_S)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(DEADLINE_S)
+        os.close(self._mine)
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    opened: list[Terminal] = []
+    yield opened
+    for terminal in opened:
+        terminal.close()
+
+
+def test_it_waits_for_the_run_follows_it_and_ends_with_it(
+    tmp_path: Path, terminals: list[Terminal]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    terminal = Terminal(str(tmp_path))
+    terminals.append(terminal)
+    terminal.wait_for("Waiting for it")
+    run = VirtualRun(path, lambda _: (1.0, 0.5), workers=2)
+    run.begin()
+    run.run(30)
+    terminal.wait_for("step 30")
+    run.run(20)
+    terminal.wait_for("step 50")
+    run.end()
+
+    assert terminal.ends() == 0
+    assert "ended" in terminal.drawn
+
+
+def test_ctrl_c_leaves_it_without_a_word_of_error(
+    tmp_path: Path, terminals: list[Terminal]
+) -> None:
+    run = VirtualRun(tmp_path / "trace.jsonl", lambda _: (1.0, 0.5), workers=2)
+    run.begin()
+    run.run(30)
+    terminal = Terminal(str(tmp_path))
+    terminals.append(terminal)
+    terminal.wait_for("Ctrl-C leaves")
+    terminal.process.send_signal(signal.SIGINT)
+
+    assert terminal.ends() == 0
+    assert "Traceback" not in terminal.drawn

@@ -1,0 +1,41 @@
+"""Where a report goes, and that it overwrites nothing of anybody else's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evenstride.errors import ConfigError
+from evenstride.report.page.files import check_place, place_of, write_page
+from evenstride.report.page.page import page_of
+from tests.unit.report.page.conftest import Making
+
+
+def test_a_report_stands_beside_its_trace_unless_told_otherwise(tmp_path: Path) -> None:
+    assert place_of(tmp_path / "trace.jsonl", None) == tmp_path / "report.html"
+    assert place_of(tmp_path / "trace.jsonl", Path("x.html")) == Path("x.html")
+
+
+def test_a_report_is_overwritten_and_nothing_else(made: Making, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours.html", tmp_path / "theirs.html"
+    write_page(page_of([made(steps=10)]), ours)
+    theirs.write_text("<!DOCTYPE html><title>evenstride report</title>")
+
+    check_place(ours, force=False)
+    check_place(theirs, force=True)
+    check_place(tmp_path / "new.html", force=False)
+    with pytest.raises(ConfigError, match=r"theirs\.html exists and is no report .* --force"):
+        check_place(theirs, force=False)
+    with pytest.raises(ConfigError, match="is a folder; name a file"):
+        check_place(tmp_path, force=True)
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+
+    with pytest.raises(ConfigError, match="cannot write"):
+        write_page("new", tmp_path / "file" / "report.html")
+
+    write_page("new", tmp_path / "deep" / "report.html")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["deep", "file", "report.html"]

@@ -1,0 +1,80 @@
+"""Snapshots for sinks, and a leader that knows something."""
+
+from __future__ import annotations
+
+from evenstride.core.alerts import Alert
+from evenstride.core.events import FleetFormed
+from evenstride.core.fleet import Worker
+from evenstride.core.observation import Observation
+from evenstride.core.policies import policy_from_spec
+from evenstride.core.state import Control
+from evenstride.runtime.desk import Told
+from evenstride.runtime.leader import Leader
+from evenstride.runtime.messages import Reply
+from evenstride.runtime.sinks.snapshot import Found, Sample, Snapshot
+
+HOSTILE = 'a"b\n{x}\\,\x1b[2J<script>\u202e/0'
+"""A name that does what it can to a terminal, a page, a table and a label."""
+
+SLOW = Alert("slow", "b/1", 40, 31, 8, 0.1, 0.25, 0.4, 0.05, 0.25)
+
+
+def snapshot(step: int = 40, *, busy_s: float = 0.25, workers: str = "ab") -> Snapshot:
+    """Return what a leader of some workers may know."""
+    return Snapshot(
+        1e9,
+        step,
+        1.5,
+        (
+            Sample("step_seconds", "", 0.3),
+            Sample("changes_total", "", 3.0),
+            *(Sample("worker_busy_seconds", name, busy_s) for name in workers),
+            Sample("metric", "loss", 0.5),
+        ),
+    )
+
+
+def with_news(step: int = 40) -> Snapshot:
+    """Return one with a mean of an earlier step, and an alert."""
+    plain = snapshot(step)
+    found = (Found(step - 2, 1.25, "loss", 0.75), Found(step - 1, 1.375, "=1+1", float("nan")))
+    return Snapshot(plain.unix_s, step, plain.epochs, plain.samples, found, (SLOW,))
+
+
+def led(names: tuple[str, ...] = ("a/0", "b/1"), policy: str = "adaptive") -> Leader:
+    """Return a leader whose fleet has formed."""
+    leader = Leader(Control(policy_from_spec(policy)))
+    leader.form(FleetFormed(0, 0, 12, tuple(map(Worker, names))))
+    return leader
+
+
+def exchange(
+    leader: Leader, first: int, steps: int, busy_s: tuple[float, ...], notice: int | None = None
+) -> None:
+    """Let all workers tell the leader of some steps at the shares they have, and show it.
+
+    Args:
+        leader: whose turn it is.
+        first: of the steps.
+        steps: how many.
+        busy_s: of each worker, per step.
+        notice: the worker that is to go in an hour, if there is one.
+    """
+    shares, longest_s = leader.control.rank_shares, max(busy_s)
+    told = Told(3600.0, False, True, "a test")
+    replies = [
+        Reply(
+            first + steps + 1,
+            5,
+            (),
+            (
+                Observation(
+                    worker, share, first, (mine_s,) * steps, (longest_s - mine_s,) * steps, 0.01
+                ),
+            ),
+            notice=told if worker == notice else None,
+        )
+        for worker, (share, mine_s) in enumerate(zip(shares, busy_s, strict=True))
+    ]
+    leader.exchange(first + steps, replies, 5)
+    leader.show()
