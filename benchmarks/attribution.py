@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import sqrt
 from pathlib import Path
 
 import numpy as np
@@ -144,10 +145,12 @@ def judge(folder: Path, case: Case, policy: str) -> Row:
         told_s[blame.rank] = blame.each_s
     last = min(case.last, generation.steps - 1)
     of_rank = next(blame for blame in blames if blame.rank == case.rank)
-    stretch = _over(of_rank, case.first, last)
+    slow = _slow(of_rank, case)
+    first_told = min((one.first for one in slow), default=None)
+    last_told = max((one.last for one in slow), default=None)
     ends = None
-    if stretch is not None:
-        off = abs(stretch.first - case.first) + abs(stretch.last - last)
+    if first_told is not None and last_told is not None:
+        off = abs(first_told - case.first) + abs(last_told - last)
         ends = off / (last - case.first + 1)
     return Row(
         policy=policy,
@@ -157,23 +160,29 @@ def judge(folder: Path, case: Case, policy: str) -> Row:
         named=blames[0].rank,
         first=case.first,
         last=last,
-        told_first=None if stretch is None else stretch.first,
-        told_last=None if stretch is None else stretch.last,
+        told_first=first_told,
+        told_last=last_told,
         waited_s=float(truth_s[case.first : last + 1, case.rank].sum()),
-        told_s=None if stretch is None else stretch.caused_s / others,
+        told_s=sum(one.caused_s for one in slow) / others if slow else None,
         all_s=float(truth_s.sum()),
         error=float(np.abs(truth_s.sum(axis=0) - told_s).max() / truth_s.sum()),
         ends=ends,
     )
 
 
-def _over(blame: Blame, first: int, last: int) -> Stretch | None:
-    """Return the stretch that has most of an interval."""
+def _slow(blame: Blame, case: Case) -> tuple[Stretch, ...]:
+    """Return the stretches in which a worker was nearer to the injected speed than to its usual.
 
-    def common(one: Stretch) -> int:
-        return min(one.last, last) - max(one.first, first)
+    Other processes on the machine may slow it down at other times, too; what lies mostly outside of
+    the interval is left to them.
+    """
+    between = sqrt(case.speed / case.speeds[case.rank])
 
-    return max(blame.stretches, key=common, default=None)
+    def inside(one: Stretch) -> bool:
+        common = min(one.last, case.last) - max(one.first, case.first) + 1
+        return 2 * common > one.last - one.first + 1
+
+    return tuple(one for one in blame.stretches if one.speed < between and inside(one))
 
 
 def run(case: Case, policies: tuple[str, ...], folder: Path) -> Iterator[Row]:

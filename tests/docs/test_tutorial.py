@@ -16,6 +16,7 @@ import pytest
 from tests.docs.blocks import blocks_of, commands, shown
 from tests.docs.tutorial import PAGE, script
 
+pytestmark = pytest.mark.timeout(300)  # of up to five commands, each with a deadline
 DEADLINE_S = 100.0
 GRACE_S = 40.0  # torchrun gives its ranks 30 s
 LAB = "evenstride lab --speeds 0.5,0.2 --steps 90 --repeats 1 --out runs/lab -- train.py"

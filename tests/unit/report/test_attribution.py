@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from evenstride.report.run.blame import Blame, blames_of
+from evenstride.report.run.phases import phases_of
 from evenstride.report.run.story import Story
 from tests.unit.report.virtual import VirtualRun
 
@@ -92,3 +93,11 @@ def test_the_stretch_of_a_worker_that_lost_samples_is_still_where_it_was_slow(
     assert abs(slow.first - 100) <= 2
     assert abs(slow.last - 199) <= 2
     assert run.shares_at(150)[2] < 0.5 * run.shares_at(50)[2]
+
+
+def test_a_change_that_is_found_twice_is_still_one() -> None:
+    """Blocks place a change that is not sharp at two steps, and both are moved to the same one."""
+    noise = np.exp(0.04 * np.random.default_rng(1).standard_normal(145))
+    speed = np.repeat([1.0, 0.27, 0.21, 0.28, 0.7, 0.95], [20, 2, 27, 10, 26, 60]) * noise
+
+    assert [phase.first for phase in phases_of(speed)] == pytest.approx([0, 20, 49, 59, 85], abs=1)

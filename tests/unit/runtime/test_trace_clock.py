@@ -31,7 +31,7 @@ def test_a_commit_is_told_where_it_was_on_the_clock_of_the_world(tmp_path: Path)
     assert 0.0 <= header["at_s"] <= made_s - began_s
     zero_s = header["started_unix_s"] - header["at_s"]
     told = [record for record in records if "committed_at_s" in record]
-    assert len(told) > 2
+    assert len(told) >= 2
     for record in told:
         before_s, after_s = marks[record["event"]["step"] - 1]
         assert before_s - _SLACK_S <= zero_s + record["committed_at_s"] <= after_s + _SLACK_S

@@ -142,14 +142,32 @@ def _moved(values: FloatArray, cut: int, each: int) -> int:
 
 def _joined(values: FloatArray, cuts: list[int]) -> list[int]:
     """Return the cuts without those between phases of nearly one speed, the closest first."""
-    ends = [0, *cuts, len(values)]
-    cuts = [b for a, b, c in zip(ends, ends[1:], ends[2:], strict=False) if min(b - a, c - b) > 2]
+    cuts = _without_slivers(values, cuts)
     while cuts:
-        edges = [0, *cuts, len(values)]
-        levels = [np.median(values[a:b]) for a, b in pairwise(edges)]
-        steps = np.abs(np.diff(levels))
+        steps = np.abs(np.diff(_levels(values, cuts)))
         closest = int(np.argmin(steps))
         if steps[closest] >= _SAME:
             break
         del cuts[closest]
     return cuts
+
+
+def _without_slivers(values: FloatArray, cuts: list[int]) -> list[int]:
+    """Return the cuts with phases of one or two steps joined to the neighbour nearer in speed.
+
+    Two cuts that were moved to one change are a step apart; one of them is the change.
+    """
+    cuts = list(cuts)
+    while cuts:
+        edges = np.array([0, *cuts, len(values)])
+        short = int(np.argmin(np.diff(edges)))
+        if edges[short + 1] - edges[short] > 2:
+            break
+        steps = np.abs(np.diff(_levels(values, cuts)))
+        beside = [cut for cut in (short - 1, short) if 0 <= cut < len(cuts)]
+        del cuts[min(beside, key=lambda cut: steps[cut])]
+    return cuts
+
+
+def _levels(values: FloatArray, cuts: list[int]) -> list[float]:
+    return [float(np.median(values[a:b])) for a, b in pairwise([0, *cuts, len(values)])]
