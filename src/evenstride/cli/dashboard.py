@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from evenstride.report.run.view import View, WorkerView
 from evenstride.report.words import duration
 
-_BESIDE = 10  # lines around the table of workers
-_WIDE, _MIDDLE = 118, 92  # columns from which on more is shown
+_BESIDE = 3  # headings, workers that are left out, and the cursor
+_WIDE, _MIDDLE, _NARROW = 118, 92, 64  # columns from which on more is shown
 _SLOW, _LOW = 0.9, 0.7  # of its own best
 _QUIET_S = 60.0
 _GIB = float(1 << 30)
 
 
-def dashboard(view: View, console: Console, *, live: bool) -> RenderableType:
+def dashboard(view: View, console: Console, *, live: bool) -> Group:
     """Return what is drawn of a run.
 
     Args:
@@ -26,16 +26,15 @@ def dashboard(view: View, console: Console, *, live: bool) -> RenderableType:
         console: where it is drawn: its size and encoding count.
         live: whether it is drawn again and again, so that it has to fit the height.
     """
-    room = max(console.height - _BESIDE - len(view.alerts[:1]), 3) if live else len(view.workers)
-    parts: list[RenderableType] = [*map(_line, _head(view))]
+    above, below = [*map(_line, _head(view))], [*map(_line, _tail(view, live=live))]
+    room = len(view.workers)
+    if live:
+        lines = sum(len(console.render_lines(one, pad=False)) for one in (*above, *below))
+        room = max(console.height - lines - _BESIDE, 3)
     shown, left_out = _shown(view.workers, room)
-    parts.append(_table(view, shown, console))
-    if left_out:
-        parts.append(
-            _line(f"and {left_out} more workers, none of which kept others waiting longer")
-        )
-    parts += map(_line, _tail(view, live=live))
-    return Group(*parts)
+    more = f"and {left_out} more workers, none of which kept others waiting longer"
+    rest = [_line(more)] if left_out else []
+    return Group(*above, _table(view, shown, console), *rest, *below)
 
 
 def _line(text: str | Text) -> Text:
@@ -80,7 +79,7 @@ def _gains(view: View) -> Iterator[str | Text]:
             ("efficiency ", ""),
             (f"{totals.efficiency_model:.2f}", "bold"),
             (f", {totals.speedup_model:.2f} times as fast as equal batches ", ""),
-            (f"(bound {totals.bound_model:.2f}), {told} of {duration(totals.took_s)}", ""),
+            (f"(bound {totals.bound_model:.2f}); {duration(totals.took_s)} taken, {told}", ""),
             (f"; {totals.waiting_part:.0%} of workers' time waiting", ""),
         )
 
@@ -102,24 +101,29 @@ def _table(view: View, workers: list[WorkerView], console: Console) -> Table:
     states = any(one.state != "serving" for one in workers)
     if states:
         table.add_column("state", no_wrap=True)
-    for heading in ("share", "busy", "waits"):
+    narrow = console.width < _NARROW
+    for heading in ("share", "busy") if narrow else ("share", "busy", "waits"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("busy, waiting", no_wrap=True)
+    if not narrow:
+        table.add_column("busy, waiting", no_wrap=True)
     table.add_column("own speed", no_wrap=True)
     memory = wide and any(one.peak_bytes for one in workers)
     if memory:
         table.add_column("memory", justify="right", no_wrap=True)
-    if view.lockstep:
+    kept = view.lockstep and not narrow
+    if kept:
         table.add_column("kept others", justify="right", no_wrap=True)
     longest_s = max((_total_s(one) for one in workers), default=0.0)
     for one in workers:
         cells: list[str | Text] = [str(one.rank)]
         cells += [one.name] if middle else []
         cells += [one.state] if states else []
-        cells += [f"{one.share:,}", duration(one.busy_s), duration(one.wait_s)]
-        cells += [_bar(one, longest_s, console, 28 if wide else 14), _own_speed(one)]
+        cells += [f"{one.share:,}", duration(one.busy_s)]
+        if not narrow:
+            cells += [duration(one.wait_s), _bar(one, longest_s, console, 28 if wide else 14)]
+        cells += [_own_speed(one)]
         cells += [_memory(one)] if memory else []
-        cells += [duration(one.caused_s)] if view.lockstep else []
+        cells += [duration(one.caused_s)] if kept else []
         table.add_row(*(Text(c) if isinstance(c, str) else c for c in cells))
     return table
 

@@ -56,8 +56,10 @@ class TraceTail:
             )
         if not self._line and not self._rest:
             told.append("the file is empty: nothing was written yet")
-        elif not self._headers and not told:
-            told.append("there is no header, so this is no trace of a run")
+        elif not self._headers:
+            told.insert(
+                0, "there is no header, so this is no trace of a run, or its first line is gone"
+            )
         more = len(told) - _MOST_TOLD
         return (*told[:_MOST_TOLD], *([f"and {more} more such places"] if more > 0 else []))
 
@@ -132,7 +134,8 @@ class TraceTail:
         if first == last and mended and first > 1:
             return [f"line {first} was cut short by a crash; the run went on behind it"]
         lines = f"line {first} is" if first == last else f"lines {first} to {last} are"
-        return [f"{lines} no record of a trace, and passed over"]
+        what = "no record of a trace" if self._headers else "nothing that can be used without one"
+        return [f"{lines} {what}, and passed over"]
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

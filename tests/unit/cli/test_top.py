@@ -57,6 +57,7 @@ def test_no_line_is_wider_than_the_terminal(run: VirtualRun, columns: int) -> No
 
     assert max(map(len, lines)) <= columns
     assert any("own speed" in line for line in lines)
+    assert any(line.split()[:1] == ["2"] and "0.5" in line for line in lines)
 
 
 def test_it_tells_who_is_slow_since_when_and_what_it_costs(run: VirtualRun) -> None:
@@ -123,7 +124,7 @@ def test_a_run_that_ended_badly_is_shown_with_what_could_not_be_read(run: Virtua
     ("content", "message"),
     [
         ("", "the file is empty"),
-        ("GIF89a\n", "line 1 is no record of a trace"),
+        ("GIF89a\n", "there is no header, so this is no trace"),
         ('{"kind": "header", "format": 99}\n', "format '99'"),
         ('{"kind": "header", "format": 1, "policy": "uniform"}\n', "have not met yet"),
     ],

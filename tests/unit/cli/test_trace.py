@@ -94,3 +94,17 @@ def test_what_cannot_be_is_refused_in_one_line(
 
 def test_a_run_that_is_not_there_is_refused(shell: Shell) -> None:
     assert "no trace at" in shell("trace", "nowhere").refusal()
+
+
+def test_an_export_is_written_anew_and_no_other_file(
+    run: VirtualRun, shell: Shell, tmp_path: Path
+) -> None:
+    for name in ("out.json", "out.json.gz"):
+        place = tmp_path / name
+        assert shell("trace", str(run.writer.path), "-o", str(place)).code == 0
+        assert shell("trace", str(run.writer.path), "-o", str(place)).code == 0
+        place.write_text("a letter")
+        refused = shell("trace", str(run.writer.path), "-o", str(place))
+
+        assert refused.code != 0
+        assert place.read_text() == "a letter"

@@ -54,9 +54,10 @@ def test_a_line_that_is_not_whole_waits_for_its_rest(tmp_path: Path, cut: int) -
     ("lines", "kinds", "told"),
     [
         ([], [], "the file is empty"),
-        (["a photograph"], [], "line 1 is no record"),
-        (["x", "y", "z"], [], "lines 1 to 3 are no record"),
-        ([NOTE], [], "line 1 is no record"),
+        ([NOTE, NOTE], [], "there is no header"),
+        (["a photograph"], [], "line 1 is nothing that can be used without one"),
+        (["x", "y", "z"], [], "lines 1 to 3 are nothing that can be used"),
+        ([NOTE], [], "line 1 is nothing that can be used"),
         ([HEADER, "x", NOTE], ["header", "metric"], "line 2 is no record"),
         ([HEADER, "x", NOTE, "y", NOTE], ["header", "metric", "metric"], "line 4 is no record"),
         ([HEADER, NOTE[:9], HEADER], ["header", "header"], "line 2 was cut short by a crash"),

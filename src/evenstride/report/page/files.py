@@ -11,6 +11,7 @@ from evenstride.report.page.page import MARK
 
 REPORT_NAME = "report.html"
 _LOOKED_AT = 4096
+_TRACE = b'{"kind":"header"'
 
 
 def place_of(trace: Path, given: Path | None) -> Path:
@@ -37,6 +38,10 @@ def check_place(path: Path, *, force: bool) -> None:
         raise ConfigError(
             f"{path} is a folder; name a file for the report, such as {path / REPORT_NAME}"
         )
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is no plain file; name one for the report")
+    if _is_trace(path):
+        raise ConfigError(f"{path} is the trace of a run; name another file for the report")
     if force or not path.exists():
         return
     try:
@@ -49,6 +54,15 @@ def check_place(path: Path, *, force: bool) -> None:
             f"{path} exists and is no report of evenstride; name another file with -o, or give "
             "--force to overwrite it"
         )
+
+
+def _is_trace(path: Path) -> bool:
+    """Return whether a file begins like a trace, which nothing brings back."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_TRACE)) == _TRACE
+    except OSError:  # there is none
+        return False
 
 
 def write_page(text: str, path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray
+from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.report.page.markup import Child, Markup, element, together
 from evenstride.report.page.runs import Leg, Run
 from evenstride.report.page.words import rate_of
@@ -70,8 +70,8 @@ def workers_table(run: Run) -> Markup | None:
     if len(order) > _MOST_ROWS:
         rows.append([f"{len(order) - _MOST_ROWS:,} more workers are in the output of --json"])
     told = (
-        f"Share, busy and wait: medians of the last {_RECENT} steps. Kept others waiting: seconds "
-        "of each of the others, on average, over the whole run."
+        f"Share: of the last step. Busy and wait: medians of the last {_RECENT} steps. Kept others "
+        "waiting: seconds of each of the others, on average, over the whole run."
     )
     return table(_WORKERS, rows, told=told, text=(0, 10))
 
@@ -90,7 +90,7 @@ def _worker(run: Run, lane: int) -> Sequence[Child]:
     return (
         run.lanes[lane],
         f"{rank}",
-        f"{max(held.share[recent, rank].max(), 0):,}",
+        f"{max(_latest(held.share[:, rank]), 0):,}",
         duration(_median(held.busy_s[recent, rank])),
         duration(_median(held.wait_s[recent, rank])),
         speed,
@@ -152,3 +152,9 @@ def _compared(run: Run, first: float) -> Sequence[Child]:
         NOTHING if speedup is None else f"{speedup:.2f}×",
         NOTHING if part is None else f"{part:.1%}",
     )
+
+
+def _latest(shares: IntArray) -> int:
+    """Return the share of the last step that was told of."""
+    known = shares[shares >= 0]
+    return int(known[-1]) if len(known) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from evenstride.report.perfetto.writing import EventFile
 from evenstride.report.run.story import Story
 from evenstride.report.words import plain
 
+_LOOKED_AT = 4096
 _EVER: Window = (-(1 << 63), 1 << 63)
 
 
@@ -199,6 +201,11 @@ def _check_target(path: Path, trace: Path, profiles: Sequence[str]) -> None:
         raise ConfigError(f"{plain(path)} is read for this; name another file with --output")
     if path.is_dir():
         raise ConfigError(f"{plain(path)} is a folder; name a file with --output")
+    if path.exists() and not _ours(path):
+        raise ConfigError(
+            f"{plain(path)} exists, and is no export that could be written anew; remove it, or "
+            "name another file with --output"
+        )
 
 
 def _no_such_steps(steps: Steps, placed: list[Placed]) -> str:
@@ -209,3 +216,15 @@ def _no_such_steps(steps: Steps, placed: list[Placed]) -> str:
     first = min(one.first for one in known)
     last = max(one.first + one.steps for one in known)
     return f"the run has no steps in {asked}; its steps are {first}:{last}"
+
+
+def _ours(path: Path) -> bool:
+    """Return whether a file may be written anew: an empty one, or one that begins as we do."""
+    if not path.is_file():
+        return False
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            begins = file.read(_LOOKED_AT)
+    except (OSError, EOFError):
+        return False
+    return not begins or b'"traceEvents"' in begins

@@ -23,6 +23,8 @@ _SLOWER = 0.9  # of its own best speed; above that it did not slow down
 _DATA = 0.5  # of its own work
 _MANY_PHASES = 3
 _CHANCE = 0.02
+_ALWAYS = 0.9
+_BLOCK, _MOST_BLOCKS = 100, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,9 @@ class Stretch:
         speed: of the worker, as a part of its own best.
         caused_s: seconds that the others waited for it, of all of them together.
         data_part: of its own work, waiting for data.
-        longer: how much longer it works on average than the next slowest, as a part of that;
-            negative where it is no slower, and only its scatter makes others wait.
+        longer: how much longer it works as a rule than the slowest of the others, as a part of
+            that, where they waited for it; below 0.02 only its scatter makes them wait.
+        often: in what part of the stretch it is slower than all others as a rule.
     """
 
     first: int
@@ -45,6 +48,7 @@ class Stretch:
     caused_s: float
     data_part: float
     longer: float = 0.0
+    often: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +160,8 @@ def blames_of(generation: Generation) -> tuple[Blame, ...]:
 
 
 def _stretches(generation: Generation, rank: int, waits: Waits) -> tuple[Stretch, ...]:
-    phases = phases_of(speeds_of(generation, rank))
-    if not phases:
-        return ()
+    # Of a run in which every step is the first of a pass, no speed is known.
+    phases = phases_of(speeds_of(generation, rank)) or (Phase(0, generation.steps - 1, 1.0),)
     # Steps before, between and after those that are modelled belong to the phase before.
     begins = [0, *(phase.first for phase in phases[1:])]
     ends = [*(begin - 1 for begin in begins[1:]), generation.steps - 1]
@@ -173,17 +176,34 @@ def _stretch(generation: Generation, rank: int, waits: Waits, phase: Phase) -> S
     rows = slice(phase.first, phase.last + 1)
     busy_s = float(np.nansum(generation.table.busy_s[rows, rank]))
     data_s = float(np.nansum(generation.table.data_s[rows, rank]))
-    whole = generation.table.whole[rows]
-    means_s = generation.table.busy_s[rows][whole].sum(axis=0) if whole.any() else np.ones(1)
-    others_s = float(np.delete(means_s, rank).max(initial=0.0))
+    longer, often = _slower(generation.table.busy_s[rows], waits.caused_s[rows, rank], rank)
     return Stretch(
         first=generation.first + phase.first,
         last=generation.first + phase.last,
         speed=phase.speed,
         caused_s=float(waits.caused_s[rows, rank].sum()),
         data_part=data_s / busy_s if busy_s else 0.0,
-        longer=float(means_s[rank]) / others_s - 1.0 if others_s else 0.0,
+        longer=longer,
+        often=often,
     )
+
+
+def _slower(busy_s: FloatArray, caused_s: FloatArray, rank: int) -> tuple[float, float]:
+    """Return how much slower than all others a worker is as a rule, and in what part of steps.
+
+    Sums over blocks of a hundred steps, so that scatter does not count; blocks weigh as much as
+    others waited for it in them.
+    """
+    whole = ~np.isnan(busy_s).any(axis=1)
+    if not whole.any() or busy_s.shape[1] < 2:
+        return 0.0, 0.0
+    count = int(np.clip(np.count_nonzero(whole) // _BLOCK, 1, _MOST_BLOCKS))
+    blocks = np.array_split(np.flatnonzero(whole), count)
+    sums_s = np.array([busy_s[block].sum(axis=0) for block in blocks])
+    weights = np.array([caused_s[block].sum() for block in blocks])
+    ratios = sums_s[:, rank] / np.delete(sums_s, rank, axis=1).max(axis=1) - 1.0
+    longer = float((ratios * weights).sum() / weights.sum()) if weights.any() else 0.0
+    return longer, float((ratios > 0.0).mean())
 
 
 def _reason(
@@ -212,7 +232,8 @@ def _when(generation: Generation, one: Stretch) -> str:
     last_step = generation.first + generation.steps - 1
     from_start, to_end = one.first <= generation.first, one.last >= last_step
     if from_start and to_end:
-        when = "all the time"
+        when = "all the time" if one.often >= _ALWAYS else "most of the time"
+        when = when if one.often >= 0.5 else "at times"
     elif to_end:
         when = f"since step {one.first:,}"
     elif from_start:
@@ -222,7 +243,8 @@ def _when(generation: Generation, one: Stretch) -> str:
     if one.data_part >= _DATA:
         return f"{when}: {one.data_part:.0%} of its own time it waited for data"
     if one.speed < _SLOWER:
-        return f"{when}: its speed fell to {one.speed:.2f} of its best"
+        fell = "was" if from_start else "fell to"
+        return f"{when}: its speed {fell} {one.speed:.2f} of its best"
     if one.longer < _CHANCE:
         return f"{when}: by chance, as its times scatter; it is no slower as a rule"
     return f"{when}: its share took it {one.longer:.0%} longer than any other took for its own"

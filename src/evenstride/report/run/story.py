@@ -38,6 +38,7 @@ from evenstride.trace.codec import decode
 from evenstride.trace.tail import TraceTail
 
 _LONGEST_NAME = 120
+_FURTHEST = 100_000  # steps that may be committed before anyone tells of them
 _DAMAGED = (EvenstrideError, KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
@@ -90,7 +91,7 @@ class Story:
         self._control: Control | None = None
         self._at_s, self._step = 0.0, 0
         self._committed_s: float | None = None
-        self._damaged, self._not_replayed = 0, ""
+        self._damaged, self._unsound, self._not_replayed = 0, 0, ""
         self._anew = self._tail.restarts
 
     @property
@@ -118,10 +119,30 @@ class Story:
         """What could not be read or made sense of, one sentence each."""
         told = list(self._tail.unread)
         if self._damaged:
-            told.append(f"{self._damaged} record(s) were damaged, and left out")
+            told.append(
+                f"{self._damaged} record(s) were damaged, and left out; sums lack their steps, and "
+                "what is said of other splits may be off"
+            )
+        if self._unsound:
+            told.append(
+                f"{self._unsound} report(s) of impossible times were left out; their steps count "
+                "in no comparison"
+            )
+        if untold := self._untold():
+            told.append(
+                f"the last {untold} step(s) came after the last exchange, and count in no figure"
+            )
         if self._not_replayed:
             told.append(self._not_replayed)
         return tuple(told)
+
+    def _untold(self) -> int:
+        """Return how many steps the run says it took beyond those that it told of."""
+        now, summary = self.now, self.lives[-1].summary if self.lives else None
+        steps = _finite((summary or {}).get("step"))
+        if now is None or steps is None or not now.lockstep:
+            return 0
+        return max(0, int(steps) - now.first - now.steps)
 
     def read(self) -> bool:
         """Read on to the end of what is there; return whether there was anything new."""
@@ -132,6 +153,8 @@ class Story:
             for record in records:
                 self.take(record)
             any_new = True
+        if self._anew != self._tail.restarts:  # replaced by an empty file
+            self._begin()
         return any_new
 
     def take(self, record: dict[str, Any]) -> None:
@@ -222,10 +245,12 @@ class Story:
 
     def _measured(self, now: Generation, event: Exchanged) -> None:
         committed_s = self._at_s if self._committed_s is None else self._committed_s
-        now.anchors.append((committed_s, event.step))
         now.memory += [(self._at_s, one) for one in event.memory]
         told = event.observations
+        self._unsound += int((~told.sound).sum())
         self._damaged += now.table.add(told.only(told.sound))
+        if now.first <= event.step <= now.first + 2 * now.steps + _FURTHEST:
+            now.anchors.append((committed_s, event.step))
         now.held.update({one.worker: one for one in event.memory})
         if now.lockstep:
             communication_s = self._control.communication_s if self._control else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,14 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
     write_page("new", tmp_path / "deep" / "report.html")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["deep", "file", "report.html"]
+
+
+def test_a_trace_and_what_is_no_file_are_never_overwritten(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"kind":"header","format":1}\n')
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    for place in (trace, pipe):
+        with pytest.raises(ConfigError, match="name"):
+            check_place(place, force=True)

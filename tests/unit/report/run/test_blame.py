@@ -109,6 +109,34 @@ def test_waits_of_all_workers_add_up(tmp_path: Path) -> None:
     np.testing.assert_allclose(waits.waited_s, reported_s, atol=1e-6)
 
 
+def test_who_is_slow_but_for_a_time_in_which_another_is_slower_is_no_chance(tmp_path: Path) -> None:
+    """By sums over the run both are as slow; others wait for this one in four fifths of it."""
+
+    def speeds(step: int) -> tuple[float, ...]:
+        return (1.0, 0.8, 0.25 if 400 <= step < 500 else 1.0)
+
+    _, generation = ran(tmp_path, speeds, 500, policy="uniform", noise=0.05)
+    told = of(blames_of(generation), 1).reason
+
+    assert "by chance" not in told
+    assert "most of the time: its share took it 2" in told
+
+
+def test_a_run_of_which_no_step_tells_of_speed_has_its_culprit(tmp_path: Path) -> None:
+    """As where each pass has one step, which is the first."""
+    run = VirtualRun(tmp_path / "trace.jsonl", lambda _: (1.0, 0.3), workers=2, policy="uniform")
+    run.begin()
+    run.run(20)
+    path = run.writer.path
+    path.write_text(path.read_text().replace('"modelled":true', '"modelled":false'))
+    story = Story(path)
+    story.read()
+    told = blames_of(story.generations[0])[0].reason
+
+    assert "worker 1 (host/1) made each of the others wait" in told
+    assert "all the time: its share took it 233% longer" in told
+
+
 def test_nobody_is_blamed_where_workers_do_not_keep_step(tmp_path: Path) -> None:
     _, generation = ran(tmp_path, lambda _: (1.0, 0.3), 60, workers=2, header={"sync": "asp"})
 

@@ -168,6 +168,52 @@ def test_a_step_far_beyond_the_others_is_not_believed(run: VirtualRun) -> None:
     assert any("damaged" in sentence for sentence in story.unread)
 
 
+@pytest.mark.parametrize("bad", ["null", "-1.0", "1e300"])
+def test_a_report_that_cannot_be_is_told(run: VirtualRun, bad: str) -> None:
+    run.end()
+    lines = run.writer.path.read_text().splitlines()
+    record = json.loads(lines[9])
+    record["event"]["observations"][0]["busy_s"][0] = json.loads(bad)
+    damaged(run.writer.path, 9, json.dumps(record))
+    story = Story(run.writer.path)
+    story.read()
+
+    assert any("1 report(s) of impossible times" in sentence for sentence in story.unread)
+
+
+def test_a_step_count_far_beyond_what_was_told_moves_no_clock(run: VirtualRun) -> None:
+    run.end()
+    lines = run.writer.path.read_text().splitlines()
+    record = json.loads(lines[9])
+    record["event"]["step"] = 10**18
+    damaged(run.writer.path, 9, json.dumps(record))
+    story = Story(run.writer.path)
+    story.read()
+
+    assert max(step for _, step in story.generations[0].anchors) == 120
+
+
+def test_steps_after_the_last_exchange_are_told(run: VirtualRun) -> None:
+    run.end(step=124)
+    story = Story(run.writer.path)
+    story.read()
+
+    assert story.unread == (
+        "the last 4 step(s) came after the last exchange, and count in no figure",
+    )
+
+
+def test_a_file_that_was_emptied_is_no_run_any_more(run: VirtualRun) -> None:
+    run.end()
+    story = Story(run.writer.path)
+    story.read()
+    run.writer.path.write_text("")
+    story.read()
+
+    assert story.generations == []
+    assert not story.ended
+
+
 def test_there_must_be_a_file(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no trace at"):
         Story(tmp_path)
