@@ -34,6 +34,8 @@ class Terminal:
             stderr=theirs,
             env=environment,
             start_new_session=True,
+            # Who was started in the background ignores Ctrl-C, and so do those whom it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         os.close(theirs)
         self._mine, self.drawn = mine, ""
