@@ -72,8 +72,8 @@ class _Search:
     say: Say
     possible: tuple[Choice, ...] = ()
     foreseen: tuple[Foreseen, ...] = ()
-    started_s: float = 0.0  # when the first step of this session was committed
-    carried: float = 0.0  # samples trained before this session
+    started_s: float = 0.0  # when the first step since it was last started was committed
+    carried: float = 0.0  # samples trained before that start
     continued: bool = False
 
     def run(self) -> Found:
@@ -98,7 +98,7 @@ class _Search:
         return self._to_the_end(at)
 
     def _begun(self) -> Training | None:
-        """Start the first phase of this session, and return once it trains, if it does."""
+        """Start the first phase, of a continued search, too; return once it trains, if it does."""
         before = self.journal.chosen or self.journal.present
         first, self.continued = before or self._first(), before is not None
         at = self._training(first)

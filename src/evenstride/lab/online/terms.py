@@ -62,8 +62,8 @@ class Found:
         after: what the chosen configuration was measured to take after the switch; ``None`` if
             training ended before.
         overhead: what the search has cost; ``None`` if nothing was chosen, or it was continued.
-        total_s: of training in this session, from the first step on.
-        continued: whether a session before this one has begun it.
+        total_s: of training since the search was last started, from the first step on.
+        continued: whether it was begun before, and ended in between.
     """
 
     journal: Journal

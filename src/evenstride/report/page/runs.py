@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from evenstride.core.fleet import FloatArray, IntArray
-from evenstride.report.run.blame import Blame, Waits, blames_of, speeds_of, waits_of
-from evenstride.report.run.clock import durations_s, spans_s
+from evenstride.report.run.blame import Blame, Study, Waits
+from evenstride.report.run.clock import spans_s
 from evenstride.report.run.generation import Generation
-from evenstride.report.run.phases import Phase, phases_of
+from evenstride.report.run.phases import Phase
 from evenstride.report.run.story import Story
 from evenstride.report.run.thinning import Thinned, thinned
 from evenstride.report.run.totals import Totals, totals_of
@@ -47,28 +47,26 @@ class Leg:
         self.ends_s = ends_s + offset_s
         self.opens_s = np.append(begins_s[:1] + offset_s, self.ends_s[:-1])
         self.buckets = -(-generation.steps // each)
-        self._phases: dict[int, tuple[Phase, ...]] = {}
+        self._study = Study(generation)
 
-    @cached_property
+    @property
     def waits(self) -> Waits:
         """Who waited for whom, step by step."""
-        return waits_of(self.generation)
+        return self._study.waits
 
-    @cached_property
+    @property
     def blames(self) -> tuple[Blame, ...]:
         """What each worker cost the others."""
-        return blames_of(self.generation)
+        return self._study.blames
 
-    @cached_property
+    @property
     def durations_s(self) -> FloatArray:
         """How long each step took."""
-        return durations_s(self.generation)
+        return self._study.durations_s
 
     def phases(self, rank: int) -> tuple[Phase, ...]:
         """Return the phases of a worker's speed."""
-        if rank not in self._phases:
-            self._phases[rank] = phases_of(speeds_of(self.generation, rank))
-        return self._phases[rank]
+        return self._study.phases(rank)
 
     def thin(self, values: FloatArray) -> Thinned:
         """Return values of its steps in its buckets."""
@@ -97,10 +95,6 @@ class Leg:
     def sums(self, values: FloatArray) -> FloatArray:
         """Return the sum of each bucket; what is not known counts nothing."""
         return np.asarray(np.add.reduceat(np.nan_to_num(values), self.first))
-
-    def padded(self, values: FloatArray) -> FloatArray:
-        """Return values of the first steps with nothing behind them."""
-        return np.append(values, np.full(self.generation.steps - len(values), np.nan))
 
     def rank(self, lane: int) -> int | None:
         """Return the rank of a worker of the run; ``None`` if it is not among them."""

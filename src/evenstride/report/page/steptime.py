@@ -44,7 +44,7 @@ def step_times(run: Run) -> StepTimes:
 
     def judged(leg: Leg, split_s: FloatArray) -> FloatArray:
         shared_s = np.nan_to_num(leg.generation.communication_s)
-        return leg.thin(leg.padded(split_s + shared_s)).mean
+        return leg.thin(split_s + shared_s).mean
 
     return StepTimes(
         run.column(lambda leg: leg.thin(leg.durations_s).least),

@@ -8,6 +8,7 @@ which is nobody's fault.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -129,21 +130,58 @@ def _usual_s(generation: Generation, rank: int) -> FloatArray:
     return np.asarray(fixed_s + float(generation.curves.per_sample_s[place]) * share)
 
 
-def blames_of(generation: Generation) -> tuple[Blame, ...]:
+class Study:
+    """What one look at a generation works out, each part once, and only if it is asked for.
+
+    Args:
+        generation: as far as it was read; it must not grow meanwhile.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self._phases: dict[int, tuple[Phase, ...]] = {}
+
+    @cached_property
+    def waits(self) -> Waits:
+        """Who waited for whom, step by step."""
+        return waits_of(self.generation)
+
+    @cached_property
+    def durations_s(self) -> FloatArray:
+        """How long each step took, ``(steps,)``."""
+        return durations_s(self.generation)
+
+    def phases(self, rank: int) -> tuple[Phase, ...]:
+        """Return the phases of a worker's speed."""
+        if rank not in self._phases:
+            self._phases[rank] = phases_of(speeds_of(self.generation, rank))
+        return self._phases[rank]
+
+    @cached_property
+    def blames(self) -> tuple[Blame, ...]:
+        """What each worker cost the others, who cost most first."""
+        return blames_of(self.generation, self)
+
+
+def blames_of(generation: Generation, study: Study | None = None) -> tuple[Blame, ...]:
     """Return what each worker cost the others, who cost most first.
+
+    Args:
+        generation: of them.
+        study: of it, where there is one already.
 
     Cost:
         some 30 ms for each worker that caused anything worth mentioning.
     """
-    waits = waits_of(generation)
-    took_s = float(durations_s(generation).sum())
+    study = study or Study(generation)
+    waits, took_s = study.waits, float(study.durations_s.sum())
     others = max(len(generation.workers) - 1, 1)
     caused_s = waits.caused_s.sum(axis=0)
     found = []
     for rank in np.argsort(-caused_s, kind="stable").tolist():
         each_s = float(caused_s[rank]) / others
         part = each_s / took_s if took_s else 0.0
-        stretches = _stretches(generation, rank, waits) if part >= _MENTIONED else ()
+        stretches = _stretches(study, rank) if part >= _MENTIONED else ()
         found.append(
             Blame(
                 rank=rank,
@@ -159,9 +197,10 @@ def blames_of(generation: Generation) -> tuple[Blame, ...]:
     return tuple(found)
 
 
-def _stretches(generation: Generation, rank: int, waits: Waits) -> tuple[Stretch, ...]:
+def _stretches(study: Study, rank: int) -> tuple[Stretch, ...]:
+    generation, waits = study.generation, study.waits
     # Of a run in which every step is the first of a pass, no speed is known.
-    phases = phases_of(speeds_of(generation, rank)) or (Phase(0, generation.steps - 1, 1.0),)
+    phases = study.phases(rank) or (Phase(0, generation.steps - 1, 1.0),)
     # Steps before, between and after those that are modelled belong to the phase before.
     begins = [0, *(phase.first for phase in phases[1:])]
     ends = [*(begin - 1 for begin in begins[1:]), generation.steps - 1]

@@ -1,7 +1,7 @@
 """A run, put together from the records of its trace, one after the other.
 
 What the workers' curves were, and with them what other splits would have taken, is in no record:
-the events go through the very controller again that decided, as in a replay. What is shown of
+the controller learns them again from the events. It decides nothing again; what is shown of
 decisions is what the run itself wrote.
 """
 

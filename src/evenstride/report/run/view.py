@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.fleet import FloatArray
-from evenstride.report.run.blame import blames_of, speeds_of, waits_of
-from evenstride.report.run.clock import durations_s
+from evenstride.report.run.blame import Study
 from evenstride.report.run.generation import Decision, Generation
-from evenstride.report.run.phases import phases_of
 from evenstride.report.run.story import Life, Story
 from evenstride.report.run.totals import Totals, totals_of
 from evenstride.report.words import plain
@@ -121,7 +119,8 @@ def view_of(story: Story, now_unix_s: float) -> View | None:
         return None
     life = story.lives[-1]
     committed = max(step for _, step in now.anchors)
-    durations = durations_s(now)[-RECENT:]
+    study = Study(now)
+    durations = study.durations_s[-RECENT:]
     moves = [one for one in now.decisions if one.shares is not None]
     header = life.header
     return View(
@@ -138,24 +137,24 @@ def view_of(story: Story, now_unix_s: float) -> View | None:
         heard_s=_heard_s(life, now, now_unix_s),
         ended=story.ended,
         totals=totals_of(story.generations),
-        workers=_workers(now),
+        workers=_workers(study),
         decision=now.decisions[-1] if now.decisions else None,
         changes=tuple(reversed(moves[-_CHANGES:])),
-        blames=tuple(plain(one.reason) for one in blames_of(now) if one.stretches),
+        blames=tuple(plain(one.reason) for one in study.blames if one.stretches),
         alerts=_alerts(life),
         unread=story.unread,
     )
 
 
-def _workers(now: Generation) -> tuple[WorkerView, ...]:
-    waits = waits_of(now)
-    caused_s = waits.caused_s.sum(axis=0) / max(len(now.workers) - 1, 1)
+def _workers(study: Study) -> tuple[WorkerView, ...]:
+    now = study.generation
+    caused_s = study.waits.caused_s.sum(axis=0) / max(len(now.workers) - 1, 1)
     recent = slice(-RECENT, None)
     busy_s, wait_s = now.table.busy_s[recent], now.table.wait_s[recent]
     shares = now.shares
     found = []
     for rank, name in enumerate(now.workers):
-        speed, since = _speed(now, rank)
+        speed, since = _speed(study, rank)
         held = now.held.get(rank)
         found.append(
             WorkerView(
@@ -175,13 +174,13 @@ def _workers(now: Generation) -> tuple[WorkerView, ...]:
     return tuple(found)
 
 
-def _speed(now: Generation, rank: int) -> tuple[float | None, int | None]:
+def _speed(study: Study, rank: int) -> tuple[float | None, int | None]:
     """Return a worker's speed now as a part of its best, and the step it has been so since."""
-    phases = phases_of(speeds_of(now, rank))
+    phases = study.phases(rank)
     if not phases:
         return None, None
     last = phases[-1]
-    return last.speed, now.first + last.first if len(phases) > 1 else None
+    return last.speed, study.generation.first + last.first if len(phases) > 1 else None
 
 
 def _median(values: FloatArray) -> float | None:
