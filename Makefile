@@ -13,8 +13,6 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 FLOOR_VENV ?= .venv-floor
 PAGES := build/docs
-ALONE := tests/faults tests/live tests/multiproc tests/unit/lab tests/unit/runtime \
-	tests/docs/test_tutorial.py
 
 .PHONY: setup demo test test-floor check format bench docs regen clean
 .DELETE_ON_ERROR:
@@ -45,12 +43,13 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
 demo: $(VENV)/.demo
 	$(BIN)/evenstride demo || test $$? -eq 3
 
-# What starts processes, or measures, has the machine to itself; the rest shares it.
+# What measures has the machine to itself; the rest shares it. Each process of pytest may start
+# four of its own, with torch.
 test: $(VENV)/.dev
 	@status=0; \
-	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal \
-		$(addprefix --ignore=,$(ALONE)) || status=1; \
-	$(BIN)/python -m pytest $(ALONE) || status=1; \
+	$(BIN)/python -m pytest -m 'not alone' --numprocesses=auto --maxprocesses=8 --dist=worksteal \
+		|| status=1; \
+	$(BIN)/python -m pytest -m alone tests || status=1; \
 	exit $$status
 
 test-floor: pyproject.toml

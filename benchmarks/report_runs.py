@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
 from math import exp
 from pathlib import Path
 
 import numpy as np
+from benchmarks.virtual_run import VirtualRun
 
-from evenstride.core.control import advance
-from evenstride.core.events import Event, ExchangeAfter, Exchanged, FleetFormed, SetShares
-from evenstride.core.fleet import FloatArray, Worker
-from evenstride.core.observation import Measured, Observation
-from evenstride.core.policies import policy_from_spec
-from evenstride.core.schedule import Schedule
-from evenstride.core.state import Control
+from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.trace.write import TraceWriter
 
 STARTED_UNIX_S = 1.8e9
@@ -82,83 +77,42 @@ def make(
         **run.header,
     }
     with TraceWriter(path, header) as writer:
-        _Making(run, writer, np.random.default_rng(seed), first).tell()
+        _tell(run, writer, np.random.default_rng(seed), first)
     return path
 
 
-class _Making:
-    def __init__(
-        self, run: Made, writer: TraceWriter, random: np.random.Generator, first: int
-    ) -> None:
-        self._run, self._writer, self._random = run, writer, random
-        self._control = Control(policy_from_spec(run.policy))
-        self._schedule = Schedule(())
-        self._at_s, self._first, self._after = 0.0, first, 1
-        self._outside_s = 0.0
+def _tell(run: Made, writer: TraceWriter, random: np.random.Generator, first: int) -> None:
+    names = run.names or tuple(f"node{n // 2}/{n}" for n in range(len(run.speeds)))
+    times = partial(_times_s, run, random)
+    virtual = VirtualRun(
+        *(writer, run.policy, run.batch, names, times, run.communication_s), fresh=True
+    )
+    virtual.begin()
+    writer.record("pass", at_s=0.0, step=0, epochs=0.0, samples=run.batch * 400)
+    while (step := virtual.step) < run.steps:
+        due = step - step % run.evaluated + run.evaluated if run.evaluated else run.steps
+        virtual.window(min(virtual.after, run.steps - step, due - step))
+        if run.evaluated and virtual.step == due:
+            virtual.pause(EVALUATION_S)
+            _evaluate(writer, virtual.clock_s, first + due)
+    writer.record("ended", at_s=round(virtual.clock_s, 6), summary={"step": run.steps})
 
-    def tell(self) -> None:
-        run, step = self._run, 0
-        names = run.names or tuple(f"node{n // 2}/{n}" for n in range(len(run.speeds)))
-        self._put(FleetFormed(0, 0, run.batch, tuple(map(Worker, names))))
-        self._writer.record("pass", at_s=self._at_s, step=0, epochs=0.0, samples=run.batch * 400)
-        while step < run.steps:
-            due = step - step % run.evaluated + run.evaluated if run.evaluated else run.steps
-            seen = self._train(step, until := min(step + self._after, run.steps, due))
-            step = until
-            self._put(Exchanged(step, step + 1, Measured.of(seen)))
-            if run.evaluated and step == due:
-                self._evaluate(step)
-        self._writer.record("ended", at_s=round(self._at_s, 6), summary={"step": run.steps})
 
-    def _put(self, event: Event) -> None:
-        self._control, instructions = advance(self._control, event)
-        self._writer.event(self._at_s, event, instructions)
-        for one in instructions:
-            if isinstance(one, SetShares):
-                self._schedule = self._schedule.decided(one.effective, one.shares)
-            elif isinstance(one, ExchangeAfter):
-                self._after = one.steps
+def _times_s(run: Made, random: np.random.Generator, first: int, shares: IntArray) -> FloatArray:
+    speeds = np.array([_speeds(run, first + row) for row in range(len(shares))])
+    scatter = 1.0 + run.noise * np.abs(random.standard_normal(shares.shape))
+    busy_s = (run.fixed_s + 1e-3 * shares) / speeds * scatter
+    for step, worker in run.spikes:
+        if first <= step < first + len(shares):
+            busy_s[step - first, worker] *= 8.0
+    return np.asarray(busy_s)
 
-    def _train(self, first: int, until: int) -> list[Observation]:
-        run, count = self._run, until - first
-        shares = np.array([self._schedule.shares_at(step) for step in range(first, until)])
-        busy_s = self._busy_s(first, shares)
-        wait_s = busy_s.max(axis=1)[:, np.newaxis] - busy_s + run.communication_s
-        self._at_s += float(busy_s.max(axis=1).sum()) + count * run.communication_s
-        outside_s, self._outside_s = self._outside_s, 0.0
-        edges = [0, *(np.flatnonzero((np.diff(shares, axis=0) != 0).any(axis=1)) + 1), count]
-        edges = sorted({*edges, 1} if first == 0 and count > 1 else {*edges})
-        return [
-            Observation(
-                worker=worker,
-                share=int(shares[begin, worker]),
-                first_step=first + int(begin),
-                busy_s=tuple(np.round(busy_s[begin:end, worker], 7).tolist()),
-                wait_s=tuple(np.round(wait_s[begin:end, worker], 7).tolist()),
-                outside_s=outside_s if begin == 0 else 0.0,
-                modelled=first + int(begin) > 0,
-            )
-            for worker in range(len(run.speeds))
-            for begin, end in pairwise(edges)
-        ]
 
-    def _busy_s(self, first: int, shares: FloatArray) -> FloatArray:
-        run = self._run
-        speeds = np.array([_speeds(run, first + row) for row in range(len(shares))])
-        scatter = 1.0 + run.noise * np.abs(self._random.standard_normal(shares.shape))
-        busy_s = (run.fixed_s + 1e-3 * shares) / speeds * scatter
-        for step, worker in run.spikes:
-            if first <= step < first + len(shares):
-                busy_s[step - first, worker] *= 8.0
-        return np.asarray(busy_s)
-
-    def _evaluate(self, step: int) -> None:
-        self._at_s += EVALUATION_S
-        self._outside_s = EVALUATION_S
-        epochs = (self._first + step) / 400
-        for name, value in (("loss", 2.3 * exp(-epochs) + 0.1), ("accuracy", 1.0 - exp(-epochs))):
-            found = {"step": self._first + step, "epochs": epochs, "name": name, "value": value}
-            self._writer.record("metric", at_s=round(self._at_s, 6), **found)
+def _evaluate(writer: TraceWriter, at_s: float, step: int) -> None:
+    epochs = step / 400
+    for name, value in (("loss", 2.3 * exp(-epochs) + 0.1), ("accuracy", 1.0 - exp(-epochs))):
+        found = {"step": step, "epochs": epochs, "name": name, "value": value}
+        writer.record("metric", at_s=round(at_s, 6), **found)
 
 
 def _speeds(run: Made, step: int) -> Sequence[float]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +13,10 @@ import pytest
 
 from tests.docs.blocks import blocks_of, commands, shown
 from tests.docs.tutorial import PAGE, script
+from tests.ending import TORCHRUN_S, end
 
 pytestmark = pytest.mark.timeout(300)  # of up to five commands, each with a deadline
 DEADLINE_S = 100.0
-GRACE_S = 40.0  # torchrun gives its ranks 30 s
 LAB = "evenstride lab --speeds 0.5,0.2 --steps 90 --repeats 1 --out runs/lab -- train.py"
 # What is replaced in a command, so that it takes seconds; none of them changes what it is about.
 SHORTER = {
@@ -59,12 +57,7 @@ def ran(command: str, folder: Path) -> str:
     try:
         output, _ = process.communicate(timeout=DEADLINE_S)
     finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        end(process, TORCHRUN_S)
     assert process.returncode == 0, f"{command}\n{output}"
     return output
 

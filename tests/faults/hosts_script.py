@@ -46,6 +46,7 @@ def main(folder: Path) -> None:
         folder / "checkpoints", stride, model=model, optimizer=optimizer, every=EVERY
     )
     checkpoint.restore()
+    os.nice(10)  # it goes on until those who start again are there, and lets them go first
     place = {"generation": ids[0], "rank": rank, "world": dist.get_world_size(), "host": host}
     with (folder / f"audit-{ids[0]}-{rank}.jsonl").open("a") as audit:
         while not (stride.step % PER_EPOCH == 0 and told_to_end(folder)):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ending import end
 from tests.faults.ranks import started
 
 SCRIPT = Path(__file__).with_name("script.py")
@@ -104,12 +103,7 @@ def test_survivors_under_torchrun_name_the_lost_rank_before_it_ends_them(tmp_pat
     try:
         process.wait(DEADLINE_S)
     finally:
-        process.terminate()  # the ranks are in sessions of their own, which only torchrun ends
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10.0)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        end(process, 10.0)
 
     for rank in (0, 2):
         (log,) = tmp_path.glob(f"*/attempt_0/{rank}/stderr.log")

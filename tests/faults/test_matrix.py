@@ -6,15 +6,13 @@ of generations.
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from evenstride.lab.elastic.starters import FromZygote
-from evenstride.lab.elastic.supervisor import LOCAL, Job, Outcome, supervise
+from evenstride.lab.elastic.supervisor import Job, Outcome, supervise
 from evenstride.runtime.continuity import LEFT
 from evenstride.sim.faults import Arrival, Fault, FaultPlan, simulate_plan
 from tests.faults.elastic_script import PER_EPOCH, check_the_end, told
@@ -51,14 +49,6 @@ PLANS = {
     ),
     "newest checkpoint damaged": plan_of(Fault(at=17, kind="corrupt-newest")),
 }
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[FromZygote]:
-    """What workers are forked from, for all plans."""
-    starter = FromZygote({**os.environ, **LOCAL})
-    yield starter
-    starter.close()
 
 
 def run(

@@ -12,14 +12,18 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.data import TensorDataset
 
 import evenstride
+from evenstride.trace.read import read_records
 
-STEPS = 30
+MOST_STEPS = 400
+TOLD = 16
+"""Steps that an exchange must have told of before training ends; when one comes is not fixed."""
+LOOKS = 5  # steps between two looks for that
 WIDTH = 768
 MARK = "step"
 
 
 def profiled(rank: int, folder: str) -> None:
-    """Train some steps unevenly, and export what the profiler saw of them.
+    """Train unevenly until the trace tells of enough steps; export what the profiler saw of them.
 
     A mark lasts from the batch's arrival until the gradients are averaged, which is where
     evenstride commits the step.
@@ -29,15 +33,28 @@ def profiled(rank: int, folder: str) -> None:
         nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
     )
     stride = evenstride.Stride(global_batch=512, policy="static:128,384", trace=Path(folder))
-    loader = stride.loader(TensorDataset(torch.randn(512 * STEPS, 64)))
+    loader = stride.loader(TensorDataset(torch.randn(512 * MOST_STEPS, 64)))
     model = stride.watch(DistributedDataParallel(net))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        for (x,) in loader:
+        for step, (x,) in enumerate(loader, start=1):
             with record_function(MARK):
                 stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
+            if step % LOOKS == 0 and _enough(Path(folder)):
+                break
     dist.barrier()
     stride.close()
     seen.export_chrome_trace(str(Path(folder) / f"profile{rank}.json"))
+
+
+def _enough(run: Path) -> bool:
+    """Return on every rank what the leader reads: whether exchanges have told of enough steps."""
+    told = [0]
+    if dist.get_rank() == 0:
+        events = [record["event"] for record in read_records(run) if record["kind"] == "event"]
+        told += [event["step"] for event in events if event["type"] == "Exchanged"]
+    enough = torch.tensor(max(told) >= TOLD)
+    dist.broadcast(enough, 0)
+    return bool(enough)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from benchmarks.attribution import Case, run
 
 
+@pytest.mark.alone
 def test_a_worker_that_is_slowed_down_is_named_with_its_steps_and_seconds(tmp_path: Path) -> None:
     """Both come from the same steps, so whatever else the machine does is in both."""
     case = Case((0.5, 0.5), rank=1, speed=0.15, first=20, last=59, steps=160)

@@ -19,7 +19,8 @@ from evenstride.lab.cgroups import CgroupFiles, CgroupLimits, cgroup_candidates
 from evenstride.lab.limits import Limits, open_limits
 from tests.unit.lab.stage import interpreter
 
-pytestmark = pytest.mark.cgroups
+# Whoever makes groups removes those of processes that have ended, which is waited for here.
+pytestmark = [pytest.mark.cgroups, pytest.mark.alone]
 
 # Burns some CPU time, and tells how much of a core it got meanwhile by its own two clocks.
 BUSY = """

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import os
 import re
-import signal
 import struct
 import subprocess
 import sys
@@ -17,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.ending import TORCHRUN_S, end
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINE_S = 60.0
-GRACE_S = 40.0  # torchrun gives its ranks 30 s
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 
 
@@ -52,18 +51,8 @@ def _end(
     try:
         output, _ = process.communicate(timeout=DEADLINE_S)
     finally:
-        _stop(process)
+        end(process, TORCHRUN_S)
     return process.returncode, output
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    """End what still runs. The ranks are in sessions of their own, which only torchrun ends."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _run(

@@ -68,6 +68,7 @@ def test_who_trains_nothing_counts_the_same_passes(ranks: RankPool) -> None:
     assert [one["places"] for one in everywhere] == [everywhere[0]["places"]] * 3
 
 
+@pytest.mark.alone
 def test_asp_is_asynchronous(ranks: RankPool) -> None:
     everywhere = ranks.run(train, 3, Run("asp", length=240, work=(0, 0, 2000)))
 
@@ -82,6 +83,7 @@ def test_a_server_knows_that_it_is_needed_while_nothing_is_asked_of_it(ranks: Ra
     assert ranks.run(idle, 2) == [True, True]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("bound", [0, 2])
 def test_ssp_keeps_its_bound(ranks: RankPool, bound: int) -> None:
     run = Run(f"ssp(staleness={bound})", length=240, work=(0, 0, 1000))

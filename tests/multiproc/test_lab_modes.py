@@ -35,6 +35,7 @@ dist.destroy_process_group()
 COMMAND = "from evenstride.cli.main import main; main()"
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 def test_modes_run_under_limits_and_are_told_by_time(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

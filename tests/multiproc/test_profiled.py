@@ -10,10 +10,11 @@ import pytest
 from evenstride.report.perfetto.exporting import export
 from evenstride.testing import RankPool
 from evenstride.trace.read import read_records
-from tests.multiproc.profiled import MARK, profiled
+from tests.multiproc.profiled import MARK, TOLD, profiled
 from tests.unit.report.perfetto import Event, Events, read_events
 
 OPENING = 4  # steps in which the ranks still meet
+UNTOLD = "came after the last exchange"  # as many steps as chance would have it
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def events(ranks: RankPool, tmp_path: Path) -> Events:
     ranks.run(profiled, 2, str(tmp_path))
     profiles = [str(tmp_path / f"profile{rank}.json") for rank in range(2)]
     made = export(tmp_path, tmp_path / "out.json.gz", profiles)
-    assert made.remarks == ()
+    assert [one for one in made.remarks if UNTOLD not in one] == []
     assert all(told <= at_s for told, at_s in _commits(tmp_path))
     assert len(_commits(tmp_path)) >= 2
     return read_events(tmp_path / "out.json.gz")
@@ -40,6 +41,7 @@ def _ends_us(slices: list[Event]) -> np.ndarray:
     return np.array([one["ts"] + one["dur"] for one in slices])
 
 
+@pytest.mark.alone
 def test_steps_end_where_the_profiler_saw_them_end(events: Events) -> None:
     """Half of them within 15 % of a step, nine of ten within half a step."""
     for rank in range(2):
@@ -54,7 +56,7 @@ def test_steps_end_where_the_profiler_saw_them_end(events: Events) -> None:
             if one["ph"] == "X" and one["name"] == MARK and one["pid"] == events.groups[foreign]
         ]
         marks.sort(key=lambda one: one["ts"])
-        assert OPENING + 6 < len(steps) <= len(marks)  # the last are in no exchange
+        assert TOLD <= len(steps) <= len(marks)  # the last are in no exchange
         part = slice(OPENING, len(steps))
         off_us = np.abs(_ends_us(steps)[part] - _ends_us(marks)[part])
         usual_us = float(np.median(np.diff(_ends_us(marks))))

@@ -139,6 +139,7 @@ def with_options(rank: int, fn: Any, policy: str, layout: Layout, how: dict[str,
     return fn(rank, policy, layout, **how)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", TIMED)
 def test_busy_times_differ_as_the_work_does(ranks: RankPool, name: str) -> None:
     measured = _times(ranks, *TIMED[name])
@@ -149,6 +150,7 @@ def test_busy_times_differ_as_the_work_does(ranks: RankPool, name: str) -> None:
     assert min(by_little, by_much) >= 1.0, "no work is taken for waiting"
 
 
+@pytest.mark.alone
 def test_without_counting_all_ranks_look_equally_busy(ranks: RankPool) -> None:
     layout, policy, _ = TIMED["in every layer"]
 

@@ -55,6 +55,7 @@ def test_a_sink_that_is_none_on_one_rank_is_refused_on_all(ranks: RankPool) -> N
     assert "there is no sink 'x'" in other[1]
 
 
+@pytest.mark.alone
 def test_a_rank_that_has_more_to_do_for_each_sample_is_named_once(
     ranks: RankPool, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ HOWS = (
 )
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", HOWS)
 def test_injected_work_is_read_back_on_every_rank(ranks: RankPool, how: str) -> None:
     measured = ranks.run(timed, 2, how, [20.0, 60.0])

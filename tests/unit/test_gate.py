@@ -9,6 +9,7 @@ import pytest
 
 from evenstride.errors import WorkerLost
 from evenstride.runtime.gate import Gate, Held
+from evenstride.runtime.turn import Turn
 
 DEADLINE_S = 10.0
 
@@ -143,3 +144,100 @@ def test_ranks_that_applied_the_same_decisions_have_the_same_proof() -> None:
     other.decide(9, (6, 1), opening=False)
 
     assert one.hold() != other.hold()
+
+
+TURN = Turn(step=3, wanted=None, most=100)
+
+
+def _drawn_to(step: int) -> Gate:
+    gate = Gate((3, 4))
+    for one in range(step):
+        gate.draw(one)
+    return gate
+
+
+def test_at_a_turn_a_rank_stands_still_until_the_batch_is_decided() -> None:
+    gate, asked = _drawn_to(3), threading.Event()
+
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(gate.turn, TURN, asked.set)
+        assert asked.wait(DEADLINE_S)
+        assert gate.hold() == Held(3, _drawn_to(3).hold().checksum, 3, TURN)  # type: ignore[union-attr]
+        gate.decide(3, (5, 2), opening=False)  # of others who are on their way
+        assert not batch.done()
+        gate.decide(3, (8, 6), opening=False, batch=14)
+
+        assert batch.result(DEADLINE_S) == 14
+    assert gate.draw(3) == (8, 6)
+    after = gate.hold()
+    assert after is not None and after.turn is None
+
+
+def test_at_a_turn_what_was_decided_for_later_steps_no_longer_holds() -> None:
+    """An exchange before may have decided for a step that then belongs to the next epoch."""
+    gate = _drawn_to(3)
+    gate.decide(4, (1, 6), opening=False)
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = threading.Event()
+        batch = pool.submit(gate.turn, TURN, asked.set)
+        assert asked.wait(DEADLINE_S)
+        held = gate.hold()
+        assert held is not None and held.barrier == 3
+        gate.decide(3, (8, 6), opening=False, batch=14)
+        assert batch.result(DEADLINE_S) == 14
+
+    assert [gate.draw(step) for step in (3, 4, 5)] == [(8, 6)] * 3
+
+
+def test_a_rank_that_nobody_heard_of_at_its_turn_asks_again() -> None:
+    gate, asked = _drawn_to(3), threading.Semaphore(0)
+
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(gate.turn, TURN, asked.release)
+        assert asked.acquire(timeout=DEADLINE_S)
+        gate.decide(4, None, opening=False)  # of an exchange that it had replied to before
+        assert asked.acquire(timeout=DEADLINE_S)
+        gate.hold()
+        gate.decide(3, None, opening=False, batch=7)
+
+        assert batch.result(DEADLINE_S) == 7
+    assert gate.draw(3) == (3, 4)
+
+
+def test_in_the_opening_two_steps_of_the_pass_go_before_the_next_decision() -> None:
+    gate, asked = Gate((3, 4), blocking=True), threading.Event()
+    turn = Turn(step=0, wanted=14, most=100)
+
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(gate.turn, turn, asked.set)
+        assert asked.wait(DEADLINE_S)
+        gate.hold()
+        gate.decide(0, (8, 6), opening=True, batch=14)
+        assert batch.result(DEADLINE_S) == 14
+        assert [gate.draw(step) for step in (0, 1)] == [(8, 6)] * 2
+
+        waits = pool.submit(gate.draw, 2)
+        held = gate.hold()
+        assert held is not None and held.barrier == 2
+        assert not waits.done()
+        gate.decide(2, (7, 7), opening=False)
+        assert waits.result(DEADLINE_S) == (7, 7)
+
+
+def test_a_turn_ends_with_the_run() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        for end, gate in ((Gate.stop, Gate((7,))), (None, Gate((7,)))):
+            asked = threading.Event()
+            batch = pool.submit(gate.turn, Turn(0, None, 9), asked.set)
+            assert asked.wait(DEADLINE_S)
+            if end is not None:
+                end(gate)
+                assert batch.result(DEADLINE_S) is None
+            else:
+                gate.fail(WorkerLost("rank 7 is gone"))
+                with pytest.raises(WorkerLost, match="rank 7"):
+                    batch.result(DEADLINE_S)
+
+    with pytest.raises(WorkerLost, match="no decision for step 0"):
+        Gate((7,), timeout_s=0.05).turn(Turn(0, None, 9), lambda: None)

@@ -13,6 +13,14 @@ from evenstride import _importing
 from evenstride._importing import import_to_train
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_frozen() -> Iterator[None]:
+    """Undo for a while what `tests.conftest` does for all."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Yield the name of a module that notes whether the collector was at work."""

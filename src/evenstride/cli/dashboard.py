@@ -12,7 +12,7 @@ from evenstride.report.run.view import View, WorkerView
 from evenstride.report.words import duration
 
 _BESIDE = 3  # headings, workers that are left out, and the cursor
-_WIDE, _MIDDLE, _NARROW = 118, 92, 64  # columns from which on more is shown
+_WIDE, _MIDDLE, _NARROW = 118, 92, 78  # columns from which on more is shown
 _SLOW, _LOW = 0.9, 0.7  # of its own best
 _QUIET_S = 60.0
 _GIB = float(1 << 30)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import shlex
 from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evenstride.cli import online as by_training
 from evenstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evenstride.cli.planning import Asked
 
 _Runs = Annotated[
     list[str],
@@ -193,12 +196,12 @@ def plan(
         )
         by_training.perform(asked_online, as_json=as_json)
         return
-    from evenstride.cli import planned, planning
+    from evenstride.cli.planning import Asked
 
     if plot is not None:
         _check_plot(plot)
     paths = tuple(map(Path, runs))
-    asked = planning.Asked(
+    asked = Asked(
         *(paths, catalog, epochs, deadline, budget, objective, confidence, spot, batches),
         *(max_nodes, mixed, regions, types, transfer, links),
         trained=tuple(trained or ()),
@@ -212,6 +215,13 @@ def plan(
         sync=sync,
         script=None if script is None else _words(script),
     )
+    _perform(asked, sky, plot, as_json=as_json)
+
+
+def _perform(asked: Asked, sky: Path | None, plot: Path | None, *, as_json: bool) -> None:
+    """Make the plan, write what is to be written of it, and print it."""
+    from evenstride.cli import planned, planning
+
     one = planning.planned_for(asked, date.today())
     files = planned.write_sky(one, sky) if sky is not None else []
     if plot is not None:

@@ -54,7 +54,7 @@ def report(
         evenstride report runs/uniform runs/adaptive -o compared.html --figures figures
     """
     from evenstride.report.page.data import run_data
-    from evenstride.report.page.files import check_place, place_of, write_page
+    from evenstride.report.page.files import check_folder, check_place, place_of, write_page
     from evenstride.report.page.page import page_of
     from evenstride.trace.read import trace_path
 
@@ -64,7 +64,8 @@ def report(
         from evenstride.report.figures import check_plotting
 
         check_plotting()
-    found = _read(runs)
+        check_folder(figures)
+    found = _read(_each_once(runs))
     write_page(page_of(found), place)
     drawn = [] if figures is None else _draw(found, figures)
     for run in found:
@@ -85,13 +86,29 @@ def _draw(runs: Sequence[Run], folder: Path) -> list[Path]:
     return figures_of(runs, folder)
 
 
+def _each_once(paths: Sequence[Path]) -> list[Path]:
+    """Return the runs without those that were given before; tell of these on stderr."""
+    from evenstride.report.words import plain
+    from evenstride.trace.read import trace_path
+
+    found: dict[Path, Path] = {}
+    for path in paths:
+        trace = trace_path(path).resolve()
+        if trace in found:
+            typer.echo(f"{plain(path)} was given before, and is shown once", err=True)
+        else:
+            found[trace] = path
+    return list(found.values())
+
+
 def _read(paths: Sequence[Path]) -> list[Run]:
     """Return the runs, each under a name that no other one has.
 
     Raises:
-        TraceError: there is no such file, or nothing at all can be read of any of them.
+        TraceError: there is no such file, or none of them tells of any workers.
     """
     from evenstride.report.page.runs import read_run
+    from evenstride.report.run.nothing import nothing_to_show
     from evenstride.trace.read import trace_path
 
     names = _names([trace_path(path) for path in paths])
@@ -99,9 +116,8 @@ def _read(paths: Sequence[Path]) -> list[Run]:
         found = [read_run(path, name) for path, name in zip(paths, names, strict=True)]
     except OSError as error:
         raise TraceError(f"cannot read {error.filename} ({error.strerror})") from None
-    if not any(run.story.lives for run in found):
-        first = found[0].story
-        raise TraceError(f"nothing can be read of {first.path}: {'; '.join(first.unread)}")
+    if not any(run.story.generations for run in found):
+        raise nothing_to_show(found[0].story)
     return found
 
 
@@ -115,10 +131,9 @@ def _names(traces: Sequence[Path]) -> list[str]:
         else (*path.resolve().parent.parts, path.stem)
         for path in traces
     ]
-    for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(one[-length:]) for one in parts]
-        if len(set(names)) == len(set(traces)):
-            break
+    lengths = range(1, max(map(len, parts)) + 1)
+    tried = [["/".join(one[-length:]) for one in parts] for length in lengths]
+    names = max(tried, key=lambda names: len(set(names)))  # the first of them, so the shortest
     seen: dict[str, int] = {}
     told = []
     for name in names:

@@ -104,11 +104,9 @@ def _print(story: Story, console: Console) -> None:
 
 
 def _refuse_empty(story: Story) -> None:
-    from evenstride.errors import TraceError
-    from evenstride.report.words import plain
+    from evenstride.report.run.nothing import nothing_to_show
 
-    told = "; ".join(map(plain, story.unread)) or "its workers have not met yet"
-    raise TraceError(f"{plain(story.path)} tells of no run: {told}")
+    raise nothing_to_show(story)
 
 
 def _watch(story: Story, console: Console, interval: float) -> None:

@@ -19,6 +19,7 @@ from evenstride.core.pasts import Pasts
 from evenstride.core.places import best_s, in_force_s, unneeded
 from evenstride.core.state import Control
 from evenstride.core.timemodel import TimeModel
+from evenstride.core.words import time_text
 
 USUAL_BELOW = 0.7
 """Part of its best speed below which a worker is named."""
@@ -69,8 +70,8 @@ class Alert:
     def reason(self) -> str:
         """What there is to say, with the evidence, as one sentence."""
         since = f"since step {self.since}"
-        better, now = _time(self.better_s), _time(self.now_s)
-        longer = f"{_time(self.costs_s or 0.0)} ({self.costs_part or 0.0:.0%})"
+        better, now = time_text(self.better_s), time_text(self.now_s)
+        longer = f"{time_text(self.costs_s or 0.0)} ({self.costs_part or 0.0:.0%})"
         if self.kind == "slow":
             costs = "" if self.costs_s is None else f"; each step is {longer} longer for it"
             return (
@@ -303,7 +304,3 @@ def _spare_alert(k: int, control: Control, spare: Episodes, step: int) -> Alert 
         costs_part=costs_s / with_s,
         others=int(spare.open.sum()) - 1,
     )
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

@@ -100,6 +100,10 @@ class Memory:
                 bound, high = better, middle
         return bound
 
+    def fits(self, fleet: Fleet) -> bool:
+        """Return whether the fleet's global batch fits, as far as is known, with no cap raised."""
+        return not self.caps or self._raised(fleet, 1.0) is not None
+
     def _raised(self, fleet: Fleet, factor: float) -> Fleet | None:
         """Return the fleet under caps that are so much higher, unless they leave too little."""
         pairs = zip(fleet.workers, self.caps, strict=True)

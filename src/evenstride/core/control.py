@@ -11,9 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from evenstride.core.batch import epoch_ended
 from evenstride.core.caps import Held, Memory, within
 from evenstride.core.curves import Mask
 from evenstride.core.events import (
+    EpochEnded,
     Event,
     ExchangeAfter,
     Exchanged,
@@ -49,6 +51,8 @@ def advance(control: Control, event: Event) -> tuple[Control, tuple[Instruction,
             return change(control, event)
         case Recalled():
             return recall(control, event)
+        case EpochEnded():
+            return epoch_ended(control, event)
         case OpeningSkipped():
             after = ExchangeAfter(control.cadence.fewest_steps, False)
             return replace(control, opening_left=0), (after,)

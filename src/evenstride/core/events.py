@@ -95,7 +95,32 @@ class Recalled:
     generation: int = 0
 
 
-Event = FleetFormed | Exchanged | OpeningSkipped | MembersChanged | Recalled
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """All ranks stand where an epoch ends, with a global batch that is left open.
+
+    Or where a pass begins for which another batch was restored: the bounds are that batch then.
+
+    Args:
+        step: steps the leader had committed.
+        effective: first step that no rank has drawn, with which the next epoch begins.
+        low: smallest global batch that may be chosen.
+        high: largest.
+        scale: noise scale of the gradient in samples; ``None`` if it has no bound, or is not known.
+        scale_low: lower end of its interval; ``None`` if nothing is known of it.
+        scale_high: upper end; ``None`` if it has none.
+    """
+
+    step: int
+    effective: int
+    low: int
+    high: int
+    scale: float | None = None
+    scale_low: float | None = None
+    scale_high: float | None = None
+
+
+Event = FleetFormed | Exchanged | OpeningSkipped | MembersChanged | Recalled | EpochEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +136,15 @@ class SetShares:
 class KeepShares:
     """Change nothing; tell the reason."""
 
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetBatch:
+    """Train ``global_batch`` samples per step from step ``effective`` on; shares follow."""
+
+    effective: int
+    global_batch: int
     reason: str
 
 
@@ -154,4 +188,4 @@ class LetGo:
     reason: str
 
 
-Instruction = SetShares | KeepShares | Expect | ExchangeAfter | SaveAfter | LetGo
+Instruction = SetShares | KeepShares | SetBatch | Expect | ExchangeAfter | SaveAfter | LetGo

@@ -193,10 +193,11 @@ class NoiseEstimate:
         spread = [z * z * v for v in self._variances()]
         a, b, c = g * g - spread[2], s * g - spread[1], s * s - spread[0]
         inside = b * b - a * c
-        if a > 0 and inside >= 0:
+        if a > 0 and inside >= 0 and g > 0:
             root = sqrt(inside)
             return Interval(value, max((b - root) / a, 0.0), max((b + root) / a, 0.0))
-        if a < 0 and inside >= 0 and g > 0:  # only the side on which the ratio itself lies
+        # Only the side on which the ratio itself lies; it is at least 0, whatever the signal seems.
+        if a < 0 and inside >= 0 and (g > 0 or c > 0):
             return Interval(value, max((b - sqrt(inside)) / a, 0.0), inf)
         return Interval(value, 0.0, inf)
 

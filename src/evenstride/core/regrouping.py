@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from evenstride.core.estimation import Estimate
@@ -36,7 +37,7 @@ def form(control: Control, event: FleetFormed) -> tuple[Control, tuple[Instructi
         refused=_still_refused(control, event.workers),
         saved_for=frozenset(),
     )
-    after, opening = _serving(formed, roster, event.global_batch, event.step)
+    after, opening = serving(formed, roster, event.global_batch, event.step)
     opening_left = control.policy.opening_steps if len(event.workers) > 1 else 0
     after = replace(after, opening_left=opening_left)
     # The first step of a pass is never modelled, so the first exchange worth having is the
@@ -68,10 +69,21 @@ def _entered(control: Control, event: FleetFormed) -> tuple[Roster, Membership, 
     return Roster(event.workers, membership.serving), membership, told + "; "
 
 
-def _serving(
-    control: Control, roster: Roster, global_batch: int, step: int
+def serving(
+    control: Control,
+    roster: Roster,
+    global_batch: int,
+    step: int,
+    begin_with: Callable[[Fleet], Move | None] | None = None,
 ) -> tuple[Control, Move]:
     """Return the control with another fleet, and its opening split.
+
+    Args:
+        control: before.
+        roster: the ranks, and who of them serve.
+        global_batch: samples per step.
+        step: steps the leader had committed.
+        begin_with: returns the split to begin with; ``None``, for the policy's own opening.
 
     Raises:
         ConfigError: the fleet cannot be served.
@@ -80,6 +92,7 @@ def _serving(
     fleet = memory.bound(asked) if memory.caps else asked
     profiles = control.known
     policy_state, opening = control.policy.init(fleet)
+    opening = (begin_with(fleet) if begin_with else None) or opening
     opening = replace(opening, shares=allowed(opening.shares, fleet))
     estimate = recalled(_remembered(control, fleet), fleet.workers, profiles)
     if estimate.steps.any():
@@ -136,7 +149,7 @@ def _others_take_over(control: Control, step: int) -> tuple[Control, str]:
     assert control.fleet is not None, "a fleet forms before its members change"
     roster = replace(control.roster, serving=control.membership.serving)
     try:
-        after, opening = _serving(control, roster, control.fleet.global_batch, step)
+        after, opening = serving(control, roster, control.fleet.global_batch, step)
     except ConfigError as error:
         return control, f"the shares stay as they are, because {error}"
     return replace(after, opening_left=0), opening.reason
@@ -183,7 +196,7 @@ def recall(control: Control, event: Recalled) -> tuple[Control, tuple[Instructio
     known = merged(event.profiles, control.profiles)
     after = replace(control, membership=membership, profiles=known)
     before = int((control.estimate.steps > 0).sum())
-    after, opening = _serving(after, control.roster, control.fleet.global_batch, event.step)
+    after, opening = serving(after, control.roster, control.fleet.global_batch, event.step)
     assert after.estimate is not None, "a fleet has an estimate"
     new = int((after.estimate.steps > 0).sum()) - before
     reason = f"{new} of {len(control.fleet)} worker(s) are known from the checkpoint"

@@ -48,6 +48,13 @@ class Schedule:
     def decided(self, step: int, shares: Shares) -> Schedule:
         """Return the schedule after one more decision; it must not rewrite the past."""
         assert not self.entries or step >= self.entries[-1][0], "decisions are in order of step"
+        return self.decided_anew(step, shares)
+
+    def decided_anew(self, step: int, shares: Shares) -> Schedule:
+        """Return the schedule with a decision in place of all for ``step`` and later ones.
+
+        For a step at which all ranks stand: what was decided for later ones holds for nobody yet.
+        """
         kept = tuple(entry for entry in self.entries if entry[0] < step)
         line = f"{step}:{','.join(map(str, shares))};".encode()
         return Schedule((*kept, (step, shares)), zlib.crc32(line, self.checksum))

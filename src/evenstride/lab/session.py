@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from evenstride.lab.speeds import Change, Speeds, check_fit, usable_cpus
 
 _SIZE_S = 2.0
 _NOT_OURS = {"EVENSTRIDE_CALIBRATE": "", "EVENSTRIDE_TRACE": "", "EVENSTRIDE_MAX_STEPS": ""}
+# Runs are compared at one batch: of a script that leaves it open, the lower bound.
+_ONE_BATCH = "EVENSTRIDE_GLOBAL_BATCH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,8 @@ class Session:
             }
             for worker, mine in enumerate(parts)
         )
-        launch = Launch(self.plan.command, self.plan.speeds, environment=_NOT_OURS, alone=alone)
+        same = {**_NOT_OURS, _ONE_BATCH: os.environ.get(_ONE_BATCH) or "low"}
+        launch = Launch(self.plan.command, self.plan.speeds, environment=same, alone=alone)
         for worker in range(workers):
             (folder / f"worker-{worker}.jsonl").unlink(missing_ok=True)
         run(launch, self.limits, folder)
@@ -126,6 +130,7 @@ class Session:
         self.viewer.begins(trace, f"{sync} {policy}".strip())
         environment = {
             **_NOT_OURS,
+            _ONE_BATCH: os.environ.get(_ONE_BATCH) or "low",
             "EVENSTRIDE_POLICY": policy,
             "EVENSTRIDE_MAX_STEPS": str(self.plan.steps),
             "EVENSTRIDE_TRACE": str(trace),

@@ -10,6 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from evenstride._importing import import_to_train
 from evenstride.lab.guarded import die_with_parent
 from evenstride.lab.muster import MUSTER_VARIABLE, report_for_duty
 
@@ -20,9 +21,8 @@ def main(arguments: list[str]) -> None:
     # A process group of its own lets the lab stop and continue the worker with its children.
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)
+    import_to_train("evenstride.runtime.stride")  # here, before the limit
     import torch
-
-    import evenstride.runtime.stride  # noqa: F401  imported here, before the limit
 
     torch.set_num_threads(1)
     worker = int(os.environ.get("EVENSTRIDE_LAB_WORKER") or os.environ["LOCAL_RANK"])

@@ -12,6 +12,7 @@ from evenstride.runtime.control_plane import ControlPlane, Local, SoloPlane, ann
 from evenstride.runtime.farewell import LossReport, collective_failed, look_for_the_lost
 from evenstride.runtime.liveness import Liveness, ending_error
 from evenstride.runtime.setup import Team
+from evenstride.runtime.turn import Turn
 
 At = Callable[[], tuple[str, int]]
 """What the training thread is doing, and in which step."""
@@ -35,6 +36,10 @@ class Bond(Protocol):
 
     def begin_with(self, shares: Shares | None) -> None:
         """Note an opening split that replaces the first one; nothing if there is none."""
+        ...
+
+    def turn(self, turn: Turn) -> int | None:
+        """Stand still until the batch is decided; ``None`` if no more decisions will come."""
         ...
 
     def explain_failure(self) -> None:
@@ -65,6 +70,10 @@ class Alone:
     def tick(self, step: int) -> None:
         """Exchange with oneself when it is due."""
         self._plane.tick(step)
+
+    def turn(self, turn: Turn) -> int | None:
+        """Have the next epoch's batch chosen."""
+        return self._plane.turn(turn)
 
     def explain_failure(self) -> None:
         """No collective, so none has failed."""
@@ -111,6 +120,10 @@ class Together:
     def tick(self, step: int) -> None:
         """Start the exchange that is due, on the leader."""
         self._plane.tick(step)
+
+    def turn(self, turn: Turn) -> int | None:
+        """Stand still until the batch is decided."""
+        return self._plane.turn(turn)
 
     def explain_failure(self) -> None:
         """Name the rank whose loss broke this rank's collective.

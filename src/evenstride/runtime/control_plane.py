@@ -33,6 +33,7 @@ from evenstride.runtime.leader import Leader
 from evenstride.runtime.messages import Reply, Verdict
 from evenstride.runtime.recorder import Recorder
 from evenstride.runtime.saves import Saves
+from evenstride.runtime.turn import Turn
 from evenstride.runtime.wire import (
     reply_from_text,
     reply_to_text,
@@ -86,7 +87,9 @@ def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
         going, why = verdict.going, verdict.why_going
         local.saves.agreed(verdict.go_after, save=False, going=going, why=why)
     # Last, as it lets the training thread go on, which must find the rest in place.
-    local.gate.decide(verdict.effective, verdict.shares, opening=verdict.opening)
+    local.gate.decide(
+        verdict.effective, verdict.shares, opening=verdict.opening, batch=verdict.batch
+    )
     return after
 
 
@@ -144,6 +147,10 @@ class ControlPlane:
         if self._leader is not None and not self._asked and step >= self._leader.exchange_at:
             self._asked = True
             self.ask()
+
+    def turn(self, turn: Turn) -> int | None:
+        """Stand still until the batch is decided; ``None`` if no more decisions will come."""
+        return self._local.gate.turn(turn, self.ask)
 
     def close(self) -> None:
         """End the thread; the first rank that closes ends all exchanges. May be called again."""
@@ -281,6 +288,8 @@ def _reply_of(local: Local, held: Barrier, position: Position) -> Reply:
         held=local.held(),
         notice=local.notice(),
         norms=local.norms(),
+        drawn=held.drawn,
+        turn=held.turn,
     )
 
 
@@ -316,10 +325,15 @@ class SoloPlane:
         self._shares = apply(verdict, 0, self._local, self._shares)
         self._leader.show()
 
+    def turn(self, turn: Turn) -> int | None:
+        """Have the next epoch's batch chosen; ``None`` if no more decisions will come."""
+        return self._local.gate.turn(turn, lambda: self._exchange(turn.step))
+
     def close(self, step: int) -> None:
         """Exchange once more, so that the trace and the summary hold the latest steps as well."""
         self._local.gate.skip_opening()
-        self._exchange(step)
+        # After the loop, the step it was in last is one behind those that were told already.
+        self._exchange(max(step, self._local.position().step))
         self._local.gate.stop()
 
 

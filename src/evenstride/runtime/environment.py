@@ -30,7 +30,8 @@ class Environment:
         sync: ``EVENSTRIDE_SYNC``, a mode of synchronisation.
         noise_every: ``EVENSTRIDE_NOISE``; the noise of every so-many-th step's gradient is
             measured, of none if it is 0.
-        global_batch: ``EVENSTRIDE_GLOBAL_BATCH``, for a `Stride` that leaves its batch open.
+        global_batch: ``EVENSTRIDE_GLOBAL_BATCH``, for a `Stride` that leaves its batch open; 0 for
+            ``low``, the lower bound.
         hand_over: ``EVENSTRIDE_HAND_OVER``, a folder over which this run takes over from another
             one, or hands over to one; as ``evenstride plan --online`` sets it.
         sinks: ``EVENSTRIDE_SINKS``, where to tell what is known, with commas between.
@@ -47,7 +48,7 @@ class Environment:
     notices: str | None = None
     silent_s: float | None = None
     sync: str | None = None
-    noise_every: int = 0
+    noise_every: int | None = None
     global_batch: int | None = None
     hand_over: Path | None = None
     sinks: str = ""
@@ -74,8 +75,8 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         world_size=1 if world_size is None else world_size,
         notices=variables.get("EVENSTRIDE_NOTICES") or None,
         silent_s=_silent_s(variables),
-        noise_every=_count(variables, "EVENSTRIDE_NOISE", least=0) or 0,
-        global_batch=_count(variables, "EVENSTRIDE_GLOBAL_BATCH", least=1),
+        noise_every=_count(variables, "EVENSTRIDE_NOISE", least=0),
+        global_batch=_batch(variables),
         hand_over=Path(hand_over) if hand_over else None,
         sinks=variables.get("EVENSTRIDE_SINKS", ""),
         alert_below=_part(variables, "EVENSTRIDE_ALERT_BELOW"),
@@ -96,6 +97,18 @@ def _silent_s(variables: Mapping[str, str]) -> float | None:
             f"leave it out for {USUAL_SILENT_S:.0f}"
         )
     return seconds
+
+
+def _batch(variables: Mapping[str, str]) -> int | None:
+    name = "EVENSTRIDE_GLOBAL_BATCH"
+    text = variables.get(name, "").strip()
+    if text == "low":
+        return 0
+    if text and not (re.fullmatch(r"[0-9]+", text) and int(text)):
+        raise ConfigError(
+            f"{name} is {text!r}; it must be a whole number of at least 1, or low, the lower bound"
+        )
+    return int(text) if text else None
 
 
 def _count(variables: Mapping[str, str], name: str, *, least: int) -> int | None:

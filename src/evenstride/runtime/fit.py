@@ -41,6 +41,7 @@ class Fit:
         spans: of the shares in full steps; empty with one process.
         tail: samples of an epoch's last, short step over all ranks; 0 if there is none.
         by_cost: whether any rank has micro-batches of limited costs.
+        open: whether the global batch may become another one, and all shares with it.
     """
 
     asked: int | None = None
@@ -57,6 +58,7 @@ class Fit:
     spans: Spans = ()
     tail: int = 0
     by_cost: bool = False
+    open: bool = False
 
     @property
     def at_most(self) -> int | None:
@@ -78,7 +80,7 @@ class Fit:
         """
         limited = by_cost and any(size is not None for size in asked)
         if self.even:
-            _check_even(self.spans, tail, asked, by_cost=limited)
+            self._check_even(tail, asked, by_cost=limited)
         self.everywhere, self.tail, self.by_cost = tuple(asked), tail, limited
 
     def require_even(self) -> None:
@@ -88,8 +90,18 @@ class Fit:
             ConfigError: shares that they may get would be cut into different numbers; alike on
                 every rank, and nothing was changed.
         """
-        _check_even(self.spans, self.tail, self.everywhere, by_cost=self.by_cost)
+        self._check_even(self.tail, self.everywhere, by_cost=self.by_cost)
         self.even = len(self.spans) > 1
+
+    def _check_even(self, tail: int, asked: Sequence[int | None], *, by_cost: bool) -> None:
+        if self.open and len(self.spans) > 1 and any(size is not None for size in asked):
+            raise ConfigError(
+                "statistics over all ranks (sync_batch_norm) need the same number of micro-batches "
+                'on each, and with global_batch="auto" shares may become any; leave '
+                "max_micro_batch out, give global_batch a number, or use layers without "
+                "statistics, such as group norm"
+            )
+        _check_even(self.spans, tail, asked, by_cost=by_cost)
 
     def check(self, shares: Shares) -> None:
         """Raise unless the ranks run as many batches as they must, in a step with these shares.

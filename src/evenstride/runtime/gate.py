@@ -23,17 +23,30 @@ from dataclasses import dataclass
 from evenstride.core.fleet import Shares
 from evenstride.core.schedule import Schedule
 from evenstride.errors import EvenstrideError, WorkerLost
+from evenstride.runtime.turn import Turn
 
 # Steps a rank may still draw while an exchange is in flight, so that it need not wait.
 SLACK = 1
 
+# Seconds after which a rank that stands at a turn asks again, as somebody may have gone on.
+_ASK_AGAIN_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a rank reports about its gate: its barrier, and a proof of its decisions."""
+    """What a rank reports about its gate: its barrier, and a proof of its decisions.
+
+    Args:
+        barrier: first step it has not drawn, and will not draw before the decision.
+        checksum: of all decisions it has applied.
+        drawn: first step that it has not drawn by now.
+        turn: where it stands still, if it does.
+    """
 
     barrier: int
     checksum: int
+    drawn: int = 0
+    turn: Turn | None = None
 
 
 class Gate:
@@ -63,6 +76,9 @@ class Gate:
         self._barrier: int | None = step + 2 if blocking else None
         self._opening = blocking
         self._waiting = self._stopped = False
+        self._turn: Turn | None = None
+        self._told = False  # whether the leader has heard of the turn
+        self._batch = 0  # that was decided at the latest turn
         self._error: EvenstrideError | None = None
         self._timeout_s = timeout_s
         self._ask = ask
@@ -110,6 +126,37 @@ class Gate:
         with self._changed:
             self._next_draw = step
 
+    def turn(self, turn: Turn, ask: Callable[[], None]) -> int | None:
+        """Stand still until the batch is decided (training thread).
+
+        Args:
+            turn: what to tell the leader.
+            ask: asks it for an exchange; never waits.
+
+        Returns:
+            The batch; ``None`` if no more decisions will come.
+
+        Raises:
+            WorkerLost: a rank is gone, or no decision came within the timeout.
+        """
+        with self._changed:
+            self._turn, self._told = turn, False
+            self._changed.notify_all()
+            started_s = asked_s = time.perf_counter()
+            ask()
+            while self._turn is not None and self._error is None and not self._stopped:
+                self._changed.wait(_ASK_AGAIN_S)
+                now_s = time.perf_counter()
+                if now_s - started_s > self._timeout_s:
+                    raise self._no_decision(turn.step)
+                if self._turn is not None and (not self._told or now_s - asked_s > _ASK_AGAIN_S):
+                    asked_s = now_s
+                    ask()
+            left, self._turn = self._turn, None
+            if self._error is not None:
+                raise self._error
+            return self._batch if left is None else None
+
     def hold(self) -> Held | None:
         """Put up the barrier and report it (control thread); ``None`` after `stop`.
 
@@ -117,23 +164,41 @@ class Gate:
         that the step before it has been measured.
         """
         with self._changed:
-            while self._opening and not self._stopped and not self._waiting:
+            while self._opening and not (self._stopped or self._waiting or self._turn):
                 self._changed.wait()
             if self._stopped:
                 return None
+            if self._turn is not None:  # nothing is drawn before the decision
+                self._told, step = True, self._turn.step
+                return Held(step, self._schedule.checksum, step, self._turn)
             barrier = self._next_draw if self._opening else self._next_draw + SLACK
             # After a rewind the latest decision may lie ahead; a later one never overtakes it.
             barrier = max(barrier, self._schedule.latest)
             self._barrier = barrier if self._barrier is None else min(self._barrier, barrier)
-            return Held(self._barrier, self._schedule.checksum)
+            return Held(self._barrier, self._schedule.checksum, self._next_draw)
 
-    def decide(self, effective: int, shares: Shares | None, *, opening: bool) -> None:
-        """Apply a decision (control thread): new shares if any, and what it does to the barrier."""
+    def decide(
+        self, effective: int, shares: Shares | None, *, opening: bool, batch: int | None = None
+    ) -> None:
+        """Apply a decision (control thread): new shares if any, and what it does to the barrier.
+
+        Args:
+            effective: first step that it is about.
+            shares: of it; ``None`` to keep those in force.
+            opening: whether the step after it waits for another decision.
+            batch: to go on with from a turn; ``None`` if not all ranks stand at one.
+        """
         with self._changed:
-            if shares is not None:
+            if shares is not None and batch is not None:
+                self._schedule = self._schedule.decided_anew(effective, shares)
+            elif shares is not None:
                 self._schedule = self._schedule.decided(effective, shares)
             self._opening = opening
             self._barrier = effective + 1 if opening else None
+            if batch is not None and self._turn is not None:
+                self._turn, self._batch = None, batch
+                # The first step of a pass is never modelled.
+                self._barrier = effective + 2 if opening else None
             self._changed.notify_all()
 
     def begin_with(self, shares: Shares) -> None:
@@ -178,12 +243,15 @@ class Gate:
         while self._blocked(step):
             left_s = started_s + self._timeout_s - time.perf_counter()
             if left_s <= 0:
-                raise WorkerLost(
-                    f"no decision for step {step} within {self._timeout_s:.0f} s, so some rank no "
-                    "longer answers"
-                )
+                raise self._no_decision(step)
             self._changed.wait(left_s)
         self._waiting = False
         self.waited_s += time.perf_counter() - started_s
         if self._error is not None:
             raise self._error
+
+    def _no_decision(self, step: int) -> WorkerLost:
+        return WorkerLost(
+            f"no decision for step {step} within {self._timeout_s:.0f} s, so some rank no longer "
+            "answers"
+        )

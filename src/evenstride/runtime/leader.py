@@ -11,6 +11,7 @@ from typing import Any
 from evenstride.core.caps import Held
 from evenstride.core.control import advance
 from evenstride.core.events import (
+    EpochEnded,
     Event,
     Exchanged,
     FleetFormed,
@@ -34,6 +35,7 @@ from evenstride.runtime.messages import Reply, Verdict, joined, verdict_of
 from evenstride.runtime.saves import Saves
 from evenstride.runtime.sinks.board import Board
 from evenstride.runtime.sinks.snapshot import Known
+from evenstride.runtime.turning import asked, meeting
 from evenstride.trace.write import TraceWriter
 
 logger = logging.getLogger("evenstride")
@@ -66,6 +68,7 @@ class Leader:
         self.exchange_at = 0  # the leader's own step at which the next exchange is due
         self.changes = 0
         self.saves: Saves | None = None  # of rank 0, which knows how long a save takes
+        self.bounds: tuple[int, int] | None = None  # of a global batch that is chosen here
         self.noise = NoiseOfRun()  # of the gradients, as far as it is measured
         self._desk = Desk((), ())
         self.board = Board()  # what is shown while the run goes on
@@ -143,6 +146,7 @@ class Leader:
             self.ledger = self.ledger.add_up(sound)
         self._hear_of_noise(replies)
         self._known = self._now_known(step, sound)
+        verdict = self._with_turn(verdict, replies, step)
         verdict = self._with_members(verdict, replies, step)
         if verdict.shares is not None:
             self.changes += 1
@@ -214,6 +218,23 @@ class Leader:
         for parts in whole:
             self.note("noise", step=parts.step, **asdict(parts.norms), loss=parts.mean_loss)
 
+    def _with_turn(self, verdict: Verdict, replies: list[Reply], step: int) -> Verdict:
+        """Return the verdict with the batch to go on with, if the ranks stand at a turn."""
+        assert self._control.fleet is not None, "it has formed"
+        met = meeting([reply.turn for reply in replies], [reply.drawn for reply in replies])
+        if met is None:
+            return verdict
+        present = self._control.fleet.global_batch
+        event = asked(met, step, present, self.bounds, self.noise.estimate)
+        if event is None:  # it is the one that is needed, or somebody has gone on with it
+            return replace(verdict, batch=present)
+        turned = self._advance(event, at_step=step)
+        self._equal = equal_split(self._control.fleet)
+        if turned.batch is None:
+            logger.info("step %d: %s", step, turned.reason)
+            return replace(joined(verdict, turned), batch=present)
+        return replace(joined(verdict, turned), reason=turned.reason)
+
     def _with_members(self, verdict: Verdict, replies: list[Reply], step: int) -> Verdict:
         """Return the verdict with what notices, and wishes to save, add to it."""
         save_s = self.saves.save_s if self.saves is not None else None
@@ -241,7 +262,7 @@ class Leader:
         elif isinstance(event, FleetFormed):
             self._unwritten.append((at_s, event, instructions))
         effective = event.step
-        if isinstance(event, Exchanged | MembersChanged | Recalled):
+        if isinstance(event, Exchanged | MembersChanged | Recalled | EpochEnded):
             effective = event.effective
         verdict, after = verdict_of(effective, instructions)
         self.exchange_at = at_step + after.steps

@@ -19,6 +19,7 @@ from evenstride.runtime.sampler import Draw, StepSampler
 from evenstride.runtime.scaling import Scaling
 from evenstride.runtime.seeding import SeededDataset, seeded_dataset
 from evenstride.runtime.shards import ShardReader, indexed
+from evenstride.runtime.turn import Turns
 from evenstride.runtime.weights import checked
 
 
@@ -34,6 +35,7 @@ class Rank:
     tick: Callable[[], None] | None
     explain_failure: Callable[[], None]
     sampler: Callable[..., StepSampler] = StepSampler
+    turns: Turns | None = None
 
 
 class TrainLoader(DataLoader[Any]):
@@ -129,6 +131,8 @@ class TrainLoader(DataLoader[Any]):
     def _loop(self) -> Iterator[Any]:
         self._refuse_second_loop()  # two iterators may have been made before either was used
         rank, progress = self._rank, self._rank.progress
+        if rank.turns is not None:
+            rank.turns.before_pass()
         self._busy = True
         progress.begin_pass()
         self._steps.begin(
@@ -147,6 +151,8 @@ class TrainLoader(DataLoader[Any]):
             rank.scaling.loop_ended()
             empty = progress.earlier + progress.step == steps_before
             progress.empty_passes += empty and not progress.cursor.done
+            if rank.turns is not None:
+                rank.turns.after_pass()
         finally:
             self._busy = False
             self._steps.left()

@@ -50,7 +50,7 @@ from evenstride.runtime.noise import meter_of, told_by
 from evenstride.runtime.noise_summary import noise_summary
 from evenstride.runtime.norm import batch_norms, check_convertible, convert
 from evenstride.runtime.normalising import RankContext
-from evenstride.runtime.progress import Progress
+from evenstride.runtime.progress import progress_of
 from evenstride.runtime.recorder import Recorder
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.scaling import Scaling
@@ -60,6 +60,7 @@ from evenstride.runtime.sharded import is_sharded
 from evenstride.runtime.summary import Summary, summarise
 from evenstride.runtime.survivors import survivors_of, watched
 from evenstride.runtime.timing import StepTimer
+from evenstride.runtime.turn import turns_of
 from evenstride.runtime.unaligned import check_unaligned_mean, check_unaligned_norm, refuse_weights
 from evenstride.runtime.watching import Watching
 from evenstride.runtime.weights import WeightExchange
@@ -71,7 +72,7 @@ class Member:
     def __init__(self, team: Team, settings: Settings, environment: Environment) -> None:
         self._team, self._settings, self._environment = team, settings, environment
         self._recorder = Recorder(team.rank, self._ask, loads_for(settings.policy))
-        self.progress = Progress(settings.seed, settings.global_batch, varies=bool(settings.bounds))
+        self.progress = progress_of(settings)
         self.scaling = Scaling(
             team.world_size, StepTimer(self._recorder.add), self._commit, self._weight_exchange
         )
@@ -84,9 +85,9 @@ class Member:
         self._meetings = 0
         self._closed = False
         self._gate = self._gated(team, settings)
-        here = team.peers[team.rank].place
-        neighbours = sum(peer.place == here for peer in team.peers)
-        self._holding = Holding(self.scaling, team.rank, neighbours, lambda: self.progress.step)
+        self._holding = Holding(
+            self.scaling, team.rank, team.neighbours, lambda: self.progress.step
+        )
         self.continuity = Continuity(
             self._ask, team.rank, team.peers, team.leader, lambda: self._gate.failed
         )
@@ -106,6 +107,7 @@ class Member:
         """Returns a loader for evaluation; see `Stride.loader`."""
         self._watching = Watching(self, team, self._holding, settings.mode)
         self._bond = self._tied(team, environment)
+        self._turns = turns_of(self.progress, self.scaling, self._bond.turn, settings)
         if team.opening and not settings.mode.lockstep:
             self._skip_opening()
 
@@ -162,7 +164,7 @@ class Member:
             return {**shown, "cost_fn": costs[0].digest() if costs else None}
 
         verdict = self.agree("loader()", show, judge_loader)
-        left = 0 if asked.drop_last else verdict["length"] % self._settings.global_batch
+        left = 0 if asked.drop_last else verdict["length"] % self.progress.global_batch
         self.scaling.fit.lay_out(verdict["micro"], left, by_cost=cost_fn is not None)
         if verdict["cold_prefetch"]:
             self._skip_opening()
@@ -191,6 +193,7 @@ class Member:
             tick=self._tick if self._team.leader is not None else None,
             explain_failure=self._bond.explain_failure,
             sampler=sampler_of(self._free),
+            turns=self._turns,
         )
 
     def _refuse_second_loader(self) -> None:
@@ -301,7 +304,7 @@ class Member:
     def summary(self) -> Summary:
         """Return the run so far."""
         own_s = self.scaling.own_s + self._bond.cpu_s
-        leader, noise = self._team.leader, self.scaling.noise
+        leader, noise, drift = self._team.leader, self.scaling.noise, self.scaling.drift
         own_s += noise.own_s if noise is not None else 0.0
         loader, order = self._loader(), self.progress.order
         own_s += loader.own_s if loader is not None else 0.0
@@ -311,7 +314,7 @@ class Member:
             rank=self._team.rank,
             epoch=self.progress.epoch,
             step=self.progress.step,
-            global_batch=self._settings.global_batch,
+            global_batch=self.progress.global_batch,
             policy=self._settings.policy,
             samples_dropped=dropped,
             overhead_s=own_s / max(self.progress.step, 1),
@@ -319,8 +322,8 @@ class Member:
             shards=0 if order is None else len(order.shards),
             batches_repeated=self.scaling.fit.repeated,
             fits=self.scaling.fit.learned,
-            drift_checks=0 if self.scaling.drift is None else self.scaling.drift.checks,
-            drifts=0 if self.scaling.drift is None else self.scaling.drift.drifts,
+            drift_checks=0 if drift is None else drift.checks,
+            drifts=0 if drift is None else drift.drifts,
             noise=noise_summary(None if leader is None else leader.noise, noise),
             **facts_of(self._settings.mode, self.scaling.sync),
         )
@@ -333,8 +336,8 @@ class Member:
         self.continuity.notified.close()
         if not at_exit:  # a device that waits for a lost rank would never come to the mark
             self.timer.settle()
-        if self.scaling.noise is not None:
-            self.scaling.noise.close()
+        if (noise := self.scaling.noise) is not None:
+            noise.close()
         if self.scaling.sync is not None:
             self.scaling.sync.close(in_order=not (at_exit and ending_exception()))
         self._bond.close(at_exit=at_exit)
@@ -342,8 +345,8 @@ class Member:
         self._team, self._weights = replace(self._team, group=None, channel=None), None
         self.scaling.models.clear()
         self.scaling.parameters.clear()
-        if self.scaling.drift is not None:
-            self.scaling.drift.close()
+        if (drift := self.scaling.drift) is not None:
+            drift.close()
         for context in self._contexts:
             context.group = None
         if self._team.leader is not None:

@@ -12,12 +12,14 @@ from evenstride.core.events import (
     KeepShares,
     LetGo,
     SaveAfter,
+    SetBatch,
     SetShares,
 )
 from evenstride.core.fleet import Shares
 from evenstride.core.gradient_parts import StepParts
 from evenstride.core.observation import Observation
 from evenstride.runtime.desk import Told
+from evenstride.runtime.turn import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Reply:
         held: the memory it held since then, if it is watched.
         notice: that it will be taken away, if it knows so.
         norms: of its gradients in the steps measured since then.
+        drawn: first step that it has not drawn by now.
+        turn: where it stands still until the batch is decided, if it does.
     """
 
     barrier: int
@@ -43,6 +47,8 @@ class Reply:
     held: Held | None = None
     notice: Told | None = None
     norms: tuple[StepParts, ...] = ()
+    drawn: int = 0
+    turn: Turn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,7 @@ class Verdict:
         go_after: when so many are, the ranks of ``going`` end; ``None`` if nobody does.
         going: these ranks.
         why_going: for people.
+        batch: global batch with which all go on who stand at a turn; ``None`` where not all do.
     """
 
     effective: int
@@ -72,6 +79,7 @@ class Verdict:
     go_after: int | None = None
     going: tuple[int, ...] = ()
     why_going: str = ""
+    batch: int | None = None
 
 
 def verdict_of(
@@ -85,7 +93,10 @@ def verdict_of(
     for one in instructions:
         match one:
             case SetShares():
-                verdict = replace(verdict, shares=one.shares, reason=one.reason)
+                reason = one.reason if verdict.batch is None else f"{verdict.reason}; {one.reason}"
+                verdict = replace(verdict, shares=one.shares, reason=reason)
+            case SetBatch():
+                verdict = replace(verdict, batch=one.global_batch, reason=one.reason)
             case KeepShares():
                 verdict = replace(verdict, reason=one.reason)
             case Expect():
@@ -106,5 +117,6 @@ def joined(first: Verdict, then: Verdict) -> Verdict:
     return replace(
         then,
         shares=first.shares if then.shares is None else then.shares,
+        batch=first.batch if then.batch is None else then.batch,
         reason=f"{first.reason}; {then.reason}",
     )

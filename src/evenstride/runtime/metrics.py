@@ -64,7 +64,10 @@ def tell_pass(leader: Leader | None, progress: Progress) -> None:
     if leader is not None:
         epochs = epochs_trained(progress)
         leader.board.earlier = progress.earlier
-        leader.note("pass", step=progress.step, epochs=epochs, samples=progress.end)
+        batch = progress.global_batch
+        leader.note(
+            "pass", step=progress.step, epochs=epochs, samples=progress.end, global_batch=batch
+        )
 
 
 def epochs_trained(progress: Progress) -> float:

@@ -77,7 +77,8 @@ def check_model(every: int, model: nn.Module) -> None:
         raise ConfigError(
             f"noise_every={every} needs each rank's own gradient, and watch() got a sharded model "
             "(FSDP2, DTensor), whose gradients are reduced before they can be seen; leave "
-            "noise_every out (EVENSTRIDE_NOISE, too), or use DistributedDataParallel"
+            "noise_every out (EVENSTRIDE_NOISE, too) and give global_batch a number if it is "
+            '"auto" (or set EVENSTRIDE_GLOBAL_BATCH), or use DistributedDataParallel'
         )
 
 

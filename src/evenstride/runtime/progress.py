@@ -12,6 +12,7 @@ from evenstride.core.partition import EpochCursor
 from evenstride.errors import ConfigError
 from evenstride.runtime.control_plane import Position
 from evenstride.runtime.sampler import Order
+from evenstride.runtime.settings import Settings
 from evenstride.runtime.shards import digest
 
 _VERSION = 2  # 1 had another order of the samples
@@ -57,7 +58,9 @@ class Progress:
         empty_passes: loops that ended without a step, because no more steps are allowed.
         parts: shares that cut the data set when the current epoch began, where ranks keep to parts.
         dealing: what is left of the shards in the current epoch, for data in shards.
-        varies: whether a state of another global batch may be loaded.
+        varies: whether a state of another global batch may be loaded, and is gone on from with
+            the own one.
+        adopts: bounds of the batches that are taken over from a state; ``None`` for none.
         batches: global batches so far where they may change, each with the first step it holds for.
         latest: ``step``, and when it was committed (`time.perf_counter`); one object, so that
             another thread reads both of one step.
@@ -78,6 +81,7 @@ class Progress:
     parts: tuple[int, ...] = ()
     dealing: Dealing | None = None
     varies: bool = False
+    adopts: tuple[int, int] | None = None
     batches: tuple[tuple[int, int], ...] = ()
     latest: tuple[int, float | None] = (0, None)
 
@@ -159,7 +163,8 @@ class Progress:
     def save(self) -> dict[str, Any]:
         """Return the position as plain values."""
         order = self.order
-        more = {"batches": [list(one) for one in self._batches()]} if self.varies else {}
+        told = self.varies or self.adopts is not None
+        more = {"batches": [list(one) for one in self._batches()]} if told else {}
         if order is None and self.restored is not None:
             return {"version": _VERSION, **asdict(self.restored), **more}
         return {
@@ -186,45 +191,56 @@ class Progress:
             ConfigError: the state is of another version, seed, batch or data set; nothing
                 has changed then.
         """
-        if not isinstance(state, dict):
-            raise ConfigError(
-                f"a saved state is a dictionary, not a {type(state).__name__}; give what "
-                "state_dict() returned"
-            )
-        if state.get("version") != _VERSION:
-            raise ConfigError(
-                f"the saved state has version {state.get('version')!r}, this evenstride reads "
-                f"{_VERSION}; load it with the version that wrote it"
-            )
-        missing = [name for name in Saved.__slots__ if name not in state]
-        if missing:
-            raise ConfigError(
-                f"the saved state lacks {', '.join(missing)}; give what state_dict() returned"
-            )
-        saved = Saved(**{name: state[name] for name in Saved.__slots__})
+        saved = _saved_of(state)
         before = state.get("batches") or [[0, saved.global_batch]]
         if self.varies:
             saved = replace(saved, global_batch=self.global_batch)
-        for name in ("seed", "global_batch"):
-            if getattr(saved, name) != getattr(self, name):
+        batch = self._adopted(saved.global_batch)
+        for name, mine in (("seed", self.seed), ("global_batch", batch)):
+            if getattr(saved, name) != mine:
                 raise ConfigError(
-                    f"the saved state has {name} {getattr(saved, name)}, this Stride "
-                    f"{getattr(self, name)}; make the Stride with the saved one"
+                    f"the saved state has {name} {getattr(saved, name)}, this Stride {mine}; make "
+                    "the Stride with the saved one"
                 )
         if self.order is not None:
             self._check(saved, self.order)
         self.restored = saved if self.order is None else None
-        self.batches = _followed(before, saved.step, self.global_batch)
+        self.global_batch = batch
+        self.batches = _followed(before, saved.step, batch)
         self.epoch, self.position, self.empty_passes = saved.epoch, saved.position, 0
         self.parts = tuple(saved.parts)
         self.dealing = None if self.order is None else _left_of(saved, self.order)
         self.earlier = saved.step - self.step
         if self.order is not None:
+            self.end = self.cursor.end
             self._roll_over()
         elif saved.length is not None:
             end = EpochCursor(saved.length, saved.global_batch, saved.drop_last).end
             self.epoch += saved.position >= end > 0
             self.position *= saved.position < end
+
+    def go_on_with(self, batch: int) -> None:
+        """Train another global batch from here on, where an epoch ends or a pass begins."""
+        self._roll_over()  # by the batch that the epoch was trained with
+        self.batches = _followed(self._batches(), self.earlier + self.step, batch)
+        self.global_batch = batch
+        self.end = self.cursor.end
+
+    def _adopted(self, saved: object) -> int:
+        """Return the batch to go on with from a saved one.
+
+        Raises:
+            ConfigError: it is taken over, and not within the bounds.
+        """
+        if self.adopts is None:
+            return self.global_batch
+        low, high = self.adopts
+        if not isinstance(saved, int) or not low <= saved <= high:
+            raise ConfigError(
+                f"the saved state has a global batch of {saved}, and the bounds of this Stride are "
+                f"{low} to {high}; widen bounds=, or choose one with EVENSTRIDE_GLOBAL_BATCH"
+            )
+        return saved
 
     def _batches(self) -> tuple[tuple[int, int], ...]:
         return self.batches or ((0, self.global_batch),)
@@ -248,6 +264,40 @@ class Progress:
     def _roll_over(self) -> None:
         if self.cursor.done and self.position:
             self.next_epoch()
+
+
+def progress_of(settings: Settings) -> Progress:
+    """Return the position at which a run begins."""
+    return Progress(
+        settings.seed,
+        settings.global_batch,
+        varies=settings.bounds is not None and not settings.chosen,
+        adopts=settings.bounds if settings.chosen else None,
+    )
+
+
+def _saved_of(state: Any) -> Saved:
+    """Return what a state says.
+
+    Raises:
+        ConfigError: it is none, or of another version.
+    """
+    if not isinstance(state, dict):
+        raise ConfigError(
+            f"a saved state is a dictionary, not a {type(state).__name__}; give what "
+            "state_dict() returned"
+        )
+    if state.get("version") != _VERSION:
+        raise ConfigError(
+            f"the saved state has version {state.get('version')!r}, this evenstride reads "
+            f"{_VERSION}; load it with the version that wrote it"
+        )
+    missing = [name for name in Saved.__slots__ if name not in state]
+    if missing:
+        raise ConfigError(
+            f"the saved state lacks {', '.join(missing)}; give what state_dict() returned"
+        )
+    return Saved(**{name: state[name] for name in Saved.__slots__})
 
 
 def _followed(before: Any, step: int, batch: int) -> tuple[tuple[int, int], ...]:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from evenstride.core.alerts import USUAL_BELOW
-from evenstride.core.sync import SyncMode, sync_from_spec
+from evenstride.core.sync import AllReduce, SyncMode, sync_from_spec
 from evenstride.errors import ConfigError
 from evenstride.runtime.checks import check_whole, whole
 from evenstride.runtime.environment import Environment
 from evenstride.runtime.noise import check_mode
-from evenstride.runtime.open_batch import Batch
+from evenstride.runtime.open_batch import USUAL_EVERY, Batch
 from evenstride.runtime.sinks.opening import sinks_of
 
 
@@ -34,8 +34,8 @@ class Settings:
         step_file: where the leader keeps its step count; ``None`` for nowhere.
         sync: mode of synchronisation.
         noise_every: steps from one whose gradient's noise is measured to the next; 0 for none.
-        bounds: between which the global batch may be another one after a restart; ``None`` where
-            it may not.
+        bounds: between which the global batch may become another one; ``None`` where it may not.
+        chosen: whether it does where an epoch ends; else only at a restart.
         sinks: where the leader tells what it knows; see `evenstride.runtime.sinks.opening`.
         alert_below: part of its best speed below which a worker is named; 0 for never.
     """
@@ -53,6 +53,7 @@ class Settings:
     sync: str = "bsp"
     noise_every: int = 0
     bounds: tuple[int, int] | None = None
+    chosen: bool = False
     sinks: tuple[str, ...] = ()
     alert_below: float = USUAL_BELOW
 
@@ -92,13 +93,14 @@ def settings_of(environment: Environment, batch: Batch, **asked: Unpack[Asked]) 
     Raises:
         ConfigError: there is no such sink. All else is checked by `check`, with the other ranks.
     """
-    max_share, noise_every, trace = asked["max_share"], asked["noise_every"], asked["trace"]
+    max_share, trace = asked["max_share"], asked["trace"]
     sinks, alert_below = asked["sinks"], asked["alert_below"]
     if alert_below is None:
         alert_below = environment.alert_below
     return Settings(
         global_batch=batch.samples,
         bounds=batch.bounds,
+        chosen=batch.chosen,
         seed=whole(asked["seed"]),
         policy=asked["policy"] or environment.policy or "adaptive",
         min_share=whole(asked["min_share"]),
@@ -109,10 +111,26 @@ def settings_of(environment: Environment, batch: Batch, **asked: Unpack[Asked]) 
         max_steps=environment.max_steps,
         step_file=environment.progress,
         sync=asked["sync"] or environment.sync or "bsp",
-        noise_every=whole(environment.noise_every if noise_every is None else noise_every),
+        noise_every=whole(_noise_every(asked["noise_every"], environment, batch)),
         sinks=sinks_of(environment.sinks if sinks is None else sinks),
         alert_below=USUAL_BELOW if alert_below is None else alert_below,
     )
+
+
+def averages(sync: object) -> bool:
+    """Return whether a mode averages the gradients of each step; one that is none does."""
+    try:
+        return not isinstance(sync, str) or isinstance(sync_from_spec(sync), AllReduce)
+    except ConfigError:  # told when the settings are checked, with the other ranks
+        return True
+
+
+def _noise_every(asked: Any, environment: Environment, batch: Batch) -> Any:
+    if asked is not None:
+        return asked
+    if environment.noise_every is not None:
+        return environment.noise_every
+    return USUAL_EVERY if batch.chosen else 0
 
 
 def check(settings: Settings) -> None:

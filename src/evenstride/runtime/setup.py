@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -34,7 +34,7 @@ from evenstride.runtime.leader import Leader
 from evenstride.runtime.open_batch import batch_of
 from evenstride.runtime.peers import Peer, myself
 from evenstride.runtime.resources import measured_flops_per_s, usable_cores
-from evenstride.runtime.settings import Asked, Settings, check, settings_of
+from evenstride.runtime.settings import Asked, Settings, averages, check, settings_of
 from evenstride.runtime.sinks.board import Board
 from evenstride.runtime.sinks.opening import open_sinks
 from evenstride.runtime.step_file import StepFile
@@ -76,6 +76,12 @@ class Team:
     islands: Islands | None = None
     spans: Spans = ()
 
+    @property
+    def neighbours(self) -> int:
+        """Ranks on this rank's machine, itself included."""
+        here = self.peers[self.rank].place
+        return sum(peer.place == here for peer in self.peers)
+
 
 def group_of(group: dist.ProcessGroup | None, environment: Environment) -> dist.ProcessGroup | None:
     """Return the process group to train over; ``None`` when there is one process only.
@@ -116,7 +122,10 @@ def settle(
     """
     try:
         environment = read_environment(os.environ)
-        batch = batch_of(global_batch, bounds, environment.global_batch)
+        sync = asked["sync"] or environment.sync or "bsp"
+        batch = batch_of(global_batch, bounds, environment.global_batch, averages=averages(sync))
+        if environment.calibrate is not None:  # which tries sizes of its own
+            batch = replace(batch, chosen=False)
         settings = settings_of(environment, batch, **asked)
     except ConfigError as error:
         refuse_everywhere(error, process_group)
@@ -157,6 +166,7 @@ def form_team(
         )
         islands = islands_of([mine["island"] for mine in shown])
         leader = Leader(control, islands, lockstep=settings.mode.lockstep)
+        leader.bounds = settings.bounds if settings.chosen else None
         verdict = _formed(leader, settings, shown)
         verdict["islands"] = None if islands is None else islands.members
         step_file = StepFile(settings.step_file) if settings.step_file else None
@@ -202,6 +212,7 @@ def _show(settings: Settings, rank: int) -> Plain:
         "sync": str(settings.mode),
         "noise_every": settings.noise_every,
         "bounds": None if settings.bounds is None else list(settings.bounds),
+        "chosen": settings.chosen,
         "memory_fraction": settings.memory_fraction,
         "max_steps": settings.max_steps,
         "min_share": settings.min_share,

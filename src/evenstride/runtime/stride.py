@@ -31,8 +31,8 @@ class Stride:
     it does nothing but hand out the batches.
 
     Args:
-        global_batch: ``B``, samples per step over all workers; kept at every step. ``auto``: what
-            ``EVENSTRIDE_GLOBAL_BATCH`` says, which may change at a restart; else the lower bound.
+        global_batch: ``B``, samples per step over all workers; kept at every step. ``auto``: chosen
+            anew where an epoch ends, from the lower bound on, or ``EVENSTRIDE_GLOBAL_BATCH``.
         bounds: of ``auto``: the smallest batch and the largest.
         seed: of the order of the samples and of the randomness of their loading.
         policy: how the shares are set: ``adaptive`` (the default), ``uniform``, ``static``,
@@ -324,7 +324,7 @@ class Stride:
 
     @property
     def global_batch(self) -> int:
-        """Samples per step over all workers."""
+        """Samples per step over all workers; one that changes is known when the loop has ended."""
         return self._member.progress.global_batch
 
     @property

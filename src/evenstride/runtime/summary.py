@@ -7,6 +7,7 @@ from typing import Any
 
 from evenstride.core.ledger import Ledger
 from evenstride.core.state import Control
+from evenstride.core.words import time_text
 from evenstride.runtime.leader import Leader
 from evenstride.runtime.noise_summary import NoiseSummary
 
@@ -162,7 +163,7 @@ class Summary:
 
     def _speed(self) -> str:
         shares = "/".join(str(worker.share) for worker in self.workers[:16])
-        text = f"shares {shares}; a step takes {_time(self.step_s or 0.0)}"
+        text = f"shares {shares}; a step takes {time_text(self.step_s or 0.0)}"
         if self.efficiency_model is None or self.bound_model is None or len(self.workers) < 2:
             return text
         fixed = self.policy.startswith("static")
@@ -194,7 +195,7 @@ class Summary:
         total_s = sum(worker.busy_s + worker.waited_s for worker in self.workers)
         blamed = sorted(self.workers, key=lambda worker: -worker.caused_s)[:3]
         return [
-            f"worker {worker.name} made the others wait {_time(worker.caused_s)} in all "
+            f"worker {worker.name} made the others wait {time_text(worker.caused_s)} in all "
             f"({worker.caused_s / total_s:.0%} of all workers' time), as the slowest of "
             f"{worker.slowest_steps} steps"
             for worker in blamed
@@ -259,7 +260,3 @@ def _stale(told: dict[str, Any]) -> str:
         f"{told['most_ahead']} ahead of the slowest"
         + (f"; {again} samples of workers that were lost were handed out again" if again else "")
     )
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

@@ -10,6 +10,7 @@ from evenstride.core.caps import Held
 from evenstride.core.gradient_parts import StepParts
 from evenstride.runtime.desk import Told
 from evenstride.runtime.messages import Reply, Verdict
+from evenstride.runtime.turn import Turn
 from evenstride.trace.codec import decode_observation, dumps, encode_observation
 
 
@@ -25,6 +26,8 @@ def reply_to_text(reply: Reply) -> str:
             "held": None if reply.held is None else asdict(reply.held),
             "notice": None if reply.notice is None else asdict(reply.notice),
             "norms": [astuple(parts) for parts in reply.norms],
+            "drawn": reply.drawn,
+            "turn": None if reply.turn is None else asdict(reply.turn),
         }
     )
 
@@ -41,6 +44,8 @@ def reply_from_text(text: str) -> Reply:
         None if plain["held"] is None else Held(**plain["held"]),
         None if plain["notice"] is None else Told(**plain["notice"]),
         tuple(StepParts(*parts) for parts in plain["norms"]),
+        plain["drawn"],
+        None if plain["turn"] is None else Turn(**plain["turn"]),
     )
 
 

@@ -217,6 +217,8 @@ def _as_rank(job: _Job) -> Any:
         # A process group left to the garbage collector may be taken down in a process that the
         # next run forks, and crash it.
         gc.collect()
+        # What is left stays, modules above all: looking through it takes longer than most runs.
+        gc.freeze()
 
 
 def _forget_meshes() -> None:

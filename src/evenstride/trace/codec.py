@@ -13,6 +13,7 @@ from typing import Any
 
 from evenstride.core.caps import Held
 from evenstride.core.events import (
+    EpochEnded,
     Event,
     ExchangeAfter,
     Exchanged,
@@ -25,6 +26,7 @@ from evenstride.core.events import (
     OpeningSkipped,
     Recalled,
     SaveAfter,
+    SetBatch,
     SetShares,
 )
 from evenstride.core.fleet import Worker
@@ -34,8 +36,8 @@ from evenstride.core.profiles import Profile
 from evenstride.errors import TraceError
 
 _TAGGED = (
-    *(FleetFormed, Exchanged, OpeningSkipped, MembersChanged, Recalled),
-    *(SetShares, KeepShares, Expect, ExchangeAfter, SaveAfter, LetGo),
+    *(FleetFormed, Exchanged, OpeningSkipped, MembersChanged, Recalled, EpochEnded),
+    *(SetShares, KeepShares, SetBatch, Expect, ExchangeAfter, SaveAfter, LetGo),
 )
 _BY_TAG = {cls.__name__: cls for cls in _TAGGED}
 _MAYBE_UNKNOWN = (

@@ -46,8 +46,8 @@ class Course:
     Args:
         metrics: what evaluation found, by name, in order.
         steps: that were measured, in the order in which the leader heard of them.
-        batches: global batches that it was trained with, each once; more than one only where a run
-            that leaves its batch open was continued with another.
+        batches: global batches that it was trained with, each once; more than one only of a run
+            that leaves its batch open.
     """
 
     metrics: Mapping[str, tuple[Value, ...]]
@@ -87,11 +87,19 @@ def read_course(run: Path) -> Course:
 
 
 class _Pass(NamedTuple):
-    """A pass over the data: the step with which it began, where, and the samples of an epoch."""
+    """A pass over the data.
+
+    Args:
+        step: with which it began.
+        epochs: where.
+        samples: of an epoch.
+        batch: of its steps.
+    """
 
     step: int
     epochs: float
     samples: int
+    batch: int
 
 
 class _Course:
@@ -120,7 +128,11 @@ class _Course:
     def go_on(self, record: dict[str, Any]) -> None:
         """Begin a pass, and drop what it goes back on."""
         numbers = self._numbers(record, "step", "epochs", "samples")
-        self._passes.append(_Pass(int(numbers[0]), numbers[1], int(numbers[2])))
+        batch = record.get("global_batch", self._batch)  # older versions changed none in a run
+        if not _is_number(batch):
+            raise self._broken("pass", "global_batch")
+        self._batch = int(batch)
+        self._passes.append(_Pass(int(numbers[0]), numbers[1], int(numbers[2]), self._batch))
         self._back_to(numbers[1])
         if numbers[1] <= _SAME:
             self.batches.clear()
@@ -144,10 +156,12 @@ class _Course:
             raise self._broken("noise", "step, parts, batch, local, mean")
         begun = bisect_right(self._passes, step, key=lambda one: one.step)
         loss = record.get("loss")
-        epochs = self._after(step, self._passes[begun - 1] if begun else None)
+        of = self._passes[begun - 1] if begun else None
+        epochs = self._after(step, of)
         if not any(epochs > later.epochs + _SAME for later in self._passes[begun:]):
             known = float(loss) if _is_number(loss) else None
-            batch = self._batch or round(norms.batch)  # written by hand, say
+            batch = of.batch if of is not None else self._batch
+            batch = batch or round(norms.batch)  # written by hand, say
             self.steps.append(Step(epochs, batch, norms, known))
             self._furthest = max(self._furthest, epochs)  # which nan is not
 
@@ -155,7 +169,7 @@ class _Course:
         """Return the epochs after a step of a pass; nan if that is not known."""
         if of is None:
             return nan
-        part = (step + 1 - of.step) * self._batch / max(of.samples, 1)
+        part = (step + 1 - of.step) * of.batch / max(of.samples, 1)
         # An epoch's last step may have fewer samples.
         return min(of.epochs + part, floor(of.epochs + _SAME) + 1.0)
 

@@ -104,12 +104,22 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _check_header(path: Path, number: int, record: dict[str, Any]) -> None:
-    version = record.get("format")
-    if not isinstance(version, int) or version > FORMAT:
-        raise TraceError(
-            f"{path}, line {number}: trace format {version!r}; this version of evenstride reads "
-            f"up to {FORMAT}, so a later one is needed"
-        )
+    if told := foreign_format(record.get("format")):
+        raise TraceError(f"{path}, line {number}: {told}")
+
+
+def foreign_format(version: Any) -> str:
+    """Return what is to be said of a trace's format that is not read here; else nothing.
+
+    Args:
+        version: that its header tells, of any type.
+    """
+    told = f"trace format {str(version)[:20]!r}"
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        return f"{told}, which no version of evenstride writes; restore the file"
+    if version > FORMAT:
+        return f"{told}, and this version of evenstride reads up to {FORMAT}; install a later one"
+    return ""
 
 
 def _may_be_cut_header(path: Path) -> bool:

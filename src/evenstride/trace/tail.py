@@ -10,8 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evenstride.trace.read import trace_path
-from evenstride.trace.write import FORMAT
+from evenstride.trace.read import foreign_format, trace_path
 
 _AT_ONCE = 1 << 24
 _MOST_TOLD = 20
@@ -102,17 +101,13 @@ class TraceTail:
     def _of_run(self, record: dict[str, Any]) -> bool:
         """Return whether a record is one that is understood; headers tell that of what follows."""
         if record["kind"] == "header":
-            version = record.get("format")
+            foreign = foreign_format(record.get("format"))
             self._headers += 1
-            self._known = isinstance(version, int) and version <= FORMAT
+            self._known = not foreign
             self._told += self._of_broken(mended=True)
             self._broken = None
-            if not self._known:
-                self._told.append(
-                    f"line {self._line} begins a trace of format {str(version)[:20]!r}, and this "
-                    f"version of evenstride reads up to {FORMAT}: what follows is not shown; "
-                    "install a later one"
-                )
+            if foreign:
+                self._told.append(f"what follows line {self._line} is not shown: {foreign}")
         elif not self._known and not self._headers:
             self._pass_over(b"?")
             return False

@@ -40,6 +40,18 @@ def test_figures_are_told_of(shell: Shell, run: Path) -> None:
     assert drawn and all(Path(path).is_file() for path in drawn)
 
 
+def test_a_folder_for_figures_that_cannot_be_is_refused_before_a_page_is_written(
+    shell: Shell, run: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    Path("taken").write_text("a letter")
+
+    for folder in ("taken", "taken/figures"):
+        refusal = shell("report", str(run), "--figures", folder).refusal()
+        assert f"taken is no folder; name another one for the figures than {folder}" in refusal
+        assert not (run / "report.html").exists()
+
+
 def test_runs_of_the_same_name_are_told_apart(shell: Shell, run: Path, tmp_path: Path) -> None:
     other = make(Made(60), tmp_path / "older" / "today" / "trace.jsonl").parent
     loose = make(Made(60), tmp_path / "loose.jsonl")
@@ -48,12 +60,18 @@ def test_runs_of_the_same_name_are_told_apart(shell: Shell, run: Path, tmp_path:
     names = [one["name"] for one in told["runs"]]
     assert names[:2] == ["runs/today", "older/today"]
     assert names[2].endswith("loose")
-    assert [
-        one["name"] for one in shell("report", str(run), str(run), "--json").json()["runs"]
-    ] == [
-        "today",
-        "today (2)",
-    ]
+    beside = make(Made(60), tmp_path / "loose.json")
+    told = shell("report", str(loose), str(beside), "--json").json()
+    first, second = (one["name"] for one in told["runs"])
+    assert second == f"{first} (2)"
+
+
+def test_a_run_that_is_given_twice_is_shown_once(shell: Shell, run: Path) -> None:
+    answer = shell("report", str(run), str(run / "trace.jsonl"), "--json")
+
+    assert [one["name"] for one in answer.json()["runs"]] == ["today"]
+    assert answer.err == f"{run / 'trace.jsonl'} was given before, and is shown once\n"
+    assert "Side by side" not in (run / "report.html").read_text()
 
 
 def test_somebody_elses_file_is_not_overwritten(shell: Shell, run: Path) -> None:
@@ -71,16 +89,18 @@ def test_somebody_elses_file_is_not_overwritten(shell: Shell, run: Path) -> None
         ("", "nothing was written yet"),
         ("PK\x03\x04 something else\nand more\n", "no trace of a run|no record of a trace"),
         ('{"kind":"header","format":99}\n', "install a later one"),
+        ('{"kind":"header","format":-5}\n', "no version of evenstride writes"),
+        ('{"kind":"header","format":1,"policy":"uniform"}\n', "its workers have not met yet"),
     ],
-    ids=["empty", "foreign", "newer"],
+    ids=["empty", "foreign", "newer", "spoilt", "header alone"],
 )
-def test_where_nothing_can_be_read_there_is_one_line_and_no_page(
+def test_where_there_is_nothing_to_show_there_is_one_line_and_no_page(
     shell: Shell, text: str, told: str
 ) -> None:
     Path("trace.jsonl").write_text(text)
 
     refusal = shell("report", ".").refusal()
-    assert "nothing can be read of trace.jsonl" in refusal
+    assert "trace.jsonl tells of no run: " in refusal
     assert any(one in refusal for one in told.split("|"))
     assert not Path("report.html").exists()
 

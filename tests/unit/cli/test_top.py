@@ -60,6 +60,24 @@ def test_no_line_is_wider_than_the_terminal(run: VirtualRun, columns: int) -> No
     assert any(line.split()[:1] == ["2"] and "0.5" in line for line in lines)
 
 
+def test_columns_are_left_out_before_any_is_cut(run: VirtualRun) -> None:
+    """Every worker's line is whole at any width, and the more columns, the wider the terminal."""
+    told = []
+    for width in range(40, 131):
+        lines = [
+            line.split() for line in drawn(run, width=width, height=40, live=False).split("\n")
+        ]
+        heading = next(line for line in lines if line[:1] == ["rank"])
+        slow = next(line for line in lines if line[:1] == ["2"])
+        assert "0.50 since 40" in " ".join(slow), width
+        assert "own speed" in " ".join(heading), width
+        assert not any("…" in cell for cell in (*heading, *slow)), width
+        told.append(len(heading))
+
+    assert told == sorted(told)
+    assert len(set(told)) == 4
+
+
 def test_it_tells_who_is_slow_since_when_and_what_it_costs(run: VirtualRun) -> None:
     text = " ".join(told(run.writer.path, columns=200).split())
 
@@ -78,7 +96,9 @@ def test_a_wide_terminal_has_names_and_memory(run: VirtualRun) -> None:
     assert "GiB" not in narrow
 
 
-def test_a_live_view_fits_the_height(tmp_path: Path) -> None:
+@pytest.fixture
+def many(tmp_path: Path) -> VirtualRun:
+    """A run of 40 workers, of which the last is slow."""
     run = VirtualRun(
         tmp_path / "t.jsonl",
         lambda _: (*(1.0,) * 39, 0.5),
@@ -88,12 +108,21 @@ def test_a_live_view_fits_the_height(tmp_path: Path) -> None:
     )
     run.begin()
     run.run(40)
-    lines = drawn(run, width=120, height=24, live=True).splitlines()
+    return run
 
-    assert len(lines) <= 24
+
+@pytest.mark.parametrize(("width", "height"), [(120, 24), (100, 30), (60, 24), (44, 30)])
+def test_a_live_view_fits_the_height(many: VirtualRun, width: int, height: int) -> None:
+    lines = drawn(many, width=width, height=height, live=True).splitlines()
+
+    assert height - 3 <= len(lines) <= height - 1, "the last line is the cursor's"
     assert any(line.lstrip().startswith("39 ") for line in lines)
     assert any("more workers" in line for line in lines)
-    assert drawn(run, width=120, height=24, live=False).count("host/") >= 40
+    assert any("Ctrl-C leaves" in line for line in lines)
+
+
+def test_what_is_printed_once_has_all_workers(many: VirtualRun) -> None:
+    assert drawn(many, width=120, height=24, live=False).count("host/") >= 40
 
 
 def test_without_unicode_bars_are_plain(run: VirtualRun) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,37 @@ def test_exports_are_taken_in(run: VirtualRun, shell: Shell, tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("rank2.json", "rank2.json is of rank 2, and the run has ranks 0 to 1"),
+        ("7=rank0.json", "rank0.json is of rank 7, and the run has ranks 0 to 1"),
+    ],
+)
+def test_an_export_of_a_rank_that_is_not_there_is_refused(
+    run: VirtualRun, shell: Shell, given: str, told: str
+) -> None:
+    Path(given.partition("=")[2] or given).write_text(
+        '{"traceEvents":[{"ph":"X","name":"a","pid":1,"tid":1,"ts":1.0,"dur":2.0}]}'
+    )
+
+    assert told in shell("trace", "today", "--with", given).refusal()
+    assert not list(Path().glob("perfetto*"))
+
+
+def test_ranks_of_workers_that_shard_a_replica_have_exports_of_their_own(
+    shell: Shell, tmp_path: Path
+) -> None:
+    run = VirtualRun(
+        tmp_path / "today" / "trace.jsonl", lambda _: (1.0,), 1, header={"world_size": 4}
+    )
+    run.begin()
+    run.run(9)
+    (tmp_path / "rank3.json").write_text('{"traceEvents":[]}')
+
+    assert shell("trace", "today", "--with", "rank3.json").code == 0
+
+
 def test_what_could_not_be_read_is_told_on_stderr(run: VirtualRun, shell: Shell) -> None:
     with run.writer.path.open("ab") as file:
         file.write(b'{"kind":"event","at_s":1')
@@ -101,6 +133,7 @@ def test_an_export_is_written_anew_and_no_other_file(
 ) -> None:
     for name in ("out.json", "out.json.gz"):
         place = tmp_path / name
+        place.touch()  # as mktemp leaves it
         assert shell("trace", str(run.writer.path), "-o", str(place)).code == 0
         assert shell("trace", str(run.writer.path), "-o", str(place)).code == 0
         place.write_text("a letter")
@@ -108,3 +141,11 @@ def test_an_export_is_written_anew_and_no_other_file(
 
         assert refused.code != 0
         assert place.read_text() == "a letter"
+
+
+def test_what_is_no_plain_file_is_never_written_over(run: VirtualRun, shell: Shell) -> None:
+    os.mkfifo("pipe.json")
+
+    assert (
+        "pipe.json exists, and is no export" in shell("trace", "today", "-o", "pipe.json").refusal()
+    )

@@ -142,6 +142,17 @@ def test_with_hardly_any_signal_the_scale_has_no_upper_end() -> None:
     assert interval.low >= 0.0
 
 
+def test_a_scale_without_bound_has_a_lower_end_that_holds() -> None:
+    """Of a signal so small that half of the estimates of it are below 0."""
+    ends = [_steps(20, seed, noise=50.0, signal=0.002).scale() for seed in range(300)]
+    unbound = [end for end in ends if end.value == inf]
+
+    assert len(unbound) > 60
+    assert all(end.high == inf for end in unbound)
+    assert sum(end.low > 0 for end in unbound) > 0.8 * len(unbound)
+    assert sum(end.low <= 50.0 / 0.002 for end in ends) >= 0.95 * len(ends)
+
+
 def test_more_steps_make_the_interval_narrower() -> None:
     few, many = (_steps(count, 1, noise=100.0, signal=1.0).scale() for count in (30, 480))
 

@@ -129,10 +129,13 @@ def test_codes_and_recoveries_are_told(tmp_path: Path) -> None:
 
 
 def test_kills_that_no_plan_knows_of_are_restarted_too(tmp_path: Path) -> None:
-    left = ["b", "a"]
+    left, killed = ["b", "a"], set[int]()
 
     def meddle(running: Any, step: int) -> str | None:
-        return left.pop(0) if left and step >= 0 else None
+        if not left or step < 0 or killed & set(running.values()):  # its end is not heard of yet
+            return None
+        killed.add(running[left[0]])
+        return left.pop(0)
 
     outcome = run(plan_of(), tmp_path, meddle=meddle, environment={"WAIT_BEFORE": "2"})
 

@@ -19,7 +19,8 @@ from tests.unit.lab.fake_runs import SpyLimits
 
 SCRIPT = """
 import json, os, sys
-loaded = "torch" in sys.modules and "evenstride.runtime.stride" in sys.modules
+slow = ("torch", "torch._dynamo", "evenstride.runtime.stride")
+loaded = all(name in sys.modules for name in slow)
 import neighbour
 import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,3 +19,13 @@ def test_what_rounding_leaves_of_a_bandwidth_is_none(
 
     assert found is not None
     assert found.bytes_per_s is None or found.bytes_per_s <= 1e15
+
+
+@pytest.mark.parametrize("bytes_per_s", [1e8, 1e11, 1e13])
+def test_links_that_can_be_have_their_bandwidth(bytes_per_s: float) -> None:
+    times = [(n, 2 * (n - 1) * (1e-5 + 1e9 / n / bytes_per_s)) for n in (2, 4, 8)]
+    found = links(times, 1e9)
+
+    assert found is not None
+    assert found.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-6)
+    assert found.latency_s == pytest.approx(1e-5, rel=1e-4)

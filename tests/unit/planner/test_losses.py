@@ -269,3 +269,17 @@ def test_frequent_losses_that_come_with_long_waits_cost_more() -> None:
     assert leaning.high > alone.high
     with pytest.raises(ConfigError, match="restarts"):
         replace(saves, together=1.1)
+
+
+@pytest.mark.parametrize("together", [0.0, 0.6, -0.6])
+def test_what_goes_with_the_rate_is_no_drift_of_restarts_alone(together: float) -> None:
+    """Rate and waits together vary by the drift, as the waits alone do without correlation."""
+    saves = Saves(10.0, (600.0,), drift=0.7, together=together)
+
+    def logs(rate_at: float) -> npt.NDArray[np.float64]:
+        return np.log([one.mean_restart_s for one in saves.drifted(rate_at)])
+
+    alone = np.log([one.mean_restart_s for one in replace(saves, together=0.0).drifted()])
+    assert np.ptp(logs(0.5)) == pytest.approx(np.ptp(alone) * (1.0 - together**2) ** 0.5)
+    one_sigma = float(logs(0.841344746).mean() - logs(0.5).mean())
+    assert one_sigma == pytest.approx(0.7 * together, abs=1e-6)

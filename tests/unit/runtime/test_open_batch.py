@@ -22,8 +22,9 @@ SAMPLES = 40
     [
         (64, None, None, Batch(64)),
         (64, None, 128, Batch(64)),
-        ("auto", (64, 1024), None, Batch(64)),
+        ("auto", (64, 1024), None, Batch(64, (64, 1024), chosen=True)),
         ("auto", (64, 1024), 256, Batch(256, (64, 1024))),
+        ("auto", (64, 1024), 0, Batch(64, (64, 1024))),
         ("auto", [64, 64], 64, Batch(64, (64, 64))),
     ],
 )
@@ -107,7 +108,12 @@ def test_an_epoch_goes_on_with_another_batch_and_the_batches_are_told(
     assert shown[-1] == [[0, 4], [3, 16], [4, 12]]
 
 
-def test_a_state_of_another_batch_is_refused_where_nobody_has_chosen_one(
+def test_where_gradients_are_not_averaged_the_lower_bound_is_kept() -> None:
+    assert batch_of("auto", (64, 1024), None, averages=False) == Batch(64)
+    assert batch_of("auto", (64, 1024), 128, averages=False) == Batch(128, (64, 1024))
+
+
+def test_a_state_of_another_batch_is_refused_where_the_script_has_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_GLOBAL_BATCH", "16")
@@ -116,11 +122,10 @@ def test_a_state_of_another_batch_is_refused_where_nobody_has_chosen_one(
     first.end()
 
     monkeypatch.delenv("EVENSTRIDE_GLOBAL_BATCH")
-    for batch in ("auto", 8):
-        run = Run(tmp_path, batch)
-        with pytest.raises(ConfigError, match=r"global_batch 16.*set EVENSTRIDE_GLOBAL_BATCH"):
-            run.checkpoint.restore()
-        run.stride.close()
+    run = Run(tmp_path, 8)
+    with pytest.raises(ConfigError, match=r"global_batch 16.*set EVENSTRIDE_GLOBAL_BATCH"):
+        run.checkpoint.restore()
+    run.stride.close()
 
 
 def test_a_state_saved_with_a_batch_of_its_own_can_be_gone_on_from(

@@ -60,10 +60,19 @@ def test_a_line_that_is_not_whole_waits_for_its_rest(tmp_path: Path, cut: int) -
         ([NOTE], [], "line 1 is nothing that can be used"),
         ([HEADER, "x", NOTE], ["header", "metric"], "line 2 is no record"),
         ([HEADER, "x", NOTE, "y", NOTE], ["header", "metric", "metric"], "line 4 is no record"),
+        (["x", HEADER, NOTE], ["header", "metric"], "line 1 is no record of a trace, and passed"),
         ([HEADER, NOTE[:9], HEADER], ["header", "header"], "line 2 was cut short by a crash"),
-        ([HEADER, NOTE, NEWER, NOTE], ["header", "metric"], "line 3 begins a trace of format '2'"),
-        ([NEWER, NOTE, HEADER, NOTE], ["header", "metric"], "line 1 begins a trace of format"),
+        (
+            [HEADER, NOTE, NEWER, NOTE],
+            ["header", "metric"],
+            "line 3 is not shown: trace format '2'",
+        ),
+        ([NEWER, NOTE, HEADER, NOTE], ["header", "metric"], "what follows line 1 is not shown"),
         (['{"kind": "header", "format": "<b>"}', NOTE], [], "format '<b>'"),
+        (['{"kind": "header", "format": -5}', NOTE], [], "format '-5', which no version of even"),
+        (['{"kind": "header", "format": 0}', NOTE], [], "format '0', which no version"),
+        (['{"kind": "header", "format": true}', NOTE], [], "format 'True', which no version"),
+        (['{"kind": "header"}', NOTE], [], "format 'None', which no version"),
         ([HEADER, "[" * 100_000, NOTE], ["header", "metric"], "line 2 is no record"),
     ],
 )
@@ -76,6 +85,13 @@ def test_what_cannot_be_read_is_passed_over_and_told(
     assert told in " | ".join(tail.unread)
 
 
+def test_empty_lines_are_nothing_to_tell_of(tmp_path: Path) -> None:
+    tail = written(tmp_path, HEADER, "", NOTE, " ", HEADER)
+
+    assert everything(tail) == ["header", "metric", "header"]
+    assert tail.unread == ()
+
+
 def test_a_file_of_rubbish_is_told_in_few_lines(tmp_path: Path) -> None:
     tail = written(tmp_path, HEADER, *(["x", NOTE] * 100))
 
@@ -84,12 +100,13 @@ def test_a_file_of_rubbish_is_told_in_few_lines(tmp_path: Path) -> None:
     assert tail.unread[-1] == "and 80 more such places"
 
 
-def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [0, 5], ids=["shorter", "longer"])
+def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path, more: int) -> None:
     tail = written(tmp_path, HEADER, NOTE, NOTE)
     everything(tail)
     other = tmp_path / "other"
-    other.write_text(HEADER + "\n")
+    other.write_text("\n".join([HEADER, *[NOTE] * more]) + "\n")
     other.replace(tail.path)
 
-    assert everything(tail) == ["header"]
+    assert everything(tail) == ["header", *["metric"] * more]
     assert tail.restarts == 1

@@ -32,7 +32,7 @@ _STEADY = {
     "MALLOC_MMAP_THRESHOLD_": "1000000000",
     "MALLOC_TRIM_THRESHOLD_": "1000000000",
 }
-_NOT_OURS = ("EVENSTRIDE_CALIBRATE", "EVENSTRIDE_MAX_STEPS", "EVENSTRIDE_GLOBAL_BATCH")
+_NOT_OURS = ("EVENSTRIDE_CALIBRATE", "EVENSTRIDE_MAX_STEPS")
 _GONE_S = 10.0
 # The last line of a traceback that ends in one of our own errors.
 _REFUSED = re.compile(r"^(?:\[rank\d+\]: )?evenstride\.errors\.\w+: (.+)$", re.MULTILINE)
@@ -241,7 +241,8 @@ def _meeting(phase: Phase) -> dict[str, str]:
     """Return the environment that makes processes the ranks of one phase."""
     return {
         **dict.fromkeys(_NOT_OURS, ""),
-        **({} if phase.batch is None else {"EVENSTRIDE_GLOBAL_BATCH": str(phase.batch)}),
+        # Where none is chosen here, an open one stays as it is: phases are compared at one batch.
+        "EVENSTRIDE_GLOBAL_BATCH": "low" if phase.batch is None else str(phase.batch),
         "WORLD_SIZE": str(phase.workers),
         "LOCAL_WORLD_SIZE": str(phase.workers),
         "MASTER_ADDR": "127.0.0.1",

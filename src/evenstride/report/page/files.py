@@ -56,6 +56,26 @@ def check_place(path: Path, *, force: bool) -> None:
         )
 
 
+def check_folder(path: Path) -> None:
+    """Raise unless figures can be written into a folder, which is made where it is not there.
+
+    Args:
+        path: of the folder.
+
+    Raises:
+        ConfigError: it cannot be made, or not be written into.
+    """
+    there = path.absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        raise ConfigError(f"{there} is no folder; name another one for the figures than {path}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{there} may not be written into; name another folder for the figures than {path}"
+        )
+
+
 def _is_trace(path: Path) -> bool:
     """Return whether a file begins like a trace, which nothing brings back."""
     try:

@@ -101,6 +101,7 @@ def incidents_part(run: Run) -> Markup | None:
                 (*_life(run, of), f"{of.first:,}", duration(of.anchors[0][0]), _met(of)),
             )
             for of in run.story.generations
+            if of.met
         ]
     rows.sort(key=lambda row: row[:2])
     headings = (*_process(run), "step", "at", "what happened")

@@ -18,6 +18,7 @@ from evenstride.report.run.blame import Blame, Study, Waits
 from evenstride.report.run.clock import spans_s
 from evenstride.report.run.generation import Generation
 from evenstride.report.run.phases import Phase
+from evenstride.report.run.slowed import Slowed, slowed_of
 from evenstride.report.run.story import Story
 from evenstride.report.run.thinning import Thinned, thinned
 from evenstride.report.run.totals import Totals, totals_of
@@ -67,6 +68,10 @@ class Leg:
     def phases(self, rank: int) -> tuple[Phase, ...]:
         """Return the phases of a worker's speed."""
         return self._study.phases(rank)
+
+    def slowed(self, ranks: Sequence[int]) -> tuple[Slowed, ...]:
+        """Return who of some workers was slower than at its best, though nobody waited for it."""
+        return slowed_of(self._study, ranks)
 
     def thin(self, values: FloatArray) -> Thinned:
         """Return values of its steps in its buckets."""

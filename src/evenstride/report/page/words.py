@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from evenstride.core.speedup import WORTH_IT
 from evenstride.report.page.runs import Leg, Run
-from evenstride.report.run.phases import Phase
 from evenstride.report.run.totals import Totals
 from evenstride.report.words import duration, plain
 
 _ALIKE = 0.005
-_SLOW = 0.9
 _MOST_TOLD = 12
 _RECENT = 50
-_LASTING = 0.05
-_MOST_PHASES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,57 +148,12 @@ def _slow(run: Run) -> list[str]:
     """Say who was slower than at its best for a while, as balancing hides it from the waits."""
     found: list[tuple[float, str]] = []
     for leg in run.legs:
-        steps = leg.generation.steps
-        for rank in (rank for rank, lane in enumerate(leg.lanes) if lane in run.drawn):
-            phases = [
-                one
-                for one in leg.phases(rank)
-                if one.speed < _SLOW and one.last - one.first + 1 >= _LASTING * steps
-            ]
-            lost = sum((1.0 - one.speed) * (one.last - one.first + 1) for one in phases)
-            told = _slow_phases(leg, rank, phases)
-            if told:
-                name = f"worker {rank} ({run.lanes[leg.lanes[rank]]})"
-                found.append((lost, f"{_where(run, leg)}{_sentence(f'{name} ran {told}')}"))
+        drawn = [rank for rank, lane in enumerate(leg.lanes) if lane in run.drawn]
+        for one in leg.slowed(drawn):
+            name = f"worker {one.rank} ({run.lanes[leg.lanes[one.rank]]})"
+            found.append((one.lost, f"{_where(run, leg)}{_sentence(f'{name} {one.told}')}"))
     found.sort(key=lambda one: -one[0])
     return [text for _, text in found[:_MOST_TOLD]]
-
-
-def _slow_phases(leg: Leg, rank: int, phases: Sequence[Phase]) -> str:
-    """Return at which speed a worker ran when; nothing where its waits tell that already."""
-    if not phases:
-        return ""
-    blamed = any(one.rank == rank and one.stretches for one in leg.blames)
-    if len(phases) > _MOST_PHASES:
-        if blamed:
-            return ""
-        slowest = min(one.speed for one in phases)
-        return (
-            f"below its best speed in {len(phases)} phases, at {slowest:.2f} of it in the slowest"
-        )
-    changes = [_share_change(leg, rank, one) for one in phases]
-    if blamed and not any(changes):
-        return ""
-    last = leg.generation.steps - 1
-    when = [
-        f"since step {leg.step_at(one.first):,}"
-        if one.last >= last
-        else f"in steps {leg.step_at(one.first):,} to {leg.step_at(one.last):,}"
-        for one in phases
-    ]
-    return "; ".join(
-        f"at {one.speed:.2f} of its best speed {time}{change}"
-        for one, time, change in zip(phases, when, changes, strict=True)
-    )
-
-
-def _share_change(leg: Leg, rank: int, phase: Phase) -> str:
-    """Return how its share answered to a phase of its speed."""
-    share = leg.generation.table.share[:, rank]
-    before, after = int(share[max(phase.first - 1, 0)]), int(share[phase.last])
-    if before < 0 or after < 0 or before == after:
-        return ""
-    return f", its share going from {before:,} to {after:,} samples"
 
 
 def _where(run: Run, leg: Leg) -> str:
@@ -218,7 +168,9 @@ def part_name(run: Run, leg: Leg) -> str:
     process = f"Process {life + 1}" if len(run.story.lives) > 1 else ""
     several = sum(one.generation.life == life for one in run.legs) > 1
     group = f"generation {leg.generation.number}" if several else ""
-    told = ", ".join(one for one in (process, group) if one)
+    batches = {one.generation.global_batch for one in run.legs if one.generation.life == life}
+    batch = f"global batch {leg.generation.global_batch:,}" if len(batches) > 1 else ""
+    told = ", ".join(one for one in (process, group, batch) if one)
     return told[:1].upper() + told[1:]
 
 

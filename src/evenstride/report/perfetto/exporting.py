@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenstride.errors import ConfigError, TraceError
+from evenstride.errors import ConfigError
 from evenstride.report.perfetto.groups import Groups
-from evenstride.report.perfetto.merging import Merged, beside, read_profile, write_profile
+from evenstride.report.perfetto.merging import (
+    Merged,
+    Profile,
+    beside,
+    read_profile,
+    write_profile,
+)
 from evenstride.report.perfetto.placing import Placed, base_of, place
 from evenstride.report.perfetto.steps import (
     pieces,
@@ -20,7 +26,8 @@ from evenstride.report.perfetto.steps import (
 )
 from evenstride.report.perfetto.telling import Window, write_decisions, write_notes
 from evenstride.report.perfetto.writing import EventFile
-from evenstride.report.run.story import Story
+from evenstride.report.run.nothing import nothing_to_show
+from evenstride.report.run.story import Life, Story
 from evenstride.report.words import plain
 
 _LOOKED_AT = 4096
@@ -104,8 +111,8 @@ def export(
 
     Raises:
         TraceError: there is no trace, or nothing of a run in it.
-        ConfigError: an export cannot be read, there are no such steps, or the file cannot be
-            written.
+        ConfigError: an export cannot be read or is of no rank of the run, there are no such steps,
+            or the file cannot be written.
 
     Cost:
         some 15 microseconds for each step of each worker. Memory for the run's `Story`, and for
@@ -114,8 +121,7 @@ def export(
     story = Story(run)
     story.read()
     if not story.generations:
-        told = "; ".join(map(plain, story.unread)) or "its workers have not met yet"
-        raise TraceError(f"{plain(story.path)} tells of no run: {told}")
+        raise nothing_to_show(story)
     _check_target(path, story.path, profiles)
     try:
         return _Export(story, steps or Steps()).write(path, profiles)
@@ -146,7 +152,8 @@ class _Export:
                 if self._whole or span[1] > span[0]:
                     self._write(file, groups, placed, span)
             merged = tuple(
-                write_profile(file, groups, read_profile(one), self._base_ns) for one in profiles
+                write_profile(file, groups, self._of_the_run(read_profile(one)), self._base_ns)
+                for one in profiles
             )
             workers = groups.workers
         return Exported(
@@ -177,6 +184,21 @@ class _Export:
         if life.generations[-1] is generation or not self._whole:
             write_notes(file, groups.leader, life, placed, window)
 
+    def _of_the_run(self, profile: Profile) -> Profile:
+        """Return an export.
+
+        Raises:
+            ConfigError: the run has no such rank.
+        """
+        ranks = max(map(_ranks, self._story.lives))
+        if profile.rank < ranks:
+            return profile
+        there_are = f"ranks 0 to {ranks - 1}" if ranks > 1 else "rank 0 alone"
+        raise ConfigError(
+            f"{plain(profile.path)} is of rank {profile.rank}, and the run has {there_are}; give "
+            "exports of this run, or RANK=FILE where a file tells another rank than it is of"
+        )
+
     def _window(self, placed: Placed, span: tuple[int, int]) -> Window:
         if self._whole:
             return _EVER
@@ -188,6 +210,13 @@ class _Export:
             return []
         ends = int(shown[0].begins_ns[0]), int(shown[-1].ends_ns[-1])
         return [told for one in merged if (told := beside(one, *ends))]
+
+
+def _ranks(life: Life) -> int:
+    """Return how many ranks a process's run has; workers that shard one replica are several."""
+    told = life.header.get("world_size")
+    workers = max((len(one.workers) for one in life.generations), default=0)
+    return max(workers, told if isinstance(told, int) else 0)
 
 
 def _check_target(path: Path, trace: Path, profiles: Sequence[str]) -> None:

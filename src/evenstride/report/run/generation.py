@@ -57,6 +57,7 @@ class Generation:
         workers: names, in rank order.
         table: times and shares of their steps.
         lockstep: whether all take the same steps; else nobody waits for another.
+        met: whether its workers met when it began; else they went on with another global batch.
         decisions: in order.
         incidents: in order.
         anchors: seconds since the process began at which so many steps were committed.
@@ -73,6 +74,7 @@ class Generation:
     workers: tuple[str, ...]
     table: StepTable
     lockstep: bool = True
+    met: bool = True
     decisions: list[Decision] = field(default_factory=list)
     incidents: list[Incident] = field(default_factory=list)
     anchors: list[tuple[float, int]] = field(default_factory=list)

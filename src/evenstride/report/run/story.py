@@ -12,8 +12,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from evenstride.core.batch import rebatched
 from evenstride.core.control import advance, learn
 from evenstride.core.events import (
+    EpochEnded,
     Event,
     Exchanged,
     FleetFormed,
@@ -23,6 +25,7 @@ from evenstride.core.events import (
     MembersChanged,
     Recalled,
     SaveAfter,
+    SetBatch,
     SetShares,
 )
 from evenstride.core.fleet import Shares
@@ -32,6 +35,7 @@ from evenstride.core.state import Control
 from evenstride.core.sync import sync_from_spec
 from evenstride.errors import EvenstrideError
 from evenstride.report.run.generation import Decision, Generation, Incident
+from evenstride.report.run.summed import unlike_summary
 from evenstride.report.run.table import StepTable
 from evenstride.report.words import plain
 from evenstride.trace.codec import decode
@@ -132,6 +136,9 @@ class Story:
             told.append(
                 f"the last {untold} step(s) came after the last exchange, and count in no figure"
             )
+        for life in self.lives:
+            if life.summary and life.generations:
+                told += filter(None, [unlike_summary(life.generations, life.summary)])
         if self._not_replayed:
             told.append(self._not_replayed)
         return tuple(told)
@@ -201,7 +208,8 @@ class Story:
         if isinstance(event, FleetFormed):
             self._formed(event)
         self._replay(event)
-        if self.now is None or not isinstance(event, Exchanged | MembersChanged | Recalled):
+        known = (Exchanged, MembersChanged, Recalled, EpochEnded)
+        if self.now is None or not isinstance(event, known):
             return
         self._step = event.step
         if isinstance(event, Exchanged):
@@ -233,7 +241,7 @@ class Story:
         self._step = event.step
 
     def _replay(self, event: Event | Instruction) -> None:
-        if self._control is None:
+        if self._control is None or isinstance(event, EpochEnded):  # its outcome is followed
             return
         try:
             if isinstance(event, Exchanged):  # what it led to is in the trace
@@ -279,6 +287,31 @@ class Story:
             of_serving = tuple(shares[rank] for rank in control.roster.serving)
             self._control = replace(control, shares=of_serving)
 
+    def _take_batch(self, now: Generation, effective: int, batch: int, reason: str) -> None:
+        """Go on with the same workers and another global batch: times are of its own table."""
+        if batch < 1 or effective < now.first:
+            raise ValueError("no such batch or step")
+        after = Generation(
+            life=now.life,
+            number=now.number,
+            global_batch=batch,
+            workers=now.workers,
+            table=StepTable(effective, len(now.workers)),
+            lockstep=now.lockstep,
+            met=False,
+            anchors=[(self._at_s, effective)],
+            held=dict(now.held),
+            standing=now.standing,
+        )
+        after.incidents.append(Incident(effective, self._at_s, plain(reason)))
+        self.lives[-1].generations.append(after)
+        if self._control is not None:
+            try:
+                self._control, _ = rebatched(self._control, batch, effective)
+            except Exception as error:  # whatever a changed trace brings about
+                self._lose_control(error)
+        self._remember_control(after)
+
     def _decided(self, instruction: Event | Instruction) -> None:
         now = self.now
         if now is None:
@@ -287,6 +320,8 @@ class Story:
             case SetShares(effective, shares, reason):
                 self._follow(shares)
                 now.decisions.append(Decision(effective, self._at_s, tuple(shares), plain(reason)))
+            case SetBatch(effective, batch, reason):
+                self._take_batch(now, effective, batch, reason)
             case KeepShares(reason):
                 now.decisions.append(Decision(self._step, self._at_s, None, plain(reason)))
             case SaveAfter(steps, reason):

@@ -11,6 +11,7 @@ import numpy as np
 from evenstride.core.fleet import FloatArray
 from evenstride.report.run.blame import Study
 from evenstride.report.run.generation import Decision, Generation
+from evenstride.report.run.slowed import slowed_of
 from evenstride.report.run.story import Life, Story
 from evenstride.report.run.totals import Totals, totals_of
 from evenstride.report.words import plain
@@ -72,7 +73,8 @@ class View:
         workers: in rank order.
         decision: the latest.
         changes: the latest changes of the shares, the last one first.
-        blames: who made others wait, in sentences, those who cost most.
+        blames: who made others wait, in sentences, those who cost most; then who was slow though
+            nobody waited for it, as it has fewer samples.
         alerts: notes that warn, the last one first.
         unread: what could not be read.
     """
@@ -129,7 +131,7 @@ def view_of(story: Story, now_unix_s: float) -> View | None:
         sync=plain(header.get("sync") or "bsp"),
         lockstep=now.lockstep,
         global_batch=now.global_batch,
-        generation=len(story.generations),
+        generation=sum(one.met for one in story.generations),
         lives=len(story.lives),
         step=committed,
         epoch=_epoch(life, now, committed),
@@ -140,9 +142,18 @@ def view_of(story: Story, now_unix_s: float) -> View | None:
         workers=_workers(study),
         decision=now.decisions[-1] if now.decisions else None,
         changes=tuple(reversed(moves[-_CHANGES:])),
-        blames=tuple(plain(one.reason) for one in study.blames if one.stretches),
+        blames=_blames(study),
         alerts=_alerts(life),
         unread=story.unread,
+    )
+
+
+def _blames(study: Study) -> tuple[str, ...]:
+    workers = study.generation.workers
+    slowed = slowed_of(study, range(len(workers))) if study.generation.lockstep else ()
+    return (
+        *(plain(one.reason) for one in study.blames if one.stretches),
+        *(plain(f"worker {one.rank} ({workers[one.rank]}) {one.told}") for one in slowed),
     )
 
 
@@ -193,7 +204,8 @@ def _epoch(life: Life, now: Generation, committed: int) -> float | None:
     passes = [note for note in life.notes if note.get("kind") == "pass"]
     try:
         last = max(passes, key=lambda note: int(note["step"]))
-        done = (committed - int(last["step"])) * now.global_batch / int(last["samples"])
+        batch = int(last.get("global_batch", now.global_batch))
+        done = (committed - int(last["step"])) * batch / int(last["samples"])
         return float(last["epochs"]) + min(done, 1.0)
     except (ValueError, KeyError, TypeError, ZeroDivisionError):
         return None

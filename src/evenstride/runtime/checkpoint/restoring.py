@@ -275,7 +275,9 @@ def adapted(manifest: Manifest, here: Here, allow: Collection[str]) -> dict[str,
                 "other data; restore it with the data it was saved with"
             )
         state |= {"length": own["length"], "shards": own["shards"], "left": None}
-    return state | {"seed": own["seed"], "global_batch": own["global_batch"]}
+    # An open batch is a matter of the position: it is taken over, or replaced, with that.
+    batch = (state if "batches" in own else own)["global_batch"]
+    return state | {"seed": own["seed"], "global_batch": batch}
 
 
 def _require(flag: str, saved: object, mine: object, what: str, allow: Collection[str]) -> None:

@@ -109,7 +109,8 @@ class Board:
         if not (known.lockstep and samples and known.control.fleet is not None):
             return begun
         steps = max(known.step - int(self._pass["step"]), 0)
-        part = steps * known.control.fleet.global_batch / samples
+        batch = self._pass.get("global_batch", known.control.fleet.global_batch)
+        part = steps * int(batch) / samples
         return min(begun + part, floor(begun) + 1.0)
 
 

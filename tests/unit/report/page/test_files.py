@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evenstride.errors import ConfigError
-from evenstride.report.page.files import check_place, place_of, write_page
+from evenstride.report.page.files import check_folder, check_place, place_of, write_page
 from evenstride.report.page.page import page_of
 from tests.unit.report.page.conftest import Making
 
@@ -51,3 +51,22 @@ def test_a_trace_and_what_is_no_file_are_never_overwritten(tmp_path: Path) -> No
     for place in (trace, pipe):
         with pytest.raises(ConfigError, match="name"):
             check_place(place, force=True)
+
+
+def test_a_folder_for_figures_is_one_or_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+
+    check_folder(tmp_path)
+    check_folder(tmp_path / "not" / "there" / "yet")
+    for place in (tmp_path / "file", tmp_path / "file" / "deeper" / "still"):
+        with pytest.raises(ConfigError, match=r"file is no folder; name another one"):
+            check_folder(place)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to this user")
+def test_a_folder_that_may_not_be_written_into_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+
+    with pytest.raises(ConfigError, match="may not be written into"):
+        check_folder(tmp_path / "figures")

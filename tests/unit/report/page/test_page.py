@@ -111,7 +111,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     [
         (lambda text: text[: 2 * len(text) // 3], "is not whole"),
         (lambda text: text.replace('{"kind":"pass"', "garbage", 1), "no record of a trace"),
-        (lambda text: text + '{"kind":"header","format":99}\n', "of format"),
+        (lambda text: text + '{"kind":"header","format":99}\n', "install a later one"),
         (lambda text: text.replace('"steps":', '"stops":'), "damaged"),
     ],
     ids=["torn", "garbage", "newer", "damaged"],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +122,75 @@ def test_who_is_slow_but_for_a_time_in_which_another_is_slower_is_no_chance(tmp_
 
     assert "by chance" not in told
     assert "most of the time: its share took it 2" in told
+
+
+def test_who_is_slow_only_while_a_slower_one_is_not_costs_at_times(tmp_path: Path) -> None:
+    def speeds(step: int) -> tuple[float, ...]:
+        return (1.0, 0.7, 0.25 if step < 300 else 1.0)
+
+    _, generation = ran(tmp_path, speeds, 500, policy="uniform", noise=0.01)
+    told = of(blames_of(generation), 1).reason
+
+    assert ", at times: its share took it 4" in told
+
+
+def test_phases_that_cost_little_beside_the_others_are_left_out(tmp_path: Path) -> None:
+    def speeds(step: int) -> tuple[float, ...]:
+        return (1.0, 1.0, 0.3 if 100 <= step < 200 else 0.7 if 300 <= step < 400 else 1.0)
+
+    _, generation = ran(tmp_path, speeds, 500, policy="uniform")
+    blame = blames_of(generation)[0]
+
+    assert len(blame.stretches) == 5
+    assert blame.reason.endswith(
+        "of the time, in steps 100 to 199: its speed fell to 0.30 of its best"
+    )
+
+
+def test_many_phases_are_counted_and_not_told_one_by_one(tmp_path: Path) -> None:
+    def speeds(step: int) -> tuple[float, ...]:
+        return (1.0, 1.0, (1.0, 0.5, 0.4)[step // 80 % 3])
+
+    _, generation = ran(tmp_path, speeds, 960, policy="uniform")
+
+    assert blames_of(generation)[0].reason.endswith("of the time, in 12 phases of its speed")
+
+
+def altered(run: VirtualRun, change: Callable[[int, list[dict[str, Any]]], None]) -> Generation:
+    """Return a run whose trace was changed: the observations of each exchange."""
+    path = run.writer.path
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    exchanges = [one["event"] for one in records if one.get("event", {}).get("observations")]
+    for number, event in enumerate(exchanges):
+        change(number, event["observations"])
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    story = Story(path)
+    story.read()
+    return story.generations[0]
+
+
+def test_a_worker_that_waits_for_its_data_is_told_to(tmp_path: Path) -> None:
+    run, _ = ran(tmp_path, lambda _: (1.0, 0.5), 60, workers=2, policy="uniform")
+
+    def waiting(_: int, observations: list[dict[str, Any]]) -> None:
+        for one in observations:
+            one["data_s"] = (0.0, 0.8)[one["worker"]] * sum(one["busy_s"])
+
+    told = blames_of(altered(run, waiting))[0].reason
+    assert told.endswith("all the time: 80% of its own time it waited for data")
+
+
+def test_steps_that_not_all_have_told_of_do_not_count(tmp_path: Path) -> None:
+    run, whole = ran(tmp_path, lambda _: (1.0, 0.5), 60, workers=2, policy="uniform")
+
+    def silent(number: int, observations: list[dict[str, Any]]) -> None:
+        if number == 3:
+            del observations[0]
+
+    cut = altered(run, silent)
+    assert 0 < np.count_nonzero(~cut.table.whole) < 30
+    assert blames_of(cut)[0].reason.endswith("100% longer than any other took for its own")
+    assert blames_of(cut)[0].caused_s < blames_of(whole)[0].caused_s
 
 
 def test_a_run_of_which_no_step_tells_of_speed_has_its_culprit(tmp_path: Path) -> None:

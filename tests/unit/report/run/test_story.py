@@ -203,6 +203,51 @@ def test_steps_after_the_last_exchange_are_told(run: VirtualRun) -> None:
     )
 
 
+def test_a_summary_of_fewer_steps_than_were_told_of_lacks_none(run: VirtualRun) -> None:
+    run.end(step=117)
+    story = Story(run.writer.path)
+    story.read()
+
+    assert story.unread == ()
+
+
+def test_steps_are_counted_from_where_the_latest_group_formed(run: VirtualRun) -> None:
+    run.begin(1)
+    run.run(30)
+    run.end(step=151)
+    story = Story(run.writer.path)
+    story.read()
+
+    assert [one.first for one in story.generations] == [0, 120]
+    assert story.unread == (
+        "the last 1 step(s) came after the last exchange, and count in no figure",
+    )
+
+
+def test_workers_that_do_not_keep_step_have_no_last_step_in_common(tmp_path: Path) -> None:
+    run = VirtualRun(tmp_path / "trace.jsonl", slowing, header={"sync": "asp"})
+    run.begin()
+    run.run(20)
+    run.end(step=70)
+    story = Story(run.writer.path)
+    story.read()
+
+    assert story.unread == ()
+
+
+def test_a_file_that_was_replaced_is_another_run(run: VirtualRun, tmp_path: Path) -> None:
+    story = Story(run.writer.path)
+    story.read()
+    other = VirtualRun(tmp_path / "other.jsonl", lambda _: (1.0, 0.5), workers=2)
+    other.begin()
+    other.run(200)
+    other.writer.path.replace(run.writer.path)
+    story.read()
+
+    assert [len(one.workers) for one in story.generations] == [2]
+    assert len(story.lives) == 1
+
+
 def test_a_file_that_was_emptied_is_no_run_any_more(run: VirtualRun) -> None:
     run.end()
     story = Story(run.writer.path)

@@ -51,6 +51,23 @@ def test_each_worker_has_its_times_and_its_speed(uniform: VirtualRun) -> None:
     assert "since step 100" in view.blames[0]
 
 
+@pytest.mark.parametrize(("sync", "told"), [("bsp", 1), ("asp", 0)])
+def test_who_is_slow_is_named_also_where_balancing_hides_it(
+    tmp_path: Path, sync: str, told: int
+) -> None:
+    run = VirtualRun(
+        tmp_path / "a.jsonl",
+        lambda step: (1.0, 0.4 if step >= 200 else 1.0, 1.0),
+        header={"sync": sync},
+    )
+    run.begin()
+    run.run(1000)
+    blames = viewed(run).blames
+
+    assert len(blames) == told
+    assert all("worker 1 (host/1) ran at 0.40 of its best speed since" in one for one in blames)
+
+
 def test_it_says_when_it_was_heard_of_and_whether_it_ended(uniform: VirtualRun) -> None:
     assert viewed(uniform, 1.7e9 + uniform.clock_s + 7.0).heard_s == pytest.approx(7.0, abs=1e-3)
     assert not viewed(uniform).ended

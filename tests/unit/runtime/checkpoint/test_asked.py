@@ -63,7 +63,7 @@ def test_a_state_that_becomes_so_later_is_a_save_that_failed(
         ({"scheduler": 3}, "scheduler/0 is a int without"),
         ({"extra": {"a/b": Count()}}, "use others, without '/'"),
     ],
-    ids=str,
+    ids=["every 0", "every often", "keep 0", "a number as scheduler", "a name with a slash"],
 )
 def test_what_cannot_be_is_refused(runs: Runs, settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):

@@ -117,7 +117,7 @@ def test_arrays_come_back_as_arrays_and_their_scalars_as_numbers() -> None:
         (Path(), "PosixPath"),
         (np.array(["x"]), "numpy.ndarray"),
     ],
-    ids=str,
+    ids=lambda of: of if isinstance(of, str) else "value",
 )
 def test_what_cannot_be_loaded_safely_is_refused_by_its_place_and_kind(
     value: Any, kind: str

@@ -215,7 +215,9 @@ def test_random_augmentation_is_no_difference() -> None:
     assert "samples" not in describe(Noisy(), 0)
 
 
-@pytest.mark.parametrize("sample", [object(), OSError("not on this machine")], ids=str)
+@pytest.mark.parametrize(
+    "sample", [object(), OSError("not on this machine")], ids=["an object", "an error"]
+)
 def test_a_sample_that_tells_nothing_has_no_digest(sample: Any) -> None:
     told = describe(Odd(sample), 0)
 

@@ -12,6 +12,7 @@ import pytest
 
 from evenstride.core.alerts import Alerts
 from evenstride.core.gradient_parts import StepParts
+from evenstride.runtime.leader import Leader
 from evenstride.runtime.sinks.board import Board
 from evenstride.runtime.sinks.csv_file import CsvSink
 from evenstride.runtime.sinks.names import BY_NAME
@@ -273,6 +274,21 @@ def test_a_training_that_goes_on_counts_its_steps_from_its_beginning(
     assert steps[-1][0] in (19, 20), "the last exchange may come before the last step's end"
     assert all(epochs == pytest.approx(step / 10) for step, epochs in steps)
     assert path.read_text().count("unix_s") == 1
+
+
+def test_the_last_exchange_tells_of_no_earlier_step_than_one_just_before(
+    make_stride: MakeStride, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always = property(lambda _: 1, lambda _, _due: None)
+    monkeypatch.setattr(Leader, "exchange_at", always, raising=False)
+    stride = make_stride(sinks=f"csv:{tmp_path / 'metrics.csv'}")
+    Trainer(stride).epoch(stride.loader(numbered(40)))
+    stride.close()
+
+    found = rows(tmp_path / "metrics.csv")
+    steps = [int(row["step"]) for row in found if row["metric"] == "step"]
+    assert steps[:10] == list(range(1, 11))
+    assert set(steps[10:]) == {10}
 
 
 def test_the_environment_chooses_where_the_script_does_not(

@@ -1,0 +1,114 @@
+"""Runs that never were: the real control on workers of made-up times, and the trace of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from evenstride.core.caps import Held
+from evenstride.core.control import advance
+from evenstride.core.events import Event, ExchangeAfter, Exchanged, FleetFormed, SetShares
+from evenstride.core.fleet import FloatArray, IntArray, Shares, Worker
+from evenstride.core.observation import Measured, Observation
+from evenstride.core.policies import policy_from_spec
+from evenstride.core.schedule import Schedule
+from evenstride.core.state import Control
+from evenstride.trace.write import TraceWriter
+
+Times = Callable[[int, IntArray], FloatArray]
+"""Gives the seconds of own work in some steps: the first one's number, and all shares."""
+
+
+class VirtualRun:
+    """Trains in windows of steps, each with an exchange behind it, and writes the trace.
+
+    Args:
+        writer: of the trace.
+        policy: by its specification.
+        batch: samples of a step.
+        names: of the workers.
+        times: of their steps; shares and times are ``(steps, workers)``.
+        communication_s: of every step.
+        held: what the workers tell of their memory in each exchange.
+        fresh: whether the very first step is the first of a pass, and tells nothing of speed.
+        begins_s: on the leader's clock.
+    """
+
+    def __init__(
+        self,
+        writer: TraceWriter,
+        policy: str,
+        batch: int,
+        names: Sequence[str],
+        times: Times,
+        communication_s: float,
+        *,
+        held: tuple[Held, ...] = (),
+        fresh: bool = False,
+        begins_s: float = 0.0,
+    ) -> None:
+        self.writer, self.names, self._batch = writer, tuple(names), batch
+        self._times, self._communication_s, self._held = times, communication_s, held
+        self._control, self._schedule = Control(policy_from_spec(policy)), Schedule(())
+        self._fresh, self._apart_s = fresh, 0.0
+        self.step, self.clock_s, self.after = 0, begins_s, 1
+
+    def begin(self, generation: int = 0) -> None:
+        """Form the group of all workers."""
+        workers = tuple(map(Worker, self.names))
+        self._put(FleetFormed(generation, self.step, self._batch, workers))
+
+    def shares_at(self, step: int) -> Shares:
+        """Return the shares that hold in a step."""
+        return self._schedule.shares_at(step)
+
+    def pause(self, seconds: float) -> None:
+        """Let something else than training take some time before the next step."""
+        self.clock_s += seconds
+        self._apart_s = seconds
+
+    def window(self, steps: int) -> FloatArray:
+        """Train some steps and exchange; return the times that they took.
+
+        ``after`` is how many steps the control wants from now until the next exchange.
+        """
+        first = self.step
+        shares = np.array([self.shares_at(step) for step in range(first, first + steps)])
+        busy_s = self._times(first, shares)
+        self.step += steps
+        self.clock_s += float(busy_s.max(axis=1).sum()) + steps * self._communication_s
+        seen = Measured.of(self._observed(first, shares, busy_s))
+        self._put(Exchanged(self.step, self.step + 1, seen, self._held))
+        return busy_s
+
+    def _observed(self, first: int, shares: IntArray, busy_s: FloatArray) -> list[Observation]:
+        """Return what each worker tells: one observation for each stretch of the same shares."""
+        wait_s = busy_s.max(axis=1)[:, np.newaxis] - busy_s + self._communication_s
+        apart_s, self._apart_s = self._apart_s, 0.0
+        fresh, count = self._fresh and first == 0, len(shares)
+        changes = (np.diff(shares, axis=0) != 0).any(axis=1)
+        edges = sorted({0, *(np.flatnonzero(changes) + 1).tolist(), count, *([1] * fresh)})
+        return [
+            Observation(
+                worker=worker,
+                share=int(shares[begin, worker]),
+                first_step=first + begin,
+                busy_s=tuple(np.round(busy_s[begin:end, worker], 7).tolist()),
+                wait_s=tuple(np.round(wait_s[begin:end, worker], 7).tolist()),
+                outside_s=apart_s if begin == 0 else 0.0,
+                modelled=not (fresh and begin == 0),
+            )
+            for worker in range(len(self.names))
+            for begin, end in pairwise(edges)
+        ]
+
+    def _put(self, event: Event) -> None:
+        self._control, instructions = advance(self._control, event)
+        self.writer.event(self.clock_s, event, instructions)
+        for one in instructions:
+            if isinstance(one, SetShares):
+                self._schedule = self._schedule.decided(one.effective, one.shares)
+            elif isinstance(one, ExchangeAfter):
+                self.after = one.steps
