@@ -9,7 +9,14 @@ import numpy as np
 
 from evenstride.core.caps import Held
 from evenstride.core.control import advance
-from evenstride.core.events import Event, ExchangeAfter, Exchanged, FleetFormed, SetShares
+from evenstride.core.events import (
+    EpochEnded,
+    Event,
+    ExchangeAfter,
+    Exchanged,
+    FleetFormed,
+    SetShares,
+)
 from evenstride.core.fleet import FloatArray, IntArray, Shares, Worker
 from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import policy_from_spec
@@ -50,7 +57,7 @@ class VirtualRun:
         begins_s: float = 0.0,
     ) -> None:
         self.writer, self.names, self._batch = writer, tuple(names), batch
-        self._times, self._communication_s, self._held = times, communication_s, held
+        self._times, self._communication_s, self.held = times, communication_s, held
         self._control, self._schedule = Control(policy_from_spec(policy)), Schedule(())
         self._fresh, self._apart_s = fresh, 0.0
         self.step, self.clock_s, self.after = 0, begins_s, 1
@@ -80,8 +87,12 @@ class VirtualRun:
         self.step += steps
         self.clock_s += float(busy_s.max(axis=1).sum()) + steps * self._communication_s
         seen = Measured.of(self._observed(first, shares, busy_s))
-        self._put(Exchanged(self.step, self.step + 1, seen, self._held))
+        self._put(Exchanged(self.step, self.step + 1, seen, self.held))
         return busy_s
+
+    def turn(self, batch: int) -> None:
+        """Go on with another global batch."""
+        self._put(EpochEnded(self.step, self.step, batch, batch))
 
     def _observed(self, first: int, shares: IntArray, busy_s: FloatArray) -> list[Observation]:
         """Return what each worker tells: one observation for each stretch of the same shares."""
@@ -109,6 +120,6 @@ class VirtualRun:
         self.writer.event(self.clock_s, event, instructions)
         for one in instructions:
             if isinstance(one, SetShares):
-                self._schedule = self._schedule.decided(one.effective, one.shares)
+                self._schedule = self._schedule.decided_anew(one.effective, one.shares)
             elif isinstance(one, ExchangeAfter):
                 self.after = one.steps

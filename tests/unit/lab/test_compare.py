@@ -167,6 +167,7 @@ def test_every_run_gets_policy_steps_and_trace_and_nothing_of_the_callers(plan: 
     assert first.speeds == plan.speeds
     assert first.environment == {
         "EVENSTRIDE_CALIBRATE": "",
+        "EVENSTRIDE_GLOBAL_BATCH": "low",
         "EVENSTRIDE_POLICY": "uniform",
         "EVENSTRIDE_MAX_STEPS": "120",
         "EVENSTRIDE_TRACE": str(plan.folder / "uniform-1" / "trace.jsonl"),
@@ -174,12 +175,24 @@ def test_every_run_gets_policy_steps_and_trace_and_nothing_of_the_callers(plan: 
     assert last.environment["EVENSTRIDE_TRACE"].startswith(str(plan.folder / "static-8-4-2"))
     alone = runs.launches[0]
     assert alone.environment["EVENSTRIDE_MAX_STEPS"] == ""
+    assert alone.environment["EVENSTRIDE_GLOBAL_BATCH"] == "low", "runs are compared at one batch"
     # Around its share of the best split, and the equal one, as parts of the global batch.
     sizes = [own["EVENSTRIDE_CALIBRATE"] for own in alone.alone]
     assert [[float(p.split(":")[0]) for p in text.split(",")] for text in sizes] == [
         [0.4, 0.5, 0.6667],
         [0.2, 0.3333, 0.5],
     ]
+
+
+def test_a_batch_that_the_caller_sets_holds_for_every_run(
+    plan: LabPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_GLOBAL_BATCH", "48")
+    runs = FakeRuns()
+
+    outcome_of(plan, runs)
+
+    assert {one.environment["EVENSTRIDE_GLOBAL_BATCH"] for one in runs.launches} == {"48"}
 
 
 def test_the_viewer_hears_of_every_run(plan: LabPlan) -> None:

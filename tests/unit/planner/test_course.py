@@ -178,3 +178,26 @@ def test_a_line_of_a_hundred_thousand_brackets_is_no_record(tmp_path: Path) -> N
 
     with pytest.raises(TraceError, match="is not a trace record"):
         read_course(tmp_path)
+
+
+def test_a_batch_that_changed_where_an_epoch_ended_counts_for_its_own_steps(
+    tmp_path: Path,
+) -> None:
+    small, large = STEPS, STEPS // 2
+    life(
+        tmp_path,
+        [
+            went(0, 0.0) | {"global_batch": 512},
+            noisy(small // 2 - 1, 5.0, loss=3.0),
+            went(small, 1.0) | {"global_batch": 1024},
+            noisy(small * 3 // 4 - 1, 5.0, loss=2.0),  # heard of after the next pass began
+            noisy(small + large // 2 - 1, 6.0, 1024, loss=1.0),
+        ],
+        bounds=[512, 1024],
+    )
+
+    course = read_course(tmp_path)
+
+    assert course.batches == (512, 1024)
+    assert course.losses == (Value(0.5, 3.0), Value(0.75, 2.0), Value(1.5, 1.0))
+    assert [step.samples for step in course.steps] == [512, 512, 1024]

@@ -69,6 +69,22 @@ def test_numbers_that_may_differ_are_refused_when_loader_and_norm_meet(
         assert fit == before, "a refusal changes nothing"
 
 
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_shares_of_an_open_batch_may_become_any(norm_first: bool) -> None:
+    """So equal shares that fit into one micro-batch now need not fit later."""
+    fit = Fit(spans=((4, 4), (4, 4)), open=True)
+    if norm_first:
+        fit.require_even()
+    else:
+        fit.lay_out([4, 4], 0, by_cost=False)
+
+    with pytest.raises(ConfigError, match=r'global_batch="auto" shares may become any'):
+        fit.lay_out([4, 4], 0, by_cost=False) if norm_first else fit.require_even()
+
+    Fit(spans=((1, 7), (1, 7)), open=True).require_even()
+    Fit(spans=((8, 8),), open=True).lay_out([4], 0, by_cost=False)
+
+
 @pytest.mark.parametrize(("asked", "refused"), [([None, 900], True), ([None, None], False)])
 def test_micro_batches_by_cost_are_refused_on_every_rank(
     asked: list[int | None], refused: bool

@@ -169,3 +169,39 @@ def test_a_fixed_batch_says_nothing_of_batches() -> None:
     assert "batches" not in stride.state_dict()
     assert stride.global_batch == 8
     stride.close()
+
+
+def test_an_open_batch_is_taken_over_from_the_state_within_the_bounds() -> None:
+    fixed = evenstride.Stride(8)
+    state = fixed.state_dict() | {"position": 16, "step": 2}
+    run = evenstride.Stride("auto", bounds=(4, 16))
+
+    run.load_state_dict(state)
+
+    assert run.global_batch == 8
+    assert run.state_dict()["batches"] == [[0, 8]]
+    for batch in (3, 17, None, "8"):
+        with pytest.raises(ConfigError, match=r"global batch of .*, and the bounds .* are 4 to 16"):
+            run.load_state_dict({**state, "global_batch": batch})
+    assert run.global_batch == 8, "a refusal changes nothing"
+    for stride in (fixed, run):
+        stride.close()
+
+
+@pytest.mark.parametrize(("text", "batch"), [("low", 4), ("16", 16), ("", 4)])
+def test_the_variable_holds_a_batch_for_the_whole_process(
+    monkeypatch: pytest.MonkeyPatch, text: str, batch: int
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_GLOBAL_BATCH", text)
+    stride = evenstride.Stride("auto", bounds=(4, 16))
+
+    assert stride.global_batch == batch
+    assert (stride.summary().noise is None) == bool(text), "only a choice needs the noise"
+    stride.close()
+
+
+@pytest.mark.parametrize("text", ["lowest", "0", "-4", "1.5"])
+def test_other_words_are_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("EVENSTRIDE_GLOBAL_BATCH", text)
+    with pytest.raises(ConfigError, match="whole number of at least 1, or low"):
+        evenstride.Stride("auto", bounds=(4, 16))

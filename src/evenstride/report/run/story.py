@@ -93,6 +93,7 @@ class Story:
     def _begin(self) -> None:
         self.lives: list[Life] = []
         self._control: Control | None = None
+        self._equal: Shares = ()
         self._at_s, self._step = 0.0, 0
         self._committed_s: float | None = None
         self._damaged, self._unsound, self._not_replayed = 0, 0, ""
@@ -208,6 +209,8 @@ class Story:
         if isinstance(event, FleetFormed):
             self._formed(event)
         self._replay(event)
+        if isinstance(event, FleetFormed):
+            self._set_equal()
         known = (Exchanged, MembersChanged, Recalled, EpochEnded)
         if self.now is None or not isinstance(event, known):
             return
@@ -264,6 +267,11 @@ class Story:
             communication_s = self._control.communication_s if self._control else 0.0
             now.judge(self._yardstick(), communication_s)
 
+    def _set_equal(self) -> None:
+        """Keep the equal split as the run does: memory that is seen later does not change it."""
+        fleet = None if self._control is None else self._control.fleet
+        self._equal = () if fleet is None else equal_split(fleet)
+
     def _yardstick(self) -> Yardstick | None:
         control = self._control
         if control is None or control.fleet is None or control.estimate is None:
@@ -271,7 +279,7 @@ class Story:
         if not control.estimate.known or not control.roster.all_serve:
             return None
         model = control.estimate.model
-        return Yardstick.of(model, control.fleet, equal_split(control.fleet))
+        return Yardstick.of(model, control.fleet, self._equal)
 
     def _remember_control(self, now: Generation) -> None:
         control = self._control
@@ -310,6 +318,7 @@ class Story:
                 self._control, _ = rebatched(self._control, batch, effective)
             except Exception as error:  # whatever a changed trace brings about
                 self._lose_control(error)
+        self._set_equal()
         self._remember_control(after)
 
     def _decided(self, instruction: Event | Instruction) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evenstride.core.caps import Held
 from evenstride.errors import TraceError
 from evenstride.report.run.clock import spans_s
 from evenstride.report.run.story import Story
@@ -262,3 +263,40 @@ def test_a_file_that_was_emptied_is_no_run_any_more(run: VirtualRun) -> None:
 def test_there_must_be_a_file(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no trace at"):
         Story(tmp_path)
+
+
+def test_another_batch_is_a_part_of_its_own_with_the_same_workers(run: VirtualRun) -> None:
+    run.turn(48)
+    run.run(60)
+    run.end()
+    story = Story(run.writer.path)
+    story.read()
+
+    before, after = story.generations
+    assert (before.global_batch, after.global_batch) == (96, 48)
+    assert (before.met, after.met) == (True, False)
+    assert before.workers == after.workers and before.number == after.number
+    assert (before.steps, after.first, after.steps) == (120, 120, 60)
+    np.testing.assert_allclose(after.table.busy_s, run.busy_s[120:], atol=1e-7)
+    assert (after.table.share.sum(axis=1) == 48).all()
+    assert after.judged[5:].all(), "steps are compared with other splits of their own batch"
+    assert "global batch 96 -> 48" in after.incidents[0].text
+    assert totals_of(story.generations).steps == 180
+
+
+def test_the_equal_split_is_that_of_the_forming_whatever_memory_shows_later(
+    tmp_path: Path,
+) -> None:
+    """Caps that are learned bound the best split, as in the run itself, and not the equal one."""
+    fraction = {"memory_fraction": 0.9}
+    run = VirtualRun(tmp_path / "trace.jsonl", lambda _: (1.0, 0.2), workers=2, header=fraction)
+    run.begin()
+    run.held = (Held(0, 32, 4 << 30, 4 << 30), Held(1, 32, 1 << 30, 64 << 30))  # room for 28
+    run.run(120)
+    run.end()
+    story = Story(run.writer.path)
+    story.read()
+
+    (generation,) = story.generations
+    equal_s = np.nanmedian(generation.equal_s)
+    assert equal_s == pytest.approx((0.002 + 0.001 * 48) / 0.2, rel=0.05)

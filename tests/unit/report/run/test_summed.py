@@ -137,3 +137,11 @@ def test_a_summary_that_cannot_be_compared_is_left_alone(run: VirtualRun, worker
     run.end(step=60, workers=workers)
 
     assert unread(run) == ()
+
+
+def test_sums_are_over_all_batches_that_the_same_workers_trained(run: VirtualRun) -> None:
+    run.turn(48)
+    run.run(40)
+    run.end(**summary(run))
+
+    assert unread(run) == ()

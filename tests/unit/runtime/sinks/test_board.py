@@ -325,3 +325,14 @@ def test_after_the_end_nothing_is_open(make_stride: MakeStride, tmp_path: Path) 
     sink.close()
     with pytest.raises(OSError):
         sink.write(Snapshot(0.0, 0, None))
+
+
+def test_epochs_go_by_the_batch_of_the_pass() -> None:
+    """At a turn the next epoch's batch is known before any of its steps."""
+    leader, sink = led(), Kept()
+    leader.board = Board({"kept": sink})
+    leader.note("pass", step=0, epochs=2.0, samples=120, global_batch=6)
+
+    exchange(leader, 0, 5, (0.2, 0.2))
+
+    assert sink.told[-1].epochs == pytest.approx(2.25)
