@@ -80,6 +80,19 @@ def test_a_move_takes_effect_where_no_rank_has_drawn() -> None:
     assert after == ExchangeAfter(1, True)
 
 
+def test_what_is_measured_last_is_learned_and_decides_nothing() -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO))
+    seen = Measured.of([_seen(0, 5, 0.1, steps=4), _seen(1, 5, 0.4, steps=4)])
+
+    moved, (first, *_) = advance(control, Exchanged(4, 5, seen))
+    ended, (kept, *_) = advance(control, Exchanged(4, 5, seen, last=True))
+
+    assert isinstance(first, SetShares) and isinstance(kept, KeepShares)
+    assert ended.shares == control.shares != moved.shares
+    assert ended.estimate is not None and moved.estimate is not None
+    assert ended.estimate.steps.tolist() == moved.estimate.steps.tolist()
+
+
 def test_the_opening_phase_ends_after_its_steps_even_if_nothing_settles() -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO))
     blocking = []

@@ -87,6 +87,9 @@ def _learn(control: Control, event: Exchanged) -> tuple[Control, Measured, Mask]
 def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruction, ...]]:
     before = control
     control, measured, sound = _learn(before, event)
+    if event.last:
+        never = ExchangeAfter(control.cadence.fewest_steps, False)
+        return control, (KeepShares("the run ends"), never)
     fleet, estimate, shared_s = control.fleet, control.estimate, control.communication_s
     assert fleet is not None, "it was there before"
     assert estimate is not None, "it was there before"

@@ -44,12 +44,14 @@ class Exchanged:
         effective: first step that no rank has drawn yet, so that a decision may change it.
         observations: everything measured since the exchange before.
         memory: the most memory that workers have held since then, as far as it is known.
+        last: whether the run ends, so that nobody would go by another decision.
     """
 
     step: int
     effective: int
     observations: Measured
     memory: tuple[Held, ...] = ()
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

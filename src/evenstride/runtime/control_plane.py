@@ -43,8 +43,9 @@ from evenstride.runtime.wire import (
 
 logger = logging.getLogger("evenstride")
 
-# How long a program that ends waits for its control thread.
-_JOIN_S = 2.0
+# How long a program that ends waits for its control thread; and for how long of that this thread
+# waits for what the others have measured since the exchange before.
+_JOIN_S, _LAST_S, _AGAIN_S = 2.0, 0.5, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +161,22 @@ class ControlPlane:
         self._local.gate.stop()
         try:
             self._wake_up()
+            if self._leader is not None and self.running:
+                self._wait_no_longer()
         except RuntimeError:  # the store is gone already; then the thread is ending, too
             logger.debug("the store was gone before the control thread ended", exc_info=True)
         self._thread.join(_JOIN_S)
 
     def _wake_up(self) -> None:
-        number, rank = self._exchange, self._channel.rank
-        self._channel.put(f"go/{number}/{rank}", "")
-        if self._leader is None:
-            return
-        told = [f"told/{number}/{other}" for other in range(1, self._channel.world_size)]
+        """Let the thread take part in one more exchange, the last, wherever it stands."""
+        until_s = time.monotonic() + _LAST_S
+        while self.running and time.monotonic() < until_s:
+            self._channel.put(f"go/{self._exchange}/{self._channel.rank}", "")
+            self._thread.join(_AGAIN_S)
+
+    def _wait_no_longer(self) -> None:
+        """Answer for those who do not: they are gone, or still at their last steps."""
+        told = [f"told/{self._exchange}/{other}" for other in range(1, self._channel.world_size)]
         gone = reply_to_text(Reply(0, 0, (), (), leaving=True))
         for key, here in zip(told, self._channel.present(told), strict=True):
             if not here:
@@ -223,10 +230,10 @@ class ControlPlane:
         return True
 
     def _reply(self) -> Reply:
-        held = self._local.gate.hold()
+        held, position = self._local.gate.hold(), self._local.position()
         if held is None:
-            return Reply(0, 0, (), (), leaving=True)
-        position = self._local.position()
+            told, norms = self._local.recorder.take(), self._local.norms()
+            return Reply(0, 0, position.stands, told, leaving=True, norms=norms)
         self._local.gate.forget_before(position.step - 1)
         return _reply_of(self._local, held, position)
 
@@ -240,10 +247,7 @@ class ControlPlane:
     def _lead(self, number: int, reply: Reply) -> dict[str, Any]:
         assert self._leader is not None, "only rank 0 leads"
         keys = [f"told/{number}/{other}" for other in range(1, self._channel.world_size)]
-        if reply.leaving:
-            message: dict[str, Any] = {"closed": True}
-        else:
-            message = self._judge(reply, self._channel.take_all(keys))
+        message = self._judge(reply, self._channel.take_all(keys))
         self._channel.put(f"verdict/{number}", json.dumps(message))
         return message
 
@@ -253,10 +257,11 @@ class ControlPlane:
         if lost is not None:
             return dict(json.loads(lost))
         replies = [mine, *map(reply_from_text, texts)]
+        now = self._local.position()
         if any(reply.leaving for reply in replies):
+            self._leader.take_last(now.step, replies, now.committed_s)
             return {"closed": True}
         try:
-            now = self._local.position()
             verdict = self._leader.exchange(now.step, replies, mine.checksum, now.committed_s)
         except EvenstrideError as error:
             return {"error": to_plain(error)}

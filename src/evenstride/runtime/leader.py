@@ -136,22 +136,46 @@ class Leader:
         """
         self._prove_agreement(replies, checksum)
         effective = max(reply.barrier for reply in replies)
-        observations, memory = self._of_workers(replies)
-        event = Exchanged(step, effective, observations, memory)
-        verdict = self._advance(event, at_step=step, committed_s=committed_s)
-        sound = observations.only(observations.sound)
-        if self._lockstep:
-            self.ledger = self.ledger.book(sound, self._yardstick())
-        else:
-            self.ledger = self.ledger.add_up(sound)
-        self._hear_of_noise(replies)
-        self._known = self._now_known(step, sound)
+        event = Exchanged(step, effective, *self._of_workers(replies))
+        verdict = self._take(event, replies, committed_s)
         verdict = self._with_turn(verdict, replies, step)
         verdict = self._with_members(verdict, replies, step)
         if verdict.shares is not None:
             self.changes += 1
             self._log(verdict)
         return self._for_ranks(verdict)
+
+    def take_last(self, step: int, replies: list[Reply], committed_s: float | None) -> None:
+        """Take what was measured since the latest exchange, where the run ends for some rank.
+
+        Nobody goes by what is decided then, and nothing that goes wrong keeps a program from its
+        end.
+
+        Args:
+            step: steps the leader has committed.
+            replies: in rank order; empty ones of those who did not answer.
+            committed_s: as in `exchange`.
+        """
+        if not any(reply.observations for reply in replies):
+            return
+        try:
+            self._take(
+                Exchanged(step, step, *self._of_workers(replies), last=True), replies, committed_s
+            )
+        except Exception:
+            logger.exception("what was measured last is left out of the summary and the trace")
+
+    def _take(self, event: Exchanged, replies: list[Reply], committed_s: float | None) -> Verdict:
+        """Return the decision on what was measured, which is booked."""
+        verdict = self._advance(event, at_step=event.step, committed_s=committed_s)
+        sound = event.observations.only(event.observations.sound)
+        if self._lockstep:
+            self.ledger = self.ledger.book(sound, self._yardstick())
+        else:
+            self.ledger = self.ledger.add_up(sound)
+        self._hear_of_noise(replies)
+        self._known = self._now_known(event.step, sound)
+        return verdict
 
     def show(self) -> None:
         """Look for alerts in the latest exchange, and tell the sinks. Call it after the verdict.

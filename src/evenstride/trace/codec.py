@@ -57,7 +57,10 @@ def dumps(value: object) -> str:
 
 def encode(value: Event | Instruction) -> dict[str, Any]:
     """Return the value as JSON types, with its kind under ``type``."""
-    return {"type": type(value).__name__, **_plain(value)}
+    plain = {"type": type(value).__name__, **_plain(value)}
+    if plain.get("last") is False:  # as hardly any is; older traces do not say it either
+        del plain["last"]
+    return plain
 
 
 def decode(plain: dict[str, Any]) -> Event | Instruction:

@@ -1,0 +1,41 @@
+"""Whoever ends first, the trace and the summary have the last steps, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evenstride.core.events import Exchanged
+from evenstride.report.run.story import Story
+from evenstride.testing import RankPool
+from evenstride.trace.codec import decode
+from evenstride.trace.read import read_records
+from evenstride.trace.replay import replay
+from tests.multiproc.ending import ended
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("steps", [3, 40])
+def test_the_last_steps_are_in_trace_and_summary(
+    ranks: RankPool, tmp_path: Path, first: int, steps: int
+) -> None:
+    ranks.run(ended, 3, tmp_path, first, steps)
+
+    records = list(read_records(tmp_path))
+    events = [decode(one["event"]) for one in records if one["kind"] == "event"]
+    told = np.zeros((steps, 3), dtype=int)
+    for event in events:
+        if isinstance(event, Exchanged):
+            for seen in event.observations:
+                told[seen.first_step : seen.first_step + seen.steps, seen.worker] += 1
+    assert told[: steps - 1].tolist() == [[1, 1, 1]] * (steps - 1)
+    assert told[-1, first] == 1, "others may still be at the last step, and not wait for them"
+    exchanges = [event for event in events if isinstance(event, Exchanged)]
+    assert [event.last for event in exchanges] == [False] * (len(exchanges) - 1) + [True]
+    assert replay(tmp_path).identical
+    story = Story(tmp_path)
+    story.read()
+    assert story.ended and story.generations[0].steps == steps
+    assert not [line for line in story.unread if "came after the last exchange" in line]
