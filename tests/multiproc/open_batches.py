@@ -20,12 +20,12 @@ SAMPLES, FEATURES, RATE = 240, 5, 0.001
 BOUNDS, MOST_EPOCHS = (6, 48), 60
 
 
-def rows() -> TensorDataset:
+def rows(samples: int = SAMPLES) -> TensorDataset:
     """Return rows whose targets are mostly noise, so that a large batch is worth its samples."""
     generator = torch.Generator().manual_seed(7)
-    x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
-    y = x.sum(1, keepdim=True) + 5.0 * torch.randn(SAMPLES, 1, generator=generator).double()
-    return TensorDataset(torch.arange(SAMPLES), x, y)
+    x = torch.randn(samples, FEATURES, generator=generator, dtype=torch.float64)
+    y = x.sum(1, keepdim=True) + 5.0 * torch.randn(samples, 1, generator=generator).double()
+    return TensorDataset(torch.arange(samples), x, y)
 
 
 def net() -> nn.Module:
@@ -40,6 +40,7 @@ class Rank:
         settings: of the `Stride`, beside batch and bounds.
         options: of its loader.
         folder: for checkpoints; none if ``None``.
+        samples: of the data set.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class Rank:
         settings: dict[str, Any],
         options: dict[str, Any] | None = None,
         folder: Path | None = None,
+        samples: int = SAMPLES,
     ) -> None:
         self.stride = evenstride.Stride("auto", bounds=BOUNDS, noise_every=1, seed=2, **settings)
-        self.loader = self.stride.loader(rows(), **(options or {}))
+        self.loader = self.stride.loader(rows(samples), **(options or {}))
         self.net = net()
         grouped = dist.is_initialized() and dist.get_world_size() > 1
         model = DistributedDataParallel(self.net) if grouped else self.net
@@ -138,9 +140,9 @@ def chosen(
     return rank.told()
 
 
-def left_early(me: int, who: tuple[int, ...]) -> dict[str, Any]:
+def left_early(me: int, who: tuple[int, ...], samples: int = SAMPLES) -> dict[str, Any]:
     """Train three epochs, of which some ranks leave the first right after its last step."""
-    rank = Rank({})
+    rank = Rank({}, samples=samples)
     rank.seen.append([])
     last = len(rank.loader)
     while rank.stride.epoch < 3:
@@ -152,18 +154,15 @@ def left_early(me: int, who: tuple[int, ...]) -> dict[str, Any]:
     return rank.told()
 
 
-def restored_on(me: int, who: tuple[int, ...]) -> str:
-    """Load a state of another batch on some ranks only; return what is raised."""
+def restored(me: int) -> str:
+    """Load a state of another batch, train an epoch, and return how many steps that took."""
+    del me
     rank = Rank({})
-    state = rank.stride.state_dict()
-    if me in who:
-        rank.stride.load_state_dict({**state, "global_batch": 24})
-    try:
-        rank.train(1)
-    except EvenstrideError as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        rank.stride.close()
+    rank.stride.load_state_dict({**rank.stride.state_dict(), "global_batch": 24})
+    rank.seen.append([])
+    for batch in rank.loader:
+        rank.step(*batch)
+    rank.stride.close()
     return f"an epoch of {rank.stride.step} steps"
 
 
@@ -184,9 +183,25 @@ def ended_at_turn(me: int, who: int) -> str:
     return f"goes on with {rank.stride.global_batch}"
 
 
-def alone_on(steps: list[list[int]]) -> list[Any]:
+def looked(me: int) -> str:
+    """Look at a batch on one rank, before the model is wrapped."""
+    stride = evenstride.Stride("auto", bounds=BOUNDS)
+    loader = stride.loader(rows())
+    if me == 0:
+        next(iter(loader))
+    model = stride.watch(DistributedDataParallel(net()))
+    for _, x, y in loader:
+        stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+        model.zero_grad()
+        if stride.step == 5:
+            break
+    stride.close()
+    return "trained"
+
+
+def alone_on(steps: list[list[int]], samples: int = SAMPLES) -> list[Any]:
     """Return the weights of one process in plain PyTorch, on the given samples of each step."""
-    model, data = net(), rows()
+    model, data = net(), rows(samples)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     for ids in steps:
         _, x, y = data[ids]

@@ -115,30 +115,30 @@ def _scaled(control: Control, fleet: Fleet) -> Move | None:
 
 
 def _better(control: Control, event: EpochEnded) -> tuple[_Prospect | None, str]:
-    """Return the batch that surely saves most, if that is enough; and why, or why not."""
+    """Return the batch that saves most, if that is enough; and why, or why not."""
     now = _prospect(control, Move(control.shares, ""))
     if event.scale_low is None:
         return None, "the global batch stays: the noise of the gradient is not known"
     if now is None:
         return None, "the global batch stays: not every worker's step has been measured"
-    found = [(_sure_gain(now, then, event), then) for then in _others(control, event)]
+    found = [(_careful_gain(now, then, event), then) for then in _others(control, event)]
     if not found:
         return None, f"the global batch stays {now.batch}: no other is possible"
     gain, best = max(found, key=lambda one: one[0])
     if gain <= MIN_GAIN:
         return None, (
-            f"the global batch stays {now.batch}: at {_noise(event)} no other saves {MIN_GAIN:.0%} "
-            f"of the time to the same result for sure ({best.batch} saves {gain:.1%})"
+            f"the global batch stays {now.batch}: at {_noise(event)} no other is expected to save "
+            f"{MIN_GAIN:.0%} of the time to the same result ({best.batch}: {gain:.1%})"
         )
     return best, (
         f"global batch {now.batch} -> {best.batch}: at {_noise(event)}, with steps of "
-        f"{best.step_s * 1e3:.1f} ms instead of {now.step_s * 1e3:.1f}, it saves at least "
+        f"{best.step_s * 1e3:.1f} ms instead of {now.step_s * 1e3:.1f}, it is expected to save "
         f"{gain:.1%} of the time to the same result"
     )
 
 
-def _sure_gain(now: _Prospect, then: _Prospect, event: EpochEnded) -> float:
-    """Return the part of the time that another batch saves at least, as far as is known."""
+def _careful_gain(now: _Prospect, then: _Prospect, event: EpochEnded) -> float:
+    """Return the part of the time that another batch saves, at the worse end of the noise scale."""
     high = inf if event.scale_high is None else event.scale_high
     phi = (event.scale_low or 0.0) if then.batch > now.batch else high
     worth = efficiency(phi, now.batch, then.batch)

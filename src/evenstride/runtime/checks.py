@@ -50,7 +50,7 @@ def refuse_for_training(global_batch: int | None) -> None:
 def whole(value: Any) -> Any:
     """Return the value as an int where it is one in any guise; else as it is, to be refused."""
     try:
-        return operator.index(value)
+        return value if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return value
 

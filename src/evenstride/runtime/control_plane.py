@@ -205,14 +205,16 @@ class ControlPlane:
 
     def _one_exchange(self) -> bool:
         """Take part in one exchange; return whether another may follow."""
-        number, rank = self._exchange, self._channel.rank
-        call = self._channel.take(f"go/{number}/{rank}")
+        number = self._exchange
+        call = self._channel.take(f"go/{number}/{self._channel.rank}")
         if call:
             return self._hear(json.loads(call))
         if self._leader is not None:
             for other in range(1, self._channel.world_size):
                 self._channel.put(f"go/{number}/{other}", "")
         reply = self._reply()
+        if reply.turn is not None:
+            self._channel.put(f"turn/{number}", "")
         message = self._lead(number, reply) if self._leader else self._follow(number, reply)
         if message is None:
             return False
@@ -222,20 +224,31 @@ class ControlPlane:
             return False
         if self._leader is not None:
             self._leader.show()
-        self._channel.drop(f"go/{number}/{rank}")
-        if self._leader is None:
-            self._channel.drop(f"told/{number}/{rank}")
-        elif number > 0:  # every reply to this exchange proves that the last verdict was read
-            self._channel.drop(f"verdict/{number - 1}")
+        self._drop(number, reply)
         return True
 
+    def _drop(self, number: int, reply: Reply) -> None:
+        """Remove what this rank has left in the store for an exchange that is over."""
+        self._channel.drop(f"go/{number}/{self._channel.rank}")
+        if reply.turn is not None:
+            self._channel.drop(f"turn/{number}")
+        if self._leader is None:
+            self._channel.drop(f"told/{number}/{self._channel.rank}")
+        elif number > 0:  # every reply to this exchange proves that the last verdict was read
+            self._channel.drop(f"verdict/{number - 1}")
+
     def _reply(self) -> Reply:
-        held, position = self._local.gate.hold(), self._local.position()
+        held = self._local.gate.hold(self._somebody_turns)
+        position = self._local.position()
         if held is None:
             told, norms = self._local.recorder.take(), self._local.norms()
             return Reply(0, 0, position.stands, told, leaving=True, norms=norms)
         self._local.gate.forget_before(position.step - 1)
         return _reply_of(self._local, held, position)
+
+    def _somebody_turns(self) -> bool:
+        """Return whether a rank stands at a turn, and this one may wait for it in vain."""
+        return self._channel.present([f"turn/{self._exchange}"])[0]
 
     def _follow(self, number: int, reply: Reply) -> dict[str, Any] | None:
         self._channel.put(f"told/{number}/{self._channel.rank}", reply_to_text(reply))

@@ -157,25 +157,41 @@ class Gate:
                 raise self._error
             return self._batch if left is None else None
 
-    def hold(self) -> Held | None:
+    def hold(self, hurry: Callable[[], bool] = lambda: False) -> Held | None:
         """Put up the barrier and report it (control thread); ``None`` after `stop`.
 
         In the opening phase this waits until the training thread stands at the barrier, so
         that the step before it has been measured.
+
+        Args:
+            hurry: whether to report at once, as training waits for a rank that waits for this;
+                asked once a second, and not under the lock.
         """
+        while self._on_its_way():
+            if hurry():
+                break
         with self._changed:
-            while self._opening and not (self._stopped or self._waiting or self._turn):
-                self._changed.wait()
             if self._stopped:
                 return None
             if self._turn is not None:  # nothing is drawn before the decision
                 self._told, step = True, self._turn.step
                 return Held(step, self._schedule.checksum, step, self._turn)
-            barrier = self._next_draw if self._opening else self._next_draw + SLACK
+            waits = self._opening and self._waiting
+            barrier = self._next_draw if waits else self._next_draw + SLACK
             # After a rewind the latest decision may lie ahead; a later one never overtakes it.
             barrier = max(barrier, self._schedule.latest)
             self._barrier = barrier if self._barrier is None else min(self._barrier, barrier)
             return Held(self._barrier, self._schedule.checksum, self._next_draw)
+
+    def _on_its_way(self) -> bool:
+        """Wait a second for the training thread to stand at its barrier; return if it does not.
+
+        Outside of the opening nobody waits for it.
+        """
+        with self._changed:
+            if self._opening and not (self._stopped or self._waiting or self._turn):
+                self._changed.wait(_ASK_AGAIN_S)
+            return self._opening and not (self._stopped or self._waiting or self._turn)
 
     def decide(
         self, effective: int, shares: Shares | None, *, opening: bool, batch: int | None = None
@@ -194,11 +210,11 @@ class Gate:
             elif shares is not None:
                 self._schedule = self._schedule.decided(effective, shares)
             self._opening = opening
-            self._barrier = effective + 1 if opening else None
+            # The first step of a pass is never modelled.
+            ahead = 1 if batch is None else 2
+            self._barrier = effective + ahead if opening else None
             if batch is not None and self._turn is not None:
                 self._turn, self._batch = None, batch
-                # The first step of a pass is never modelled.
-                self._barrier = effective + 2 if opening else None
             self._changed.notify_all()
 
     def begin_with(self, shares: Shares) -> None:

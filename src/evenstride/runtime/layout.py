@@ -72,14 +72,16 @@ def equal(shown: list[Plain], topic: str) -> Plain:
     return shown[0]
 
 
-def check_loader(dataset: Any, asked: LoaderOptions, settings: Settings, *, by_cost: bool) -> None:
+def check_loader(
+    dataset: Any, asked: LoaderOptions, settings: Settings, global_batch: int, *, by_cost: bool
+) -> None:
     """Raise unless a training loader can be laid out as it is asked for.
 
     Raises:
         ConfigError: it leaves nothing to train, its micro-batches do not fit the quantum, or its
             ways to deal samples out do not go together.
     """
-    length, global_batch = dataset_length(dataset), settings.global_batch
+    length = dataset_length(dataset)
     if asked.drop_last and EpochCursor(length, global_batch, drop_last=True).end == 0:
         raise ConfigError(
             f"drop_last leaves nothing: the data set has {length} samples, fewer than the global "

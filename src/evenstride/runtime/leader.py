@@ -251,6 +251,9 @@ class Leader:
         present = self._control.fleet.global_batch
         event = asked(met, step, present, self.bounds, self.noise.estimate)
         if event is None:  # it is the one that is needed, or somebody has gone on with it
+            if verdict.opening and None in met:  # who is not where the others think it is
+                self.skip_opening(step)
+                verdict = replace(verdict, opening=False)
             return replace(verdict, batch=present)
         turned = self._advance(event, at_step=step)
         self._equal = equal_split(self._control.fleet)

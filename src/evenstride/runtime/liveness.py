@@ -42,8 +42,10 @@ MISSED_S = 2.25
 WARN_AFTER_S = 30.0
 # How long a step waits before the hearts of the others are watched.
 WATCH_AFTER_S = 3.0
-# What a rank may be doing that waits for others: sharded models wait in their passes, too.
+# What a rank may be doing that waits for others, and that nothing can interrupt: sharded models
+# wait in their passes, too. Where all agree on the next epoch's batch, it can be told of a loss.
 STUCK_PHASES = ("sync", "compute")
+_WAITING_PHASES = (*STUCK_PHASES, "turn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +169,13 @@ class Liveness:
             self._heard.clear()
             return
         phase, step = at
-        if phase in STUCK_PHASES:
+        if phase in _WAITING_PHASES:
             self._look_for_silence(now_s)
         limit_s = min(WARN_AFTER_S, 0.5 * self._channel.timeout.total_seconds())
         waited_s = now_s - self._waiting_since[1]
-        if phase == "sync" and limit_s <= waited_s < limit_s + 2 * BEAT_S:
+        if phase in ("sync", "turn") and limit_s <= waited_s < limit_s + 2 * BEAT_S:
             self._waiting_since = (at, now_s - 10 * limit_s)  # say it once per step
-            behind = {r: b for r, b in self.beats().items() if (b.step, b.phase) != (step, "sync")}
+            behind = {r: b for r, b in self.beats().items() if (b.phase, b.step) != at}
             if behind:
                 logger.warning("step %d has waited %.0f s for %s", step, waited_s, _told(behind))
 

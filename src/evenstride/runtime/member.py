@@ -157,7 +157,8 @@ class Member:
         def show() -> Plain:
             check_options(options)
             self._refuse_second_loader()
-            check_loader(dataset, asked, self._settings, by_cost=cost_fn is not None)
+            batch = self.progress.global_batch
+            check_loader(dataset, asked, self._settings, batch, by_cost=cost_fn is not None)
             if cost_fn is not None:
                 costs.append(Costs(cost_fn, dataset_length(dataset)))
             shown = layout(dataset, asked, processes)

@@ -192,7 +192,8 @@ class Progress:
                 has changed then.
         """
         saved = _saved_of(state)
-        before = state.get("batches") or [[0, saved.global_batch]]
+        # By the batch that the epoch was trained with, which decides where it ends.
+        ended = _has_ended(saved)
         if self.varies:
             saved = replace(saved, global_batch=self.global_batch)
         batch = self._adopted(saved.global_batch)
@@ -202,8 +203,12 @@ class Progress:
                     f"the saved state has {name} {getattr(saved, name)}, this Stride {mine}; make "
                     "the Stride with the saved one"
                 )
+        before = _batches_of(state, saved)
         if self.order is not None:
             self._check(saved, self.order)
+            _check_length(self.order, batch)
+        if ended:
+            saved = replace(saved, epoch=saved.epoch + 1, position=0, parts=(), left=None)
         self.restored = saved if self.order is None else None
         self.global_batch = batch
         self.batches = _followed(before, saved.step, batch)
@@ -213,11 +218,6 @@ class Progress:
         self.earlier = saved.step - self.step
         if self.order is not None:
             self.end = self.cursor.end
-            self._roll_over()
-        elif saved.length is not None:
-            end = EpochCursor(saved.length, saved.global_batch, saved.drop_last).end
-            self.epoch += saved.position >= end > 0
-            self.position *= saved.position < end
 
     def go_on_with(self, batch: int) -> None:
         """Train another global batch from here on, where an epoch ends or a pass begins."""
@@ -300,9 +300,49 @@ def _saved_of(state: Any) -> Saved:
     return Saved(**{name: state[name] for name in Saved.__slots__})
 
 
-def _followed(before: Any, step: int, batch: int) -> tuple[tuple[int, int], ...]:
+def _has_ended(saved: Saved) -> bool:
+    """Return whether a state is of the end of an epoch, which the next one follows."""
+    if saved.length is None:
+        return False
+    end = EpochCursor(saved.length, saved.global_batch, saved.drop_last).end
+    return saved.position >= end > 0
+
+
+def _check_length(order: Order, batch: int) -> None:
+    """Refuse a batch of which there is none in an epoch.
+
+    Raises:
+        ConfigError: no step would ever be trained.
+    """
+    if EpochCursor(order.length, batch, order.drop_last).end == 0:
+        raise ConfigError(
+            f"drop_last leaves nothing: the data set has {order.length} samples, fewer than the "
+            f"global batch of {batch} of the saved state; leave drop_last out, or choose a smaller "
+            "batch with EVENSTRIDE_GLOBAL_BATCH"
+        )
+
+
+def _batches_of(state: dict[str, Any], saved: Saved) -> tuple[tuple[int, int], ...]:
+    """Return the batches that a state was trained with, each with its first step.
+
+    Raises:
+        ConfigError: they are something else.
+    """
+    told = state.get("batches") or [[0, saved.global_batch]]
+    try:
+        return tuple((int(first), int(samples)) for first, samples in told)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"the saved state has batches {str(told)[:60]!r}, which are no pairs of a step and "
+            "samples; give what state_dict() returned"
+        ) from None
+
+
+def _followed(
+    before: tuple[tuple[int, int], ...], step: int, batch: int
+) -> tuple[tuple[int, int], ...]:
     """Return the batches of a run with the one that holds from a step on."""
-    known = tuple((int(first), int(samples)) for first, samples in before if first < step)
+    known = tuple(one for one in before if one[0] < step)
     return known if known and known[-1][1] == batch else (*known, (step, batch))
 
 

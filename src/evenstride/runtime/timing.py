@@ -171,6 +171,15 @@ class StepTimer:
         self._phase = "idle"
 
     @contextmanager
+    def turning(self) -> Iterator[None]:
+        """Between two passes, mark that this rank stands still until all do."""
+        self._phase = "turn"
+        try:
+            yield
+        finally:
+            self._phase = "idle"
+
+    @contextmanager
     def waiting(self) -> Iterator[None]:
         """Count the time inside as waiting for others, not as work."""
         self.wait_began()

@@ -48,17 +48,16 @@ class Turns:
         self, progress: Progress, scaling: Scaling, meet: Callable[[Turn], int | None]
     ) -> None:
         self._progress, self._scaling, self._meet = progress, scaling, meet
-        self._in_force, self._begun = progress.global_batch, False
+        self._in_force = progress.global_batch
 
     def before_pass(self) -> None:
-        """Let a batch that was restored be taken up by all; the first time, see that all have it.
+        """Let a batch that was restored be taken up by all.
 
-        Later, a rank that did not restore it is found by the step that it draws.
+        A rank that did not restore it is found by the step that it draws.
         """
         wanted = self._progress.global_batch
-        if wanted != self._in_force or not self._begun:
+        if wanted != self._in_force:
             self._turn(wanted)
-        self._begun = True
 
     def after_pass(self) -> None:
         """Have the next epoch's batch chosen, if the epoch has ended."""
@@ -70,7 +69,8 @@ class Turns:
         assert progress.order is not None, "there is a loader, so there is an order"
         scaling.timer.settle()  # so that the steps before it are measured
         weighted = scaling.noise is not None and scaling.noise.weighted
-        batch = self._meet(Turn(progress.step, wanted, progress.order.length, weighted))
+        with scaling.timer.turning():
+            batch = self._meet(Turn(progress.step, wanted, progress.order.length, weighted))
         if batch is None or batch == self._in_force:
             return
         progress.go_on_with(batch)

@@ -1,4 +1,4 @@
-"""The next epoch's batch: the quickest that is surely quicker, step by step."""
+"""The next epoch's batch: the quickest at the worse end of the noise, step by step."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_change_says_why_and_keeps_all_that_was_learned() -> None:
     ("scale", "low", "high", "words"),
     [
         (None, None, None, "the noise of the gradient is not known"),
-        (5000.0, 0.0, None, "no other saves 5% of the time to the same result for sure"),
+        (5000.0, 0.0, None, "no other is expected to save 5% of the time to the same result"),
         (None, 2.0, None, "a noise scale without bound (95 %: at least 2 samples)"),
     ],
 )

@@ -44,6 +44,7 @@ def test_the_environment_chooses_only_where_the_script_leaves_it_open(
         ("auto", (0, 64), None, "the lower of bounds is 0"),
         ("auto", (64, 32), None, "the upper of bounds is 32"),
         ("auto", (64, 1.5), None, "the upper of bounds is 1.5"),
+        ("auto", (True, 64), None, "the lower of bounds is True"),
         ("auto", (64, 128), 32, r"EVENSTRIDE_GLOBAL_BATCH is 32.*64 to 128"),
         ("auto", (64, 128), 129, "EVENSTRIDE_GLOBAL_BATCH is 129"),
     ],
@@ -205,3 +206,51 @@ def test_other_words_are_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> 
     monkeypatch.setenv("EVENSTRIDE_GLOBAL_BATCH", text)
     with pytest.raises(ConfigError, match="whole number of at least 1, or low"):
         evenstride.Stride("auto", bounds=(4, 16))
+
+
+def test_an_epoch_ends_where_its_own_batch_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With drop_last, 100 samples are 3 steps of 30; the rest is no step of the next batch."""
+    state = {**_laid_out(30).state_dict(), "position": 90, "step": 3}
+    monkeypatch.setenv("EVENSTRIDE_GLOBAL_BATCH", "20")
+
+    for with_loader in (True, False):
+        run = _laid_out(None) if with_loader else evenstride.Stride("auto", bounds=(4, 64))
+        run.load_state_dict(state)
+
+        assert run.epoch == 1
+        assert run.state_dict()["position"] == 0
+        run.close()
+
+
+def _laid_out(batch: int | None) -> evenstride.Stride:
+    """Return a run over 100 samples, with a batch of its own or an open one."""
+    fixed = evenstride.Stride(batch) if batch else evenstride.Stride("auto", bounds=(4, 64))
+    fixed.loader(TensorDataset(torch.arange(100.0)), drop_last=True)
+    return fixed
+
+
+def test_a_batch_that_leaves_no_step_is_refused_wherever_it_comes_from() -> None:
+    large = evenstride.Stride(48).state_dict()
+    before = evenstride.Stride("auto", bounds=(4, 64))
+    before.load_state_dict(large)
+    with pytest.raises(ConfigError, match="40 samples, fewer than the global batch of 48"):
+        before.loader(TensorDataset(torch.arange(40.0)), drop_last=True)
+
+    after = evenstride.Stride("auto", bounds=(4, 64))
+    after.loader(TensorDataset(torch.arange(40.0)), drop_last=True)
+    with pytest.raises(ConfigError, match="40 samples, fewer than the global batch of 48"):
+        after.load_state_dict(large)
+    assert after.global_batch == 4, "a refusal changes nothing"
+    for stride in (before, after):
+        stride.close()
+
+
+@pytest.mark.parametrize("batches", ["xx", [[1]], [[None, 4]], 7])
+def test_batches_that_are_none_are_refused_and_change_nothing(batches: Any) -> None:
+    run = evenstride.Stride("auto", bounds=(4, 64))
+    state = {**run.state_dict(), "global_batch": 8, "batches": batches}
+
+    with pytest.raises(ConfigError, match="no pairs of a step and samples"):
+        run.load_state_dict(state)
+    assert run.global_batch == 4
+    run.close()

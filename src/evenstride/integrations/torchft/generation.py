@@ -223,11 +223,11 @@ class StandingGate(Gate):
     `Gate.hold` waits in the opening until that thread stands at the barrier; here it does.
     """
 
-    def hold(self) -> Held | None:
+    def hold(self, hurry: Callable[[], bool] = lambda: False) -> Held | None:
         """Put up the barrier and report it."""
         with self._changed:
             self._waiting = True
             try:
-                return super().hold()
+                return super().hold(hurry)
             finally:
                 self._waiting = False
