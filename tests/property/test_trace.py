@@ -171,7 +171,7 @@ def test_a_trace_of_a_later_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"kind":"header","format":99}\n')
 
-    with pytest.raises(TraceError, match="format 99"):
+    with pytest.raises(TraceError, match="format '99'"):
         list(read_records(path))
 
 
