@@ -27,7 +27,7 @@ from evenstride.lab.speeds import Speeds, parse_speeds
 from evenstride.report.tables import Table
 
 SCRIPT = Path(__file__).with_name("open_batch_script.py")
-TARGET, MOST_EPOCHS = 2.45, 40
+TARGET, MOST_EPOCHS = 2.2, 40
 
 
 @dataclass(frozen=True, slots=True)
