@@ -43,6 +43,28 @@ def told(rank: int, asked: list[str]) -> dict[str, Any]:
     return {"sinks": list(sinks), "pages": pages, "names": names}
 
 
+def in_own_steps(rank: int, folder: str) -> list[int]:
+    """Train asynchronously with a sink and a trace; return this rank's updates at epochs' ends."""
+    stride = evenstride.Stride(
+        global_batch=12, sync="asp", sinks=f"csv:{folder}/metrics.csv", trace=folder
+    )
+    module = net()
+    model = stride.watch(DistributedDataParallel(module))
+    loader = stride.loader(rows(240))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    own, ends = 0, []
+    for _ in range(3):
+        for _, x, y in loader:
+            stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            own += 1
+        stride.mean(1.0, 2, name="loss")
+        ends.append(own)
+    stride.close()
+    return ends
+
+
 def _page(port: int) -> str:
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
         text: str = answer.read().decode()

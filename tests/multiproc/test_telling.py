@@ -11,7 +11,7 @@ import pytest
 from evenstride.testing import RankPool
 from evenstride.trace.read import read_records
 from tests.multiproc.refusals import settings
-from tests.multiproc.telling import burdened, told
+from tests.multiproc.telling import burdened, in_own_steps, told
 
 
 def test_rank_0_tells_of_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
@@ -72,3 +72,20 @@ def test_a_rank_that_has_more_to_do_for_each_sample_is_named_once(
     assert alert["speed"] < 0.7
     assert alert["now_s"] > alert["better_s"] > 0
     assert alert["costs_s"] > 0
+
+
+def test_where_workers_do_not_keep_step_all_steps_are_the_leaders_own(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    leading, _ = ranks.run(in_own_steps, 2, str(tmp_path))
+
+    records = list(read_records(tmp_path))
+    assert [one["step"] for one in records if one["kind"] == "metric"] == leading
+    (ended,) = [one["summary"]["step"] for one in records if one["kind"] == "ended"]
+    assert ended == leading[-1]
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows if row["metric"] == "metric"] == leading
+    steps = [int(row["value"]) for row in rows if row["metric"] == "step"]
+    assert steps == sorted(steps)
+    assert 0 < steps[-1] <= leading[-1]

@@ -15,11 +15,18 @@ from evenstride.core.timemodel import TimeModel
 
 FLEET = Fleet((Worker("fast"), Worker("slow")), 12)
 MODEL = TimeModel.affine([0.0, 0.0], [0.1, 0.3])  # best 9/3 in 0.9 s, equal 6/6 in 1.8 s
+COMMUNICATION_S = 0.25
 
 
 def _ran(shares: tuple[int, int], times_s: list[tuple[float, float]], first: int = 0) -> Ledger:
     told = tuple(
-        Observation(worker, share, first, tuple(t[worker] for t in times_s), (0.0,) * len(times_s))
+        Observation(
+            worker,
+            share,
+            first,
+            tuple(both_s[worker] for both_s in times_s),
+            tuple(max(both_s) - both_s[worker] + COMMUNICATION_S for both_s in times_s),
+        )
         for worker, share in enumerate(shares)
     )
     return Ledger.empty(2).book(Measured.of(told), Yardstick.of(MODEL, FLEET, equal_split(FLEET)))
@@ -30,15 +37,40 @@ def test_an_equal_split_is_as_fast_as_itself_whatever_the_noise() -> None:
 
     assert ledger.judged_steps == 3
     assert ledger.equal_s == pytest.approx(ledger.judged_s)
-    assert ledger.best_s == pytest.approx(0.5 * ledger.judged_s)
+    assert ledger.judged_s == ledger.took_s == pytest.approx(10.4 + 3 * COMMUNICATION_S)
+    assert ledger.best_s == pytest.approx(5.2 + 3 * COMMUNICATION_S)
+    assert ledger.compared == pytest.approx((5.95 / 11.15, 1.0, 11.15 / 5.95))
 
 
 def test_the_best_split_is_as_fast_as_the_best() -> None:
     ledger = _ran((9, 3), [(0.9, 0.9), (1.0, 0.9)])
 
-    assert ledger.judged_s == pytest.approx(1.9)
-    assert ledger.best_s == pytest.approx(1.9)
-    assert ledger.equal_s == pytest.approx(3.8)
+    assert ledger.judged_s == pytest.approx(1.9 + 2 * COMMUNICATION_S)
+    assert ledger.best_s == pytest.approx(1.9 + 2 * COMMUNICATION_S)
+    assert ledger.equal_s == pytest.approx(3.8 + 2 * COMMUNICATION_S)
+
+
+def test_a_step_is_as_long_as_for_its_workers_on_average() -> None:
+    """What one is late by in a step comes back in its next: the longest of each adds up to more."""
+    early = Observation(0, 9, 0, (0.9, 0.9), (0.3, 0.1))
+    late = Observation(1, 3, 0, (0.9, 0.9), (0.1, 0.3))
+    yardstick = Yardstick.of(MODEL, FLEET, equal_split(FLEET))
+
+    ledger = Ledger.empty(2).book(Measured.of((early, late)), yardstick)
+
+    assert ledger.took_s == pytest.approx(2.2)
+    assert (ledger.best_s, ledger.equal_s) == pytest.approx((2.2, 4.0))
+
+
+def test_times_that_do_not_fit_together_are_not_compared() -> None:
+    """Nobody waited for the slower one, so nothing would be left of a balanced step."""
+    told = (Observation(0, 3, 0, (0.1,), (0.0,)), Observation(1, 9, 0, (2.7,), (0.0,)))
+    yardstick = Yardstick.of(MODEL, FLEET, equal_split(FLEET))
+    ledger = Ledger.empty(2).book(Measured.of(told), yardstick)
+
+    assert ledger.judged_steps == 1
+    assert ledger.compared is None
+    assert Ledger.empty(2).compared is None
 
 
 def test_a_tail_step_is_booked_but_not_judged() -> None:
@@ -65,11 +97,12 @@ def test_no_split_beats_the_best_and_steps_may_be_booked_one_by_one(
     together, apart = _ran(shares, times_s), Ledger.empty(2)
     for step, both_s in enumerate(times_s):
         for worker, share in enumerate(shares):
-            seen = Observation(worker, share, step, (both_s[worker],), (0.0,))
+            wait_s = max(both_s) - both_s[worker] + COMMUNICATION_S
+            seen = Observation(worker, share, step, (both_s[worker],), (wait_s,))
             apart = apart.book(Measured.of((seen,)), yardstick)
 
     assert together.best_s <= together.judged_s * (1 + 1e-12)
-    for name in ("steps", "step_s", "judged_s", "equal_s", "best_s", "busy_s", "waited_s"):
+    for name in ("steps", "took_s", "judged_s", "equal_s", "best_s", "busy_s", "waited_s"):
         np.testing.assert_allclose(getattr(apart, name), getattr(together, name))
     np.testing.assert_array_equal(apart.slowest_steps, together.slowest_steps)
     np.testing.assert_allclose(apart.caused_s, together.caused_s)

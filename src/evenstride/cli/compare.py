@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenstride.cli import options as common
+from evenstride.cli.saying import say
 from evenstride.cli.suites import Asked
 from evenstride.errors import ConfigError
 
@@ -108,7 +109,7 @@ def _compare(asked: Asked, plot: Path | None, as_json: bool) -> None:
 
         drawing = Drawing.into_folder(suite, plot)
     for line in _left_out(suite):
-        typer.echo(line, err=True)
+        say(line, err=True)
     results = run_suite(suite, drawing)
     if as_json:
         print_rows(results)
@@ -140,6 +141,6 @@ def _tell(results: Results) -> None:
     groups = results.groups()
     print_table(comparison_table(groups))
     seeds = seeds_of(groups)
-    typer.echo(f"\nNoise-free efficiency, mean of {seeds}; * is the best of its line.")
-    typer.echo(comparison_sentence(groups))
-    typer.echo(results.times())
+    say(f"\nNoise-free efficiency, mean of {seeds}; * is the best of its line.")
+    say(comparison_sentence(groups))
+    say(results.times())

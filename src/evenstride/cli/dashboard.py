@@ -78,7 +78,7 @@ def _gains(view: View) -> Iterator[str | Text]:
         yield Text.assemble(
             ("efficiency ", ""),
             (f"{totals.efficiency_model:.2f}", "bold"),
-            (f", {totals.speedup_model:.2f} times as fast as equal batches ", ""),
+            (f", {totals.speedup_model:.2f} times as fast as equal batches would be ", ""),
             (f"(bound {totals.bound_model:.2f}); {duration(totals.took_s)} taken, {told}", ""),
             (f"; {totals.waiting_part:.0%} of workers' time waiting", ""),
         )

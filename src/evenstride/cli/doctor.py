@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenstride.cli.saying import say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,13 +73,13 @@ def _bench(environment: Environment, seconds: float, as_json: bool) -> None:
     _refuse_what_interferes(environment)
     findings = examine_machine()
     rank, findings["bench"] = run_bench(
-        environment.world_size, Plan.of(seconds), lambda text: typer.echo(text, err=True)
+        environment.world_size, Plan.of(seconds), lambda text: say(text, err=True)
     )
     wrong = findings["bench"]["wrong"]
     if rank == 0:
         typer.echo(json.dumps(findings) if as_json else tell_bench(findings))
         for reason in wrong:
-            typer.echo(f"wrong: {reason}", err=True)
+            say(f"wrong: {reason}", err=True)
     if wrong:
         raise typer.Exit(WRONG)
 

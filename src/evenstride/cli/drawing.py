@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import typer
-
+from evenstride.cli.saying import say
 from evenstride.errors import ConfigError
 from evenstride.report.figures import MOST_PANELS, Panel, check_plotting, check_writable, draw
 
@@ -82,7 +81,7 @@ class Drawing:
             if panels:
                 name = f"{setting[0]}, lag {setting[1]}, " if self._alone else ""
                 draw(panels, f"{name}seed {self._seed}", path)
-                typer.echo(f"plot written to {path}", err=True)
+                say(f"plot written to {path}", err=True)
 
 
 def _settings(suite: Suite) -> list[tuple[str, int]]:

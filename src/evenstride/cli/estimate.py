@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenstride.cli.saying import say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,12 +72,12 @@ def _tell(hope: Prospect) -> None:
     if len(hope.equal_shares) == 1:
         typer.echo("There is one worker, so there is nothing to balance.")
         return
-    typer.echo(
+    say(
         f"Balancing would make steps {hope.bound:.2f} times as fast, {hope.gain:.0%} less time "
         "(1 is the fastest worker's equal step; communication comes on top)."
     )
     if not hope.worth_it:
-        typer.echo(f"That is a gain under {WORTH_IT:.0%}, not worth it.")
+        say(f"That is a gain under {WORTH_IT:.0%}, not worth it.")
 
 
 def _numbers(text: str) -> list[float]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from evenstride.cli.saying import say
 from evenstride.cli.suites import print_table
 from evenstride.cli.verdict import end_with
 
@@ -41,14 +42,14 @@ def compare_modes(plan: LabPlan, as_json: bool) -> None:
         _tell(outcome)
     for mode in plan.modes:
         for sentence in mode.forgoes:
-            typer.echo(f"note: {mode}: {sentence}", err=True)
+            say(f"note: {mode}: {sentence}", err=True)
     end_with(outcome)
 
 
 def _tell(outcome: ModesComparison) -> None:
     from evenstride.cli.lab import cluster_line
 
-    typer.echo(f"\n{cluster_line(outcome)}\n")
+    say(f"\n{cluster_line(outcome)}\n")
     print_table(modes_table(outcome.by_arm()))
     typer.echo(f"\ntraces {outcome.folder}")
 

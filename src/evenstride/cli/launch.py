@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenstride.cli.saying import say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _become(run: Torchrun, as_json: bool, dry_run: bool) -> None:
         variables = [f"{key}={value}" for key, value in run.environment.items()]
         typer.echo(shlex.join([*variables, *words]))
         for note in run.notes:
-            typer.echo(f"note: {note}", err=True)
+            say(f"note: {note}", err=True)
     if not dry_run:
         sys.stdout.flush()
         os.execve(sys.executable, words, {**os.environ, **run.environment})
@@ -202,5 +203,5 @@ def _tell_store(at: str, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"store": at}))
     else:
-        typer.echo(f"The store is served at {at}; it must run as long as the job does.")
+        say(f"The store is served at {at}; it must run as long as the job does.")
     sys.stdout.flush()

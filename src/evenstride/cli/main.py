@@ -21,6 +21,7 @@ from evenstride.cli.launch import launch
 from evenstride.cli.plan import plan
 from evenstride.cli.profile import profile
 from evenstride.cli.report import report
+from evenstride.cli.saying import say
 from evenstride.cli.simulate import simulate
 from evenstride.cli.top import top
 from evenstride.cli.trace import trace
@@ -83,12 +84,12 @@ def main() -> None:
     try:
         app(prog_name="evenstride")
     except EvenstrideError as error:
-        typer.echo(f"evenstride: {error}", err=True)
+        say(f"evenstride: {error}", err=True)
         sys.exit(USAGE_ERROR)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         # What is still buffered would be tried once more at exit, and fail with a traceback.
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
-        typer.echo(f"evenstride: the output cannot be written: {error.strerror}", err=True)
+        say(f"evenstride: the output cannot be written: {error.strerror}", err=True)
         sys.exit(USAGE_ERROR)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from evenstride.cli.saying import say
 from evenstride.cli.suites import INTERRUPTED, print_table
 from evenstride.core.sync import AllReduce, SyncMode, split_specs, sync_from_spec
 from evenstride.errors import ConfigError
@@ -69,7 +70,7 @@ def simulate_in_modes(suite: Suite, asked: tuple[SyncMode, ...], as_json: bool) 
         print_table(sync_table(rows))
     for mode in dict.fromkeys(mode for some in modes for mode in some):
         for sentence in mode.forgoes:
-            typer.echo(f"note: {mode}: {sentence}", err=True)
+            say(f"note: {mode}: {sentence}", err=True)
     if interrupted:
         typer.echo(f"interrupted after {interrupted}", err=True)
         raise typer.Exit(INTERRUPTED)

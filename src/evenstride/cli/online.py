@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evenstride.cli.saying import say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def perform(options: Options, *, as_json: bool) -> None:
 
     asked = asked_of(options)
     try:
-        found = search(asked, lambda line: typer.echo(line, err=True))
+        found = search(asked, lambda line: say(line, err=True))
     except KeyboardInterrupt:
         typer.echo(
             f"ended; the same command with --folder {shlex.quote(str(asked.folder))} goes on from "

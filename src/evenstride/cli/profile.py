@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenstride.cli.saying import say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,10 +70,10 @@ def profile(
         made_on=time.strftime("%Y-%m-%d"),
     )
     with waiting("measuring", seconds) as watch:
-        found = measured(measuring, lambda line: typer.echo(line, err=True), watch)
+        found = measured(measuring, lambda line: say(line, err=True), watch)
     write_profile(found, out)
     for doubt in doubts(found):
-        typer.echo(f"warning: {doubt}", err=True)
+        say(f"warning: {doubt}", err=True)
     typer.echo(found.model_dump_json() if as_json else tell(found, out))
 
 

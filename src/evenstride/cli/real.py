@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from evenstride.cli.saying import say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ def _draw(traces: dict[str, list[Path]], plan: LabPlan, path: Path) -> None:
         _panel(policy, traces[policy][0], len(plan.speeds), plan.steps) for policy in plan.policies
     ]
     draw(panels, f"real workers at speeds {', '.join(f'{s:g}' for s in plan.speeds)}", path)
-    typer.echo(f"plot written to {path}", err=True)
+    say(f"plot written to {path}", err=True)
 
 
 def _panel(policy: str, trace: Path, workers: int, steps: int) -> Panel:

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenstride.errors import TraceError
+from evenstride.cli.saying import say
+from evenstride.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
     from evenstride.report.page.runs import Run
+
+_MOST_RUNS = 200
 
 _Runs = Annotated[
     list[Path],
@@ -21,7 +24,10 @@ _Runs = Annotated[
 _Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", "-o", help="The page; report.html in the first run's folder if not given."
+        "--out",
+        "--output",
+        "-o",
+        help="The page; report.html in the first run's folder if not given.",
     ),
 ]
 _Figures = Annotated[
@@ -56,6 +62,7 @@ def report(
     from evenstride.report.page.data import run_data
     from evenstride.report.page.files import check_folder, check_place, place_of, write_page
     from evenstride.report.page.page import page_of
+    from evenstride.report.words import plain
     from evenstride.trace.read import trace_path
 
     place = place_of(trace_path(runs[0]), out)
@@ -65,19 +72,19 @@ def report(
 
         check_plotting()
         check_folder(figures)
-    found = _read(_each_once(runs))
+    found = _read(_few(_each_once(runs)))
     write_page(page_of(found), place)
     drawn = [] if figures is None else _draw(found, figures)
     for run in found:
         for sentence in run.story.unread:
-            typer.echo(f"{run.name}: {sentence}", err=True)
+            say(f"{run.name}: {sentence}", err=True)
     if as_json:
         told = {"page": str(place), "figures": [str(path) for path in drawn]}
         typer.echo(json.dumps({**told, "runs": [run_data(run) for run in found]}))
         return
-    typer.echo(f"report {place}")
+    typer.echo(f"report {plain(place)}")
     for path in drawn:
-        typer.echo(f"figure {path}")
+        typer.echo(f"figure {plain(path)}")
 
 
 def _draw(runs: Sequence[Run], folder: Path) -> list[Path]:
@@ -95,10 +102,24 @@ def _each_once(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         trace = trace_path(path).resolve()
         if trace in found:
-            typer.echo(f"{plain(path)} was given before, and is shown once", err=True)
+            say(f"{plain(path)} was given before, and is shown once", err=True)
         else:
             found[trace] = path
     return list(found.values())
+
+
+def _few(paths: Sequence[Path]) -> Sequence[Path]:
+    """Return the runs if they find room on one page.
+
+    Raises:
+        ConfigError: there are too many.
+    """
+    if len(paths) > _MOST_RUNS:
+        raise ConfigError(
+            f"{len(paths)} runs were given, and a page has room for 1 to {_MOST_RUNS}; give fewer, "
+            "or write several pages"
+        )
+    return paths
 
 
 def _read(paths: Sequence[Path]) -> list[Run]:
@@ -113,7 +134,7 @@ def _read(paths: Sequence[Path]) -> list[Run]:
 
     names = _names([trace_path(path) for path in paths])
     try:
-        found = [read_run(path, name) for path, name in zip(paths, names, strict=True)]
+        found = [read_run(path, name, len(paths)) for path, name in zip(paths, names, strict=True)]
     except OSError as error:
         raise TraceError(f"cannot read {error.filename} ({error.strerror})") from None
     if not any(run.story.generations for run in found):

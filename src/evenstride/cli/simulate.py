@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from evenstride.cli import options as common
+from evenstride.cli.saying import say
 from evenstride.cli.suites import Asked
 from evenstride.errors import ConfigError
 
@@ -102,7 +103,7 @@ def _simulate(asked: Asked, sync: list[str] | None, plot: Path | None, as_json: 
         groups = results.groups()
         print_table(simulation_table(groups))
         told = (means_line(groups), simulation_sentence(groups), results.times())
-        typer.echo("\n" + "\n".join(told))
+        say("\n" + "\n".join(told))
     results.end()
     if drawing is not None:
         drawing.save()

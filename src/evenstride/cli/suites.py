@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from evenstride.cli.lists import every_policy, read_every, split_lags, split_policies, split_seeds
+from evenstride.cli.saying import say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Results:
             typer.Exit: it was.
         """
         for note in notes(self.suite):
-            typer.echo(f"note: {note}", err=True)
+            say(f"note: {note}", err=True)
         if self.interrupted:
             typer.echo(f"interrupted after {self.interrupted}", err=True)
             raise typer.Exit(INTERRUPTED)

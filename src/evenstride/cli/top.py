@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,7 +75,7 @@ def _awaited(run: Path, console: Console, interval: float) -> Story:
             try:
                 return Story(run)
             except TraceError as error:
-                status.update(f"{escape(plain(error))}. Waiting for it; Ctrl-C ends")
+                status.update(f"Waiting for it, Ctrl-C ends: {escape(plain(error))}")
             time.sleep(interval)
 
 
@@ -113,10 +114,28 @@ def _watch(story: Story, console: Console, interval: float) -> None:
     from rich.live import Live
 
     with console.status("reading the trace"):  # of a long run it takes seconds
-        story.read()
+        _followed(story)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while _looked(story, console, live.update):
             time.sleep(interval)
+
+
+def _followed(story: Story) -> tuple[View | None, list[str]]:
+    """Return how a run stands, and what was lost: a trace may be moved or removed meanwhile.
+
+    Then how it stood is shown on, and a file that comes in its place is read.
+    """
+    from evenstride.errors import TraceError
+    from evenstride.report.run.view import view_of
+    from evenstride.report.words import plain
+
+    lost = []
+    try:
+        story.read()
+    except TraceError as error:
+        lost = [plain(error)]
+    view = view_of(story, time.time())
+    return view and replace(view, unread=(*lost, *view.unread)), lost
 
 
 def _looked(story: Story, console: Console, update: Callable[..., None]) -> bool:
@@ -127,12 +146,13 @@ def _looked(story: Story, console: Console, update: Callable[..., None]) -> bool
     from rich.text import Text
 
     from evenstride.cli.dashboard import dashboard
+    from evenstride.report.words import plain
 
     began_s = time.process_time()
-    view = _look(story)
+    view, lost = _followed(story)
     if view is None:
-        told = "; ".join(story.unread) or "the workers have not met yet"
-        update(Text(f"{story.path}: waiting for the run ({told})"), refresh=True)
+        told = "; ".join([*lost, *story.unread]) or "the workers have not met yet"
+        update(Text(f"{plain(story.path)}: waiting for the run ({told})"), refresh=True)
     else:
         update(dashboard(view, console, live=not view.ended), refresh=True)
     spent_s = time.process_time() - began_s

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenstride.cli.saying import say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ def trace(
     run: Annotated[Path, typer.Argument(help="A run's folder, or its trace file.", metavar="RUN")],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="The file to write; compressed if it ends in .gz."),
+        typer.Option(
+            "--output", "--out", "-o", help="The file to write; compressed if it ends in .gz."
+        ),
     ] = Path("perfetto.json.gz"),
     profiles: Annotated[
         list[str] | None,
@@ -53,7 +56,7 @@ def trace(
 
     made = export(run, output, profiles or (), parse_steps(steps))
     for remark in made.remarks:
-        typer.echo(f"note: {_shown(remark)}", err=True)
+        say(f"note: {_shown(remark)}", err=True)
     typer.echo(json.dumps(made.to_dict()) if as_json else tell(made))
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from evenstride.cli.saying import say
+
 if TYPE_CHECKING:
     from evenstride.lab.modes import ModesComparison
     from evenstride.lab.result import Comparison
@@ -18,7 +20,7 @@ DISTURBED = 3
 
 def conclude(
     outcome: Comparison,
-    tell: Callable[[Comparison], str],
+    story: Callable[[Comparison], str],
     as_json: bool,
     plain: Callable[[Comparison], dict[str, Any]] | None = None,
 ) -> None:
@@ -26,12 +28,15 @@ def conclude(
 
     Args:
         outcome: of a comparison on real processes.
-        tell: returns it as people read it.
+        story: returns it as people read it.
         as_json: whether to print JSON instead.
         plain: returns what that holds; all of the outcome if not given.
     """
     figures = outcome.to_dict() if plain is None else plain(outcome)
-    typer.echo(json.dumps(figures) if as_json else tell(outcome))
+    if as_json:
+        typer.echo(json.dumps(figures))
+    else:
+        say(story(outcome))
     end_with(outcome)
 
 
@@ -42,9 +47,9 @@ def end_with(outcome: Comparison | ModesComparison) -> None:
         typer.Exit: the machine changed meanwhile.
     """
     for caveat in outcome.caveats:
-        typer.echo(f"note: {caveat}", err=True)
+        say(f"note: {caveat}", err=True)
     if outcome.disturbed:
-        typer.echo(
+        say(
             f"disturbed: the workers' own speeds changed by {outcome.drift:.0%} between the "
             "calibration before and the one after, so the figures are not to be quoted",
             err=True,

@@ -16,7 +16,7 @@ from evenstride.core.fleet import FloatArray, Shares
 from evenstride.core.observation import Measured
 from evenstride.core.speedup import Yardstick
 
-_Steps = MappingProxyType[int, tuple[tuple[int, int, float], ...]]
+_Steps = MappingProxyType[int, tuple[tuple[int, int, float, float], ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,13 +33,14 @@ class Ledger:
         data_s: time spent waiting for data.
         outside_s: time outside training beyond the usual.
         control_wait_s: time spent waiting for decisions.
-        step_s: total of the slowest busy times, a number: what the steps took, communication
-            apart.
-        judged_s: of ``step_s``, the steps that could be compared with other splits.
+        took_s: what the steps took, a number: of each the mean over the workers, who begin and end
+            it together, give or take what comes back in the next one.
+        judged_s: of ``took_s``, the steps that could be compared with other splits.
         judged_steps: their number.
-        equal_s: what the equal split would have made of them.
+        equal_s: what the equal split would have made of them. What is left of a step beside the
+            slowest's busy time, as communication, is the same in all splits.
         best_s: what the best split would have.
-        pending: steps not yet reported by all, as (worker, share, busy seconds).
+        pending: steps not yet reported by all, as (worker, share, busy and waiting seconds).
     """
 
     workers: int
@@ -51,7 +52,7 @@ class Ledger:
     data_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     outside_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     control_wait_s: FloatArray = field(default_factory=lambda: np.zeros(0))
-    step_s: float = 0.0
+    took_s: float = 0.0
     judged_s: float = 0.0
     judged_steps: int = 0
     equal_s: float = 0.0
@@ -64,22 +65,16 @@ class Ledger:
         zeros = {name: np.zeros(workers) for name in (*_SUMS, *_FROM_STEPS)}
         return cls(workers, **zeros)  # type: ignore[arg-type]
 
-    def compared(self, communication_s: float) -> tuple[float, float, float] | None:
-        """Return efficiency, speed-up and bound by the fitted curves; ``None`` before any step.
+    @property
+    def compared(self) -> tuple[float, float, float] | None:
+        """Efficiency, speed-up and bound by the fitted curves; ``None`` before any step.
 
-        Args:
-            communication_s: seconds of every step that no split can change.
-
-        Returns:
-            The best split's time over the time taken, the equal split's over the time taken, and
-            the equal split's over the best split's.
+        The best split's time over the time taken, the equal split's over the time taken, and the
+        equal split's over the best split's.
         """
-        if not self.judged_s:
+        judged_s, equal_s, best_s = self.judged_s, self.equal_s, self.best_s
+        if min(judged_s, equal_s, best_s) <= 0.0:  # nothing yet, or times that do not fit together
             return None
-        shared_s = self.judged_steps * communication_s
-        judged_s, equal_s, best_s = (
-            total_s + shared_s for total_s in (self.judged_s, self.equal_s, self.best_s)
-        )
         return best_s / judged_s, equal_s / judged_s, equal_s / best_s
 
     def add_up(self, observations: Measured) -> Ledger:
@@ -107,23 +102,25 @@ class Ledger:
         for seen in observations:
             for name in _SUMS:
                 totals[name][seen.worker] += getattr(seen, name)
-            for offset, busy_s in enumerate(seen.busy_s):
+            for offset, both_s in enumerate(zip(seen.busy_s, seen.wait_s, strict=True)):
                 step = seen.first_step + offset
-                pending[step] = (*pending.get(step, ()), (seen.worker, seen.share, busy_s))
+                pending[step] = (*pending.get(step, ()), (seen.worker, seen.share, *both_s))
         whole = sorted(step for step, told in pending.items() if len(told) == self.workers)
         rows = [sorted(pending.pop(step)) for step in whole]
         after = replace(self, **totals, pending=MappingProxyType(pending))
         if not rows:
             return after
-        times_s = np.array([[busy_s for _, _, busy_s in row] for row in rows])
-        after = after._with_steps(times_s)
+        times_s = np.array([[busy_s for _, _, busy_s, _ in row] for row in rows])
+        spent_s = times_s + np.array([[wait_s for *_, wait_s in row] for row in rows])
+        lasting_s = spent_s.mean(axis=1)
+        after = after._with_steps(times_s, lasting_s)
         if yardstick is None:
             return after
-        splits = [tuple(share for _, share, _ in row) for row in rows]
-        return after._judged(times_s.max(axis=1), splits, yardstick)
+        splits = [tuple(share for _, share, *_ in row) for row in rows]
+        return after._judged(lasting_s, times_s.max(axis=1), splits, yardstick)
 
-    def _with_steps(self, times_s: FloatArray) -> Ledger:
-        """Book whole steps, given all workers' busy times, shape ``(steps, W)``."""
+    def _with_steps(self, times_s: FloatArray, lasting_s: FloatArray) -> Ledger:
+        """Book whole steps, given all workers' busy times, ``(steps, W)``, and what steps took."""
         slowest, longest_s = times_s.argmax(axis=1), times_s.max(axis=1)
         waits_s = longest_s[:, np.newaxis] - times_s
         caused_s = np.bincount(slowest, weights=waits_s.sum(axis=1), minlength=self.workers)
@@ -134,23 +131,30 @@ class Ledger:
             waited_s=self.waited_s + waits_s.sum(axis=0),
             caused_s=self.caused_s + caused_s,
             slowest_steps=self.slowest_steps + np.bincount(slowest, minlength=self.workers),
-            step_s=self.step_s + float(longest_s.sum()),
+            took_s=self.took_s + float(lasting_s.sum()),
         )
 
-    def _judged(self, longest_s: FloatArray, splits: list[Shares], yardstick: Yardstick) -> Ledger:
-        """Compare steps with other splits, given their times and the splits they ran under."""
-        parts = {split: yardstick.parts(split) for split in set(splits)}
-        known = [
-            (taken_s, part)
-            for taken_s, split in zip(longest_s.tolist(), splits, strict=True)
-            if (part := parts[split]) is not None
-        ]
+    def _judged(
+        self,
+        lasting_s: FloatArray,
+        longest_s: FloatArray,
+        splits: list[Shares],
+        yardstick: Yardstick,
+    ) -> Ledger:
+        """Compare steps with other splits, given what they took, and the slowest's busy times."""
+        of_split = {split: yardstick.parts(split) for split in set(splits)}
+        rows = [row for row, split in enumerate(splits) if of_split[split] is not None]
+        if not rows:
+            return self
+        parts = np.array([of_split[splits[row]] for row in rows])
+        taken_s, busy_s = lasting_s[rows], longest_s[rows]
+        equal_s, best_s = (taken_s - busy_s) + parts.T * busy_s
         return replace(
             self,
-            judged_s=self.judged_s + sum(taken_s for taken_s, _ in known),
-            judged_steps=self.judged_steps + len(known),
-            equal_s=self.equal_s + sum(taken_s * equal for taken_s, (equal, _) in known),
-            best_s=self.best_s + sum(taken_s * best for taken_s, (_, best) in known),
+            judged_s=self.judged_s + float(taken_s.sum()),
+            judged_steps=self.judged_steps + len(rows),
+            equal_s=self.equal_s + float(equal_s.sum()),
+            best_s=self.best_s + float(best_s.sum()),
         )
 
 

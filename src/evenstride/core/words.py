@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+# The unit is the largest of which the rounded time has one at least.
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_HOUR_S, _DAY_S = 3600.0, 86400.0
+# What is shorter is no time that anybody measured.
+_SHORTEST_S = 1e-9
+
 
 def time_text(seconds: float) -> str:
-    """Return a time with its unit, with one place behind the point.
+    """Return a time with its unit, in three significant figures.
 
-    >>> time_text(0.0123), time_text(0.99996), time_text(12.34)
-    ('12.3 ms', '1000.0 ms', '12.3 s')
+    From a thousand seconds on they are whole seconds, from two hours on hours, and from two days on
+    days.
+
+    Args:
+        seconds: any; what is not finite is told as ``inf`` or ``nan`` days.
+
+    >>> [time_text(s) for s in (2e-05, 0.0123, 0.99996, 12.34, 1234.5)]
+    ['20 us', '12.3 ms', '1 s', '12.3 s', '1234 s']
+    >>> [time_text(s) for s in (7200.0, 5e6, 1e12)]
+    ['2 h', '57.9 days', '11,574,074 days']
     """
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+    size = abs(float(f"{seconds:.2e}"))
+    if size < _SHORTEST_S:
+        return "0 ms"
+    if size < 1e3:
+        unit_s, name = next((one for one in _UNITS if size >= one[0]), _UNITS[-1])
+        return f"{seconds / unit_s:.3g} {name}"
+    if abs(seconds) < 2 * _HOUR_S:
+        return f"{seconds:.0f} s"
+    if abs(seconds) < 2 * _DAY_S:
+        return f"{seconds / _HOUR_S:.3g} h"
+    days = seconds / _DAY_S
+    return f"{days:.3g} days" if abs(days) < 999.5 else f"{days:,.0f} days"

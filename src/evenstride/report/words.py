@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import unicodedata
-from math import isnan
+from math import isfinite
 
+from evenstride.core.words import time_text
 from evenstride.report.tables import NOTHING
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time with its unit.
+    """Return a time with its unit, in three significant figures.
 
     >>> [duration(s) for s in (0.1333, 2.5, 1234.5, 7200.0, None)]
     ['133 ms', '2.5 s', '1234 s', '2 h', '–']
     """
-    if seconds is None or isnan(seconds):
-        return NOTHING
-    if abs(seconds) < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if abs(seconds) < 7200:
-        return f"{seconds:.3g} s" if abs(seconds) < 1e3 else f"{seconds:.0f} s"
-    return f"{seconds / 3600:.3g} h"
+    return NOTHING if seconds is None or not isfinite(seconds) else time_text(seconds)
 
 
 def plain(text: object, most: int = 1000) -> str:

@@ -47,7 +47,7 @@ def tell_metric(
         number = float(value)
         leader.note(
             "metric",
-            step=progress.earlier + progress.step,
+            step=progress.loaded + progress.step,  # own ones, as in all records, in every mode
             epochs=epochs_trained(progress),
             name=name,
             value=number if isfinite(number) else None,
@@ -63,7 +63,7 @@ def tell_pass(leader: Leader | None, progress: Progress) -> None:
     """
     if leader is not None:
         epochs = epochs_trained(progress)
-        leader.board.earlier = progress.earlier
+        leader.board.earlier = progress.loaded
         batch = progress.global_batch
         leader.note(
             "pass", step=progress.step, epochs=epochs, samples=progress.end, global_batch=batch

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from evenstride.errors import ScaleError, StepInFlight, UsageError
+
+if TYPE_CHECKING:
+    from evenstride.runtime.settings import Settings
 
 logger = logging.getLogger("evenstride")
 
@@ -140,6 +144,22 @@ def tell_of_unwatched(rank: int) -> None:
         "may be taken for work; call model = stride.watch(model) before the loop",
         rank,
     )
+
+
+def tell_if_overruled(settings: Settings, environment: int | None) -> None:
+    """Warn if the environment has a global batch, and the script another one, which counts.
+
+    Args:
+        settings: as they are.
+        environment: ``EVENSTRIDE_GLOBAL_BATCH``; 0 and ``None`` ask for no number.
+    """
+    if environment and settings.bounds is None and environment != settings.global_batch:
+        logger.warning(
+            "EVENSTRIDE_GLOBAL_BATCH is %d, and the script says global_batch=%d, which counts; "
+            'write global_batch="auto" and its bounds to have it set from outside',
+            environment,
+            settings.global_batch,
+        )
 
 
 def tell_of_models(step: int) -> None:

@@ -46,7 +46,9 @@ class Progress:
         global_batch: samples per step.
         epoch: current epoch.
         step: steps committed by this process; it only ever grows.
-        earlier: steps committed before, in the run whose state was loaded.
+        earlier: steps committed before, in the run whose state was loaded. Where workers do not
+            keep step, what others have made since is in it as well, once an epoch has ended.
+        loaded: of ``earlier``, those of the state that was loaded.
         position: samples committed in the current epoch.
         order: layout of the epochs, once there is a loader.
         end: samples of an epoch that are trained.
@@ -71,6 +73,7 @@ class Progress:
     epoch: int = 0
     step: int = 0
     earlier: int = 0
+    loaded: int = 0
     position: int = 0
     order: Order | None = None
     end: int = 0
@@ -215,7 +218,7 @@ class Progress:
         self.epoch, self.position, self.empty_passes = saved.epoch, saved.position, 0
         self.parts = tuple(saved.parts)
         self.dealing = None if self.order is None else _left_of(saved, self.order)
-        self.earlier = saved.step - self.step
+        self.earlier = self.loaded = saved.step - self.step
         if self.order is not None:
             self.end = self.cursor.end
 

@@ -31,6 +31,7 @@ from evenstride.runtime.environment import Environment, read_environment
 from evenstride.runtime.fit import Spans
 from evenstride.runtime.islands import Islands, islands_of, show_island
 from evenstride.runtime.leader import Leader
+from evenstride.runtime.misuse import tell_if_overruled
 from evenstride.runtime.open_batch import batch_of
 from evenstride.runtime.peers import Peer, myself
 from evenstride.runtime.resources import measured_flops_per_s, usable_cores
@@ -130,7 +131,10 @@ def settle(
     except ConfigError as error:
         refuse_everywhere(error, process_group)
         raise
-    return settings, environment, group_of(process_group, environment)
+    group = group_of(process_group, environment)
+    if group is None or dist.get_rank(group) == 0:
+        tell_if_overruled(settings, environment.global_batch)
+    return settings, environment, group
 
 
 def form_team(

@@ -65,7 +65,7 @@ class Summary:
         policy: its specification.
         workers: in rank order; islands in order of their lowest rank.
         changes: changes of the shares after the opening split.
-        step_s: mean time of a step: the slowest worker's busy time, and the communication.
+        step_s: mean time of a step: own work of its slowest worker, and the communication.
         efficiency_model: the best split's time over the time taken; 1 is perfect.
         speedup_model: the equal split's time over the time taken.
         bound_model: the equal split's time over the best split's.
@@ -216,12 +216,11 @@ def summarise(leader: Leader | None, **facts: Any) -> Summary:
             **facts,
         )
     control, ledger = leader.control, leader.ledger
-    step_s = ledger.step_s / ledger.steps + control.communication_s if ledger.steps else None
-    efficiency, speedup, bound = ledger.compared(control.communication_s) or (None, None, None)
+    efficiency, speedup, bound = ledger.compared or (None, None, None)
     return Summary(
         workers=worker_summaries(control, ledger),
         changes=leader.changes,
-        step_s=step_s,
+        step_s=ledger.took_s / ledger.steps if ledger.steps else None,
         efficiency_model=efficiency,
         speedup_model=speedup,
         bound_model=bound,

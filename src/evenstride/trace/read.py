@@ -14,6 +14,7 @@ from evenstride.trace.write import FORMAT
 
 TRACE_NAME = "trace.jsonl"
 """Name of the trace file inside a run's folder."""
+_MOST_BELOW = 6
 
 
 def trace_path(run: Path) -> Path:
@@ -24,11 +25,25 @@ def trace_path(run: Path) -> Path:
     """
     path = run / TRACE_NAME if run.is_dir() else run
     if not path.is_file():
-        raise TraceError(
-            f"no trace at {path}; name a run's folder or its trace file (a run writes one when "
-            "EVENSTRIDE_TRACE or Stride(trace=...) names a path)"
-        )
+        raise TraceError(f"no trace at {path}; {_instead(run)}")
     return path
+
+
+def _instead(run: Path) -> str:
+    """Return what to do where a run's trace is not."""
+    if not run.exists():
+        return (
+            "there is no such file or folder; name a run's folder or its trace file (a run writes "
+            "one when EVENSTRIDE_TRACE or Stride(trace=...) names a path)"
+        )
+    below = sorted(path.parent for path in run.glob(f"*/{TRACE_NAME}")) if run.is_dir() else []
+    if not below:
+        return (
+            f"{run} is there, but nothing has written a trace into it; a run does when "
+            "EVENSTRIDE_TRACE or Stride(trace=...) names the folder"
+        )
+    more = f" and {len(below) - _MOST_BELOW} more" if len(below) > _MOST_BELOW else ""
+    return f"these below it have one: {', '.join(map(str, below[:_MOST_BELOW]))}{more}"
 
 
 def read_records(run: Path) -> Iterator[dict[str, Any]]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from evenstride.trace.read import foreign_format, trace_path
 
 _AT_ONCE = 1 << 24
+_LOOKED_AT = 256
 _MOST_TOLD = 20
 
 
@@ -34,6 +35,7 @@ class TraceTail:
 
     def _begin(self) -> None:
         self._offset, self._line, self._rest = 0, 0, b""
+        self._before = b""  # what stands right before the offset
         self._known = False  # whether the records that come are of a version that is read
         self._broken: tuple[int, int] | None = None  # first and last line
         self._told: list[str] = []
@@ -41,7 +43,7 @@ class TraceTail:
 
     @property
     def restarts(self) -> int:
-        """How often the file was replaced or cut, so that all that was read of it is void."""
+        """How often the file was replaced, so that all that was read of it is void."""
         return self._anew
 
     @property
@@ -55,9 +57,10 @@ class TraceTail:
             )
         if not self._line and not self._rest:
             told.append("the file is empty: nothing was written yet")
-        elif not self._headers:
-            told.insert(
-                0, "there is no header, so this is no trace of a run, or its first line is gone"
+        elif not self._headers:  # which lines are passed over then says nothing
+            return (
+                "there is no header, so this is no trace of a run, or its first line is gone; name "
+                "a run's folder, or the trace.jsonl in it",
             )
         more = len(told) - _MOST_TOLD
         return (*told[:_MOST_TOLD], *([f"and {more} more such places"] if more > 0 else []))
@@ -65,18 +68,29 @@ class TraceTail:
     def records(self) -> list[dict[str, Any]]:
         """Return the records that were written since the last call.
 
+        Returns:
+            Some of them if there are many: call again until there are none.
+
         Cost:
-            memory for 16 MiB of the file, and its records; call again until there are none.
+            memory for 16 MiB of the file or its longest line, and its records.
 
         Raises:
             OSError: the file cannot be read any more.
         """
         found: list[dict[str, Any]] = []
         with self.path.open("rb") as file:
-            self._look_at(file.fileno())
+            self._look_at(file)
             file.seek(self._offset)
-            data = file.read(_AT_ONCE)
+            # There may be none for long: a run of a later version, or one long line.
+            while not found and (data := file.read(_AT_ONCE)):
+                found = self._of(data)
+        return found
+
+    def _of(self, data: bytes) -> list[dict[str, Any]]:
+        """Return the records of what comes next in the file."""
+        found: list[dict[str, Any]] = []
         self._offset += len(data)
+        self._before = (self._before + data[-_LOOKED_AT:])[-_LOOKED_AT:]
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._line += 1
@@ -87,13 +101,16 @@ class TraceTail:
                 found.append(record)
         return found
 
-    def _look_at(self, number: int) -> None:
-        """Begin anew if it is another file, or shorter than what was read of it."""
+    def _look_at(self, file: BinaryIO) -> None:
+        """Begin anew if it is another file, or no longer goes on from what was read of it."""
         import os
 
-        stat = os.fstat(number)
+        stat = os.fstat(file.fileno())
         who = stat.st_dev, stat.st_ino
-        if self._file is not None and (who != self._file or stat.st_size < self._offset):
+        # A file that is overwritten in place is the same one to the system, and may be longer.
+        file.seek(self._offset - len(self._before))
+        gone = file.read(len(self._before)) != self._before
+        if self._file is not None and (who != self._file or gone):
             self._begin()
             self._anew += 1
         self._file = who
@@ -129,8 +146,7 @@ class TraceTail:
         if first == last and mended and first > 1:
             return [f"line {first} was cut short by a crash; the run went on behind it"]
         lines = f"line {first} is" if first == last else f"lines {first} to {last} are"
-        what = "no record of a trace" if self._headers else "nothing that can be used without one"
-        return [f"{lines} {what}, and passed over"]
+        return [f"{lines} no record of a trace, and passed over"]
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,33 @@ def test_json_has_the_figures_and_the_page_is_written_too(shell: Shell, run: Pat
     assert told["page"] == "page.html" and Path("page.html").is_file()
     (only,) = told["runs"]
     assert (only["name"], only["totals"]["steps"]) == ("today", 60)
+
+
+def test_a_page_of_several_long_runs_is_below_six_megabytes(shell: Shell, tmp_path: Path) -> None:
+    speeds = (1.0, 0.7, 0.5, 0.3, 1.0, 0.9, 0.8, 0.4)
+    path = make(Made(3000, speeds=speeds), tmp_path / "a" / "trace.jsonl")
+    others = [tmp_path / name / "trace.jsonl" for name in "bc"]
+    for other in others:
+        other.parent.mkdir()
+        shutil.copy(path, other)
+
+    assert shell("report", *map(str, (path, *others)), "-o", "page.html").code == 0
+    page = Path("page.html").read_text()
+    assert 1e6 < len(page.encode()) < 6e6
+    assert "There is no room" not in page, "all three are drawn, with fewer bars each"
+
+
+def test_more_runs_than_a_page_has_room_for_are_refused(shell: Shell, run: Path) -> None:
+    others = [run.parent / f"{n}" / "trace.jsonl" for n in range(200)]
+    for other in others:
+        other.parent.mkdir()
+        other.write_text("{}")
+
+    refusal = shell("report", str(run), *map(str, others)).refusal()
+    assert "201 runs were given, and a page has room for 1 to 200" in refusal
+    assert not (run / "report.html").exists()
+    answer = shell("report", str(run), *map(str, others[1:]))
+    assert answer.code == 0 and (run / "report.html").is_file()
 
 
 def test_figures_are_told_of(shell: Shell, run: Path) -> None:

@@ -84,7 +84,7 @@ def test_it_tells_who_is_slow_since_when_and_what_it_costs(run: VirtualRun) -> N
     assert "0.50 since 40" in text
     assert "worker 2 (host/2) made each of the others wait" in text
     assert "since step 40: its speed fell to 0.50 of its best" in text
-    assert "1.00 times as fast as equal batches (bound 1." in text
+    assert "1.00 times as fast as equal batches would be (bound 1." in text
     assert "last decision, step 120: shares kept" in text
 
 

@@ -93,6 +93,29 @@ def test_it_waits_for_the_run_follows_it_and_ends_with_it(
     assert "ended" in terminal.drawn
 
 
+def test_a_trace_that_is_removed_leaves_the_last_view_with_a_word(
+    tmp_path: Path, terminals: list[Terminal]
+) -> None:
+    run = VirtualRun(tmp_path / "trace.jsonl", lambda _: (1.0, 0.5), workers=2)
+    run.begin()
+    run.run(30)
+    terminal = Terminal(str(tmp_path))
+    terminals.append(terminal)
+    terminal.wait_for("Ctrl-C leaves")
+    kept = tmp_path / "kept"
+    run.writer.path.rename(kept)
+    terminal.drawn = ""
+    terminal.wait_for("cannot be read")
+    assert "step 30" in terminal.drawn
+    kept.rename(run.writer.path)
+    run.run(20)
+    terminal.wait_for("step 50")
+    run.end()
+
+    assert terminal.ends() == 0
+    assert "Traceback" not in terminal.drawn
+
+
 def test_ctrl_c_leaves_it_without_a_word_of_error(
     tmp_path: Path, terminals: list[Terminal]
 ) -> None:

@@ -12,6 +12,7 @@ from evenstride.core.alerts import Alert, Alerts
 from evenstride.core.episodes import WHILE_S, WHILE_STEPS, Episodes, Span
 from evenstride.core.fleet import as_array
 from evenstride.core.observation import Measured, Observation
+from evenstride.core.places import best_s
 from evenstride.core.policies import policy_from_spec
 from evenstride.sim.loading import load_scenario
 from tests.unit.sim.watched import watched, worker
@@ -158,9 +159,15 @@ def test_an_alert_is_plain_data() -> None:
     assert plain["alert"] == "slow"
     assert plain["costs_s"] == 1.5
     assert plain["reason"] == (
-        "worker a/0 runs at 0.40 of its own best speed since step 5: 8 samples took it 100.0 ms, "
-        "and take 250.0 ms; each step is 1.5 s (25%) longer for it"
+        "worker a/0 runs at 0.40 of its own best speed since step 5: 8 samples took it 100 ms, "
+        "and take 250 ms; each step is 1.5 s (25%) longer for it"
     )
+
+
+def test_times_of_microseconds_are_told_as_such() -> None:
+    alert = Alert("slow", "a/0", 9, 5, 64, 8.25e-6, 2e-5, 0.4, 1.175e-5, 0.25)
+
+    assert "64 samples took it 8.25 us, and take 20 us; each step is 11.8 us (" in alert.reason
 
 
 def test_before_anything_is_known_nobody_is_named() -> None:
@@ -217,6 +224,52 @@ def test_a_curve_that_is_slow_where_no_time_was_counts_from_the_next_step() -> N
     assert not found
     assert after.slow.since.tolist() == [0, 409]
     assert after.slow.steps.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("variance", "slow"), [(0.0, True), (0.04, False)])
+def test_a_speed_counts_as_low_only_beyond_its_doubt(variance: float, slow: bool) -> None:
+    run = watched([worker(count=2)], 400)
+    estimate = run.control.estimate
+    assert estimate is not None
+    doubtful = estimate.now.times(np.array([1.0, 1 / 0.64]), np.array([0.0, variance]))
+    control = replace(run.control, estimate=replace(estimate, now=doubtful))
+    times_s = doubtful.time_s(as_array((128, 128)))
+    seen = Measured.of(
+        Observation(k, 128, 400, (float(times_s[k]),) * 9, (0.0,) * 9) for k in (0, 1)
+    )
+
+    after, _ = run.alerts.after(control, seen, 409)
+
+    assert after.slow.turning.tolist() == [False, slow], "0.64 is 0.77 with a fifth on top"
+
+
+@pytest.mark.parametrize(("beside", "again"), [(1.1, False), (0.9, True)])
+def test_who_was_named_as_unneeded_is_not_needed_again_for_a_doubt(
+    beside: float, again: bool
+) -> None:
+    """A sample of the last worker takes somewhat more or less than a step of the others alone."""
+    run = watched([worker(count=4), worker("bad", fixed_s=0.2)], 800)
+    control, estimate, fleet = run.control, run.control.estimate, run.control.fleet
+    assert estimate is not None
+    assert fleet is not None
+    assert run.alerts.spare.open.tolist() == [False] * 4 + [True]
+    alone_s = best_s(estimate.model, fleet, without=run.alerts.spare.open)
+    assert alone_s is not None
+    factor = np.ones(5)
+    factor[4] = beside * alone_s / float(estimate.model.at(fleet.lower)[4])
+    unsure = np.array([0.0] * 4 + [0.04])
+    now = estimate.now.times(factor, unsure)
+    held = replace(control, estimate=replace(estimate, now=now))
+    times_s = now.time_s(as_array(control.shares))
+    seen = Measured.of(
+        Observation(k, share, 800, (float(times_s[k]),) * 9, (0.0,) * 9)
+        for k, share in enumerate(control.shares)
+    )
+
+    after, _ = run.alerts.after(held, seen, 809)
+
+    assert after.spare.open[4]
+    assert after.spare.turning[4] == again
 
 
 def test_the_usual_fraction_is_what_the_settings_say() -> None:

@@ -113,7 +113,7 @@ def test_a_large_ratio_is_told_as_a_factor(ratio: float, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(4e-6, "0.004 ms"), (0.9, "900 ms"), (2.345, "2.35 s"), (5000, "5000 s")]
+    ("seconds", "told"), [(4e-6, "4 us"), (0.9, "900 ms"), (2.345, "2.35 s"), (5000, "5000 s")]
 )
 def test_a_time_has_a_unit_that_suits_it(seconds: float, told: str) -> None:
     assert duration(seconds) == told

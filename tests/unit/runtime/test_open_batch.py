@@ -35,6 +35,30 @@ def test_the_environment_chooses_only_where_the_script_leaves_it_open(
 
 
 @pytest.mark.parametrize(
+    ("variable", "asked", "told"),
+    [
+        ("128", {"global_batch": 64}, 1),
+        ("64", {"global_batch": 64}, 0),
+        ("low", {"global_batch": 64}, 0),
+        ("128", {"global_batch": "auto", "bounds": (64, 128)}, 0),
+    ],
+)
+def test_a_batch_of_the_environment_that_does_not_count_is_told_of(
+    variable: str,
+    asked: dict[str, Any],
+    told: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_GLOBAL_BATCH", variable)
+    evenstride.Stride(**asked).close()
+
+    texts = [one.getMessage() for one in caplog.records if "GLOBAL_BATCH" in one.getMessage()]
+    assert len(texts) == told
+    assert all("is 128, and the script says global_batch=64, which counts" in one for one in texts)
+
+
+@pytest.mark.parametrize(
     ("asked", "bounds", "environment", "words"),
     [
         (64, (32, 128), None, "are those of a global batch that is left open"),

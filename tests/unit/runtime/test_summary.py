@@ -48,7 +48,7 @@ FACTS: dict[str, Any] = {
 def test_a_whole_run_in_sentences() -> None:
     assert str(RUN).splitlines() == [
         "100 steps of 120 samples on 2 worker(s), policy adaptive, 3 change(s) of the split",
-        "shares 20/100; a step takes 456.7 ms: 2.40 times as fast as the equal split would be "
+        "shares 20/100; a step takes 457 ms: 2.40 times as fast as the equal split would be "
         "(bound 2.51), efficiency 0.96, from fitted curves",
         "worker one/0 made the others wait 39.5 s in all (33% of all workers' time), as the "
         "slowest of 97 steps",
@@ -59,7 +59,7 @@ def test_a_whole_run_in_sentences() -> None:
 def test_equal_workers_are_told_that_balancing_cannot_help() -> None:
     text = str(replace(RUN, bound_model=1.029, step_s=1.25))
 
-    assert "a step takes 1.2 s; the workers are equal, so balancing cannot help" in text
+    assert "a step takes 1.25 s; the workers are equal, so balancing cannot help" in text
     assert "times as fast" not in text
 
 
@@ -86,7 +86,7 @@ def test_three_percent_are_where_a_speed_up_or_a_loss_is_told(
 def test_without_fitted_curves_only_what_was_measured_is_told() -> None:
     text = str(replace(RUN, efficiency_model=None, speedup_model=None, bound_model=None))
 
-    assert "shares 20/100; a step takes 456.7 ms\n" in text
+    assert "shares 20/100; a step takes 457 ms\n" in text
 
 
 def test_before_the_first_report_no_speed_is_told() -> None:

@@ -55,9 +55,9 @@ def test_a_line_that_is_not_whole_waits_for_its_rest(tmp_path: Path, cut: int) -
     [
         ([], [], "the file is empty"),
         ([NOTE, NOTE], [], "there is no header"),
-        (["a photograph"], [], "line 1 is nothing that can be used without one"),
-        (["x", "y", "z"], [], "lines 1 to 3 are nothing that can be used"),
-        ([NOTE], [], "line 1 is nothing that can be used"),
+        (["a photograph"], [], "name a run's folder, or the trace.jsonl in it"),
+        (["x", "y", "z"], [], "there is no header, so this is no trace"),
+        ([NOTE], [], "or its first line is gone"),
         ([HEADER, "x", NOTE], ["header", "metric"], "line 2 is no record"),
         ([HEADER, "x", NOTE, "y", NOTE], ["header", "metric", "metric"], "line 4 is no record"),
         (["x", HEADER, NOTE], ["header", "metric"], "line 1 is no record of a trace, and passed"),
@@ -110,3 +110,49 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path, more: int) -> Non
 
     assert everything(tail) == ["header", *["metric"] * more]
     assert tail.restarts == 1
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.9, 0.999])
+def test_a_file_that_was_cut_is_read_anew(tmp_path: Path, keep: float) -> None:
+    tail = written(tmp_path, HEADER, *[NOTE] * 50)
+    everything(tail)
+    whole = tail.path.read_bytes()
+    with tail.path.open("r+b") as file:
+        file.truncate(int(len(whole) * keep))
+
+    assert everything(tail)[0] == "header"
+    assert tail.restarts == 1
+
+
+@pytest.mark.parametrize("more", [0, 5, 50], ids=["shorter", "as long", "longer"])
+def test_a_file_that_was_overwritten_in_place_is_read_anew(tmp_path: Path, more: int) -> None:
+    tail = written(tmp_path, HEADER, *[NOTE] * 5)
+    everything(tail)
+    other = "\n".join([HEADER, *[NOTE.replace("loss", "miss")] * more]) + "\n"
+    who = tail.path.stat().st_ino
+    tail.path.write_text(other)
+    assert tail.path.stat().st_ino == who
+
+    assert everything(tail) == ["header", *["metric"] * more]
+    assert tail.restarts == 1
+
+
+def test_a_file_that_only_grows_is_not_read_anew(tmp_path: Path) -> None:
+    tail = written(tmp_path, HEADER)
+    found = everything(tail)
+    with tail.path.open("a") as file:
+        for _ in range(20):
+            for part in (NOTE[:5], NOTE[5:] + "\n"):
+                file.write(part)
+                file.flush()
+                found += everything(tail)
+
+    assert found == ["header", *["metric"] * 20]
+    assert tail.restarts == 0
+
+
+def test_a_line_longer_than_one_look_hides_nothing_behind_it(tmp_path: Path) -> None:
+    long = json.dumps({"kind": "note", "x": "z" * (1 << 25)})
+    tail = written(tmp_path, HEADER, long, NOTE)
+
+    assert everything(tail) == ["header", "note", "metric"]

@@ -12,6 +12,7 @@ from evenstride.report.page.lists import alerts_of
 from evenstride.report.page.metrics import courses_of
 from evenstride.report.page.runs import Leg, Run
 from evenstride.report.page.words import headline, rate_of, who_waited
+from evenstride.report.page.workers import figures_of
 from evenstride.report.run.generation import Decision, Generation, Incident
 
 _FIGURES = ("efficiency_model", "speedup_model", "bound_model", "saved_s", "waiting_part")
@@ -35,10 +36,7 @@ def run_data(run: Run) -> dict[str, Any]:
         "who_waited": who_waited(run),
         "samples_per_s": rate_of(run),
         "totals": totals,
-        "workers": [
-            {"worker": name, "caused_s": float(run.caused_s[lane])}
-            for lane, name in enumerate(run.lanes)
-        ],
+        "workers": [asdict(figures_of(run, lane)) for lane in range(len(run.lanes))],
         "generations": [_leg(leg) for leg in run.legs],
         "decisions": _of_generations(run, lambda one: one.decisions),
         "incidents": _of_generations(run, lambda one: one.incidents),

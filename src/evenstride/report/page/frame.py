@@ -15,6 +15,7 @@ from evenstride.report.page.scales import Scale, Ticks, step_ticks, time_ticks
 
 _CLOSE = 7.0  # percent; labels closer than that would run into each other
 _FIGURES = 4
+_FURTHEST = 290.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ def listed(values: FloatArray, figures: int = _FIGURES) -> list[float | None]:
     known = np.isfinite(values)
     with np.errstate(divide="ignore"):
         scale = np.where(known & (values != 0.0), np.abs(values), 1.0)
-    power = 10.0 ** (figures - 1 - np.floor(np.log10(scale)))
+    # Neither a power of ten nor what is rounded by it may leave the range of numbers.
+    power = 10.0 ** np.clip(figures - 1 - np.floor(np.log10(scale)), -_FURTHEST, _FURTHEST)
     rounded = np.round(np.where(known, values, 0.0) * power) / power
     return [
         (int(one) if one == int(one) else float(f"{one:.{figures}g}")) if there else None

@@ -12,6 +12,7 @@ from evenstride.report.page.frame import axis_labels, figure, plot
 from evenstride.report.page.markup import Markup, element
 from evenstride.report.page.runs import Run
 from evenstride.report.page.scales import Scale, ticks
+from evenstride.report.run.kept import kept_before
 from evenstride.report.run.thinning import thinned
 from evenstride.report.words import plain
 
@@ -19,6 +20,7 @@ HEIGHT = 130.0
 TITLE = "Loss and metrics"
 _MOST = 12
 _BUCKETS = 400
+_FURTHEST = 1e100  # drawn at most: sums and differences of such values are still numbers
 _MEASURED = "loss of measured steps"
 
 
@@ -40,10 +42,11 @@ class Course:
 def courses_of(run: Run) -> list[Course]:
     """Return what was found of each metric, in the order in which they were first told of."""
     found: dict[str, list[tuple[int, float]]] = {}
-    for life in run.story.lives:
+    lives = run.story.lives
+    for life, kept in zip(lives, kept_before(lives), strict=True):
         told = {plain(name, 80): [(s, v) for s, _, v in one] for name, one in life.metrics.items()}
-        if life.losses:
-            told[_MEASURED] = life.losses
+        if life.losses:  # by the steps of the process, and metrics by those of the training
+            told[_MEASURED] = [(kept + step, loss) for step, loss in life.losses]
         for name, values in told.items():
             # What a process trained beyond the checkpoint that the next one began from is undone.
             before = [one for one in found.get(name, []) if one[0] < values[0][0]]
@@ -72,7 +75,7 @@ def metrics_charts(run: Run, key: str) -> Markup | None:
 
 
 def _chart(course: Course, key: str) -> Markup:
-    few = thinned(course.values, _BUCKETS)
+    few = thinned(np.clip(course.values, -_FURTHEST, _FURTHEST), _BUCKETS)
     steps = course.steps[few.last]
     low, high = float(few.least.min()), float(few.most.max())
     room = 0.06 * (high - low) or abs(high) * 0.1 or 1.0

@@ -17,13 +17,14 @@ from evenstride.report.page.scales import Scale
 from evenstride.report.page.sections import run_section
 from evenstride.report.page.steptime import steptime_chart, top_s
 from evenstride.report.page.tables import compared_table
-from evenstride.report.page.words import rate_of, who_waited
+from evenstride.report.page.words import headline, rate_of, who_waited
 from evenstride.report.tables import shorten
 
 GENERATOR = "evenstride report"
 """What a page of ours says of itself, near its beginning."""
 MARK = f'<meta name="generator" content="{GENERATOR}'
 _MOST_CLOSE = 6
+_MOST_OF_SECTIONS = 4_800_000  # bytes, so that the page of any number of runs is below 6 MB
 
 
 def page_of(runs: Sequence[Run]) -> str:
@@ -42,7 +43,7 @@ def page_of(runs: Sequence[Run]) -> str:
     several = len(runs) > 1
     name = f"{len(runs)} runs" if several else runs[0].name
     main = [_side_by_side(runs, axis)] if several and told else []
-    main += [run_section(run, number, axis, alone=not several) for number, run in enumerate(runs)]
+    main += _sections(runs, axis)
     head = element(
         "header",
         element("p", f"evenstride {__version__}: report of", class_="of"),
@@ -58,6 +59,32 @@ def page_of(runs: Sequence[Run]) -> str:
         _script(),
     )
     return f"<!DOCTYPE html>\n{element('html', _head(name), element('body', body), lang='en')}\n"
+
+
+def _sections(runs: Sequence[Run], axis: TimeAxis) -> list[Markup]:
+    """Return a part for each run; once they are too much for a page, the rest are short."""
+    found, room = list[Markup](), _MOST_OF_SECTIONS
+    for number, run in enumerate(runs):
+        if room > 0:
+            found.append(run_section(run, number, axis, alone=len(runs) == 1))
+            room -= len(found[-1].encode())
+        if room <= 0 and number:  # the first one is shown, whatever it takes
+            found[number:] = [_left_out(run, number)]
+    return found
+
+
+def _left_out(run: Run, number: int) -> Markup:
+    told = (
+        "There is no room for the charts and lists of this run on a page of so many; give fewer "
+        "runs to see them."
+    )
+    return element(
+        "section",
+        element("h2", run.name),
+        element("p", headline(run), class_="sum"),
+        element("p", told, class_="how"),
+        id=f"run{number}",
+    )
 
 
 def _head(name: str) -> Markup:

@@ -26,8 +26,10 @@ from evenstride.report.words import plain
 
 MOST_LANES = 32
 """Workers that are drawn; of more, those who kept the others waiting longest."""
+# Of all runs of a page together; a cell is a bucket of one worker.
 _MOST_BUCKETS = 2000
 _MOST_CELLS = 24_000
+_FEWEST_BUCKETS = 8  # of one run, however many there are
 
 
 class Leg:
@@ -64,6 +66,15 @@ class Leg:
     def durations_s(self) -> FloatArray:
         """How long each step took."""
         return self._study.durations_s
+
+    @property
+    def curtailed(self) -> bool:
+        """Whether some step had fewer samples than the global batch, as an epoch's last one."""
+        return bool((self._study.split_rows != np.arange(self.generation.steps)).any())
+
+    def share(self, rank: int) -> FloatArray:
+        """Return a worker's samples in the split of each step."""
+        return self._study.share(rank)
 
     def phases(self, rank: int) -> tuple[Phase, ...]:
         """Return the phases of a worker's speed."""
@@ -192,12 +203,13 @@ class Run:
         return self.column(one)
 
 
-def read_run(path: Path, name: str) -> Run:
+def read_run(path: Path, name: str, among: int = 1) -> Run:
     """Return a run, read to its end.
 
     Args:
         path: a run's folder or its trace file.
         name: to show it under.
+        among: how many runs its page has in all, which share the room.
 
     Raises:
         TraceError: there is no such file.
@@ -207,16 +219,17 @@ def read_run(path: Path, name: str) -> Run:
     """
     story = Story(path)
     story.read()
-    return run_of(story, name)
+    return run_of(story, name, among)
 
 
-def run_of(story: Story, name: str) -> Run:
-    """Return a story that was read as a run on one axis."""
+def run_of(story: Story, name: str, among: int = 1) -> Run:
+    """Return a story that was read as a run on one axis, among so many runs of its page."""
     told = [one for one in story.generations if one.steps]
     names = dict[tuple[str, int], int]()
     lanes = [_lanes(one.workers, names) for one in told]
     steps = sum(one.steps for one in told)
-    most = max(1, min(_MOST_BUCKETS, _MOST_CELLS // max(1, min(len(names), MOST_LANES))))
+    cells = _MOST_CELLS // max(1, min(len(names), MOST_LANES))
+    most = max(_FEWEST_BUCKETS, min(_MOST_BUCKETS, cells) // among)
     each = max(1, -(-steps // most))
     legs, pauses, offset_s, life = list[Leg](), list[tuple[float, float]](), 0.0, None
     for generation, mine in zip(told, lanes, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, floor, log10
+from math import ceil, floor, inf, log10
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from evenstride.core.fleet import FloatArray
 
 _MINUTES = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0)
+_LEAST = 1e-300  # what is narrower has no powers of ten to label it by
 _HOURS = (7200.0, 14400.0, 28800.0, 43200.0, 86400.0, 172800.0, 604800.0)
 
 
@@ -41,7 +42,7 @@ def ticks(low: float, high: float, about: int = 5) -> Ticks:
     >>> ticks(0.0, 23.0)
     [(0.0, '0'), (5.0, '5'), (10.0, '10'), (15.0, '15'), (20.0, '20')]
     """
-    if not high > low:
+    if not _LEAST < high - low < inf:
         return [(low, f"{low:.4g}")]
     return [(value, _label(value)) for value in _multiples(low, high, _nice((high - low) / about))]
 
@@ -66,7 +67,7 @@ def time_ticks(low_s: float, high_s: float, about: int = 6) -> Ticks:
     ['0 s', '2 min', '4 min', '6 min']
     """
     least = (high_s - low_s) / about
-    if not least > 0.0:
+    if not _LEAST < least < inf:
         return [(low_s, f"{low_s:.4g} s")]
     known = next((one for one in (*_MINUTES, *_HOURS) if one >= least), 0.0)
     each = known if least > 1.0 and known else _nice(least)

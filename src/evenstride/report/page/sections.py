@@ -18,9 +18,9 @@ from evenstride.report.page.metrics import metrics_charts
 from evenstride.report.page.runs import Run
 from evenstride.report.page.shares import shares_chart
 from evenstride.report.page.steptime import steptime_chart, top_s
-from evenstride.report.page.tables import workers_table
 from evenstride.report.page.times import times_chart
 from evenstride.report.page.words import cards_of, headline, part_name, who_waited
+from evenstride.report.page.workers import workers_table
 from evenstride.report.words import duration
 
 

@@ -17,9 +17,8 @@ TITLE = "Shares"
 
 
 def share_of(leg: Leg, rank: int) -> FloatArray:
-    """Return a worker's samples per step; not a number where nothing was told."""
-    share = leg.generation.table.share[:, rank].astype(np.float64)
-    return np.where(share < 0, np.nan, share)
+    """Return a worker's samples in the split of each step; not a number where none was told."""
+    return leg.share(rank)
 
 
 def shares_chart(run: Run, axis: TimeAxis, key: str) -> Markup:
@@ -54,6 +53,8 @@ def shares_chart(run: Run, axis: TimeAxis, key: str) -> Markup:
 
 def _words(run: Run) -> list[str]:
     told = ["Samples of each worker in a step; together they are the global batch."]
+    if any(leg.curtailed for leg in run.legs):
+        told.append("Steps that have fewer, as an epoch's last one, are drawn as the one before.")
     if run.each > 1:
         told.append(
             f"A line is the mean of {run.each:,} steps, the band around it from the smallest share "

@@ -28,8 +28,9 @@ class StepTimes:
         least: shortest of a bucket.
         mean: of it.
         most: longest of it.
-        equal: mean that the equal split would have; not a number where that is not known.
-        best: mean that the best split would have.
+        equal: mean that the equal split would have; steps that cannot be compared count as they
+            were, and a bucket without others is not a number.
+        best: mean that the best split would have, likewise.
     """
 
     least: FloatArray
@@ -43,8 +44,10 @@ def step_times(run: Run) -> StepTimes:
     """Return the step times of a run."""
 
     def judged(leg: Leg, split_s: FloatArray) -> FloatArray:
-        shared_s = np.nan_to_num(leg.generation.communication_s)
-        return leg.thin(split_s + shared_s).mean
+        generation, own_s = leg.generation, leg.durations_s
+        other_s = np.where(generation.judged, own_s - generation.slowest_s + split_s, own_s)
+        unknown = np.isnan(leg.thin(split_s).mean)
+        return np.where(unknown, np.nan, leg.thin(other_s).mean)
 
     return StepTimes(
         run.column(lambda leg: leg.thin(leg.durations_s).least),

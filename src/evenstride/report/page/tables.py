@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.report.page.markup import Child, Markup, element, together
-from evenstride.report.page.runs import Leg, Run
+from evenstride.report.page.runs import Run
 from evenstride.report.page.words import rate_of
 from evenstride.report.tables import NOTHING
 from evenstride.report.words import duration
-
-_RECENT = 20
-_MOST_ROWS = 256
 
 
 def table(
@@ -51,75 +45,6 @@ def _row(row: Sequence[Child], kinds: Sequence[str | None]) -> Markup:
     )
 
 
-_WORKERS = (
-    *("worker", "rank", "share", "busy", "wait", "speed, of its best", "since step"),
-    *("kept others waiting", "part of the time", "slowest in steps", "state"),
-)
-
-
-def workers_table(run: Run) -> Markup | None:
-    """Return a line for each worker of the run; ``None`` if there are none.
-
-    Args:
-        run: any.
-    """
-    if not run.legs:
-        return None
-    order = np.argsort(-run.caused_s, kind="stable").tolist()
-    rows: list[Sequence[Child]] = [_worker(run, lane) for lane in order[:_MOST_ROWS]]
-    if len(order) > _MOST_ROWS:
-        rows.append([f"{len(order) - _MOST_ROWS:,} more workers are in the output of --json"])
-    told = (
-        f"Share: of the last step. Busy and wait: medians of the last {_RECENT} steps. Kept others "
-        "waiting: seconds of each of the others, on average, over the whole run."
-    )
-    return table(_WORKERS, rows, told=told, text=(0, 10))
-
-
-def _worker(run: Run, lane: int) -> Sequence[Child]:
-    leg = next(one for one in reversed(run.legs) if one.rank(lane) is not None)
-    rank = leg.rank(lane)
-    assert rank is not None
-    held, recent = leg.generation.table, slice(-_RECENT, None)
-    speed, since = _speed(leg, rank)
-    slowest = sum(
-        b.slowest_steps for one in run.legs for b in one.blames if one.lanes[b.rank] == lane
-    )
-    caused_s = float(run.caused_s[lane])
-    waits = (duration(caused_s), f"{caused_s / max(run.totals.took_s, 1e-12):.1%}", f"{slowest:,}")
-    return (
-        run.lanes[lane],
-        f"{rank}",
-        f"{max(_latest(held.share[:, rank]), 0):,}",
-        duration(_median(held.busy_s[recent, rank])),
-        duration(_median(held.wait_s[recent, rank])),
-        speed,
-        since,
-        *(waits if run.lockstep else (NOTHING,) * 3),
-        _state(run, leg, rank),
-    )
-
-
-def _speed(leg: Leg, rank: int) -> tuple[str, str]:
-    phases = leg.phases(rank)
-    if not phases:
-        return NOTHING, NOTHING
-    since = f"{leg.step_at(phases[-1].first):,}" if len(phases) > 1 else "the first"
-    return f"{phases[-1].speed:.2f}", since
-
-
-def _state(run: Run, leg: Leg, rank: int) -> str:
-    if leg is not run.legs[-1]:
-        return "gone"
-    standing = leg.generation.standing
-    return standing[rank] if rank < len(standing) else NOTHING
-
-
-def _median(values: FloatArray) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else None
-
-
 _COMPARED = (
     *("run", "policy", "workers", "steps", "time", "samples/s", "against the first"),
     *("waiting", "speed-up over equal", "efficiency"),
@@ -152,9 +77,3 @@ def _compared(run: Run, first: float) -> Sequence[Child]:
         NOTHING if speedup is None else f"{speedup:.2f}×",
         NOTHING if part is None else f"{part:.1%}",
     )
-
-
-def _latest(shares: IntArray) -> int:
-    """Return the share of the last step that was told of."""
-    known = shares[shares >= 0]
-    return int(known[-1]) if len(known) else 0

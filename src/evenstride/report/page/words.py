@@ -72,8 +72,9 @@ def _compared(totals: Totals, speedup: float, bound: float) -> str:
     if speedup < 1.0:
         return f"{duration(-saved_s)} more than with equal shares, though {best}"
     return (
-        f"{speedup:.2f} times as fast as with equal shares: {duration(saved_s)} saved. That is "
-        f"{totals.efficiency_model:.1%} of what the best split would reach"
+        f"by its fitted curves {speedup:.2f} times as fast as with equal shares: "
+        f"{duration(saved_s)} saved. That is {totals.efficiency_model:.1%} of what the best split "
+        "would reach"
     )
 
 

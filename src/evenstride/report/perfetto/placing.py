@@ -9,6 +9,7 @@ import numpy as np
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.report.run.clock import spans_s
 from evenstride.report.run.generation import Generation
+from evenstride.report.run.splits import split_rows, split_share
 from evenstride.report.run.story import Life
 from evenstride.report.words import duration
 
@@ -32,6 +33,7 @@ class Placed:
         ends_ns: when it ended: as its gradients were averaged. Never before it began, nor after
             the next one began.
         passes: first step of each pass over the data, and the epoch that it is in, in order.
+        split_rows: for each step, the row that shows the split in force at it, ``(steps,)``.
     """
 
     generation: Generation
@@ -40,6 +42,11 @@ class Placed:
     begins_ns: IntArray
     ends_ns: IntArray
     passes: tuple[tuple[int, int], ...]
+    split_rows: IntArray
+
+    def share(self, rank: int) -> FloatArray:
+        """Return a worker's samples in the split of each step; not a number if nothing was told."""
+        return split_share(self.generation, rank, self.split_rows)
 
     def at_ns(self, at_s: float) -> int:
         """Return a moment of the process's clock."""
@@ -86,7 +93,8 @@ def place(lives: list[Life], base_ns: int) -> tuple[list[Placed], list[str]]:
             begins_ns, ends_ns = began_ns + _all_ns(begins_s), began_ns + _all_ns(ends_s)
             if len(begins_ns) and begins_ns[0] < least:  # of one process, so by little
                 begins_ns, ends_ns = (at + (least - begins_ns[0]) for at in (begins_ns, ends_ns))
-            found.append(Placed(generation, began_ns, least, begins_ns, ends_ns, _passes(life)))
+            spanned = (began_ns, least, begins_ns, ends_ns, _passes(life))
+            found.append(Placed(generation, *spanned, split_rows(generation)))
             if len(ends_ns):
                 ended_ns = int(ends_ns[-1])
     return found, notes

@@ -171,8 +171,7 @@ def write_counters(
         placed: its generation.
         span: row of the first step, and behind the last.
     """
-    share = placed.generation.table.share[:, rank].astype(np.float64)
-    share = np.where(share >= 0, share, np.nan)
+    share = placed.share(rank)
     _write_changes(file, pid, "share (samples)", placed, share, span, 0.5)
     speed, name = _speed(placed, rank), "speed (part of its best)"
     _write_changes(file, pid, name, placed, speed, span, _TOLD_CHANGE)

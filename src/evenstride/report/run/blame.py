@@ -12,17 +12,22 @@ from functools import cached_property
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray
+from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.report.run.clock import durations_s
 from evenstride.report.run.generation import Generation
 from evenstride.report.run.phases import Phase, phases_of
+from evenstride.report.run.splits import split_rows, split_share
 from evenstride.report.words import duration
 
 _MENTIONED = 0.02  # of the time; who caused less is not named
-_MOSTLY = 0.7  # of what a worker caused; phases that have so much are told
+_UNTOLD = 0.05  # of what a worker caused, at most, without being told of apart
+_NEXT_TO_NOTHING = 0.005
 _SLOWER = 0.9  # of its own best speed; above that it did not slow down
 _DATA = 0.5  # of its own work
-_MANY_PHASES = 3
+_MOST_STRETCHES = 3
+_EDGE = 0.01  # of what a worker caused in a phase, that may lie at either end of it
+_SHORTER = 0.9
+_AS_SLOW = 0.5
 _CHANCE = 0.02
 _ALWAYS = 0.9
 _BLOCK, _MOST_BLOCKS = 100, 50
@@ -151,6 +156,15 @@ class Study:
         """How long each step took, ``(steps,)``."""
         return durations_s(self.generation)
 
+    @cached_property
+    def split_rows(self) -> IntArray:
+        """For each step, the row that shows the split in force at it."""
+        return split_rows(self.generation)
+
+    def share(self, rank: int) -> FloatArray:
+        """Return a worker's samples in the split of each step; not a number if nothing was told."""
+        return split_share(self.generation, rank, self.split_rows)
+
     def phases(self, rank: int) -> tuple[Phase, ...]:
         """Return the phases of a worker's speed."""
         if rank not in self._phases:
@@ -212,19 +226,42 @@ def _stretches(study: Study, rank: int) -> tuple[Stretch, ...]:
 
 
 def _stretch(generation: Generation, rank: int, waits: Waits, phase: Phase) -> Stretch:
-    rows = slice(phase.first, phase.last + 1)
+    first, last = _waited(waits.caused_s[phase.first : phase.last + 1], rank)
+    first, last = phase.first + first, phase.first + last
+    rows = slice(first, last + 1)
     busy_s = float(np.nansum(generation.table.busy_s[rows, rank]))
     data_s = float(np.nansum(generation.table.data_s[rows, rank]))
     longer, often = _slower(generation.table.busy_s[rows], waits.caused_s[rows, rank], rank)
     return Stretch(
-        first=generation.first + phase.first,
-        last=generation.first + phase.last,
+        first=generation.first + first,
+        last=generation.first + last,
         speed=phase.speed,
-        caused_s=float(waits.caused_s[rows, rank].sum()),
+        caused_s=float(waits.caused_s[phase.first : phase.last + 1, rank].sum()),
         data_part=data_s / busy_s if busy_s else 0.0,
         longer=longer,
         often=often,
     )
+
+
+def _waited(caused_s: FloatArray, rank: int) -> tuple[int, int]:
+    """Return the first and last row of a phase in which the others waited for a worker.
+
+    All of it, unless nearly all of its waiting is in clearly fewer and in the rest they waited for
+    somebody who was slower still.
+    """
+    own_s = caused_s[:, rank]
+    whole, sums_s = (0, len(own_s) - 1), np.cumsum(own_s)
+    if not len(own_s) or not sums_s[-1]:
+        return whole
+    first = int(np.searchsorted(sums_s, _EDGE * sums_s[-1], side="right"))
+    last = int(np.searchsorted(sums_s, (1.0 - _EDGE) * sums_s[-1]))
+    if last - first + 1 >= _SHORTER * len(own_s):
+        return whole
+    rest_s = np.delete(np.delete(caused_s, rank, axis=1), slice(first, last + 1), axis=0)
+    if rest_s.sum(axis=1).mean() < _AS_SLOW * own_s[first : last + 1].mean():
+        return whole
+    edge = round(_EDGE * (last - first + 1))  # what was cut off, as far as it is as dense
+    return max(first - edge, 0), min(last + edge, whole[1])
 
 
 def _slower(busy_s: FloatArray, caused_s: FloatArray, rank: int) -> tuple[float, float]:
@@ -255,16 +292,28 @@ def _reason(
         return f"{name} made the others wait {duration(each_s)}, {part:.1%} of the time"
     told = f"{name} made each of the others wait {duration(each_s)}, {part:.0%} of the time"
     total_s = sum(one.caused_s for one in stretches)
+    main = _main(stretches, total_s)
+    when = [_when(generation, one) for one in main]
+    why = [_why(generation, one) for one in main]
+    rest = 1.0 - sum(one.caused_s for one in main) / total_s
+    if len(main) == 1 and rest <= _UNTOLD:
+        return f"{told}, {when[0]}: {why[0]}"
+    parts = [duration(each_s * one.caused_s / total_s) for one in main]
+    each = [f"{p} {w} ({y})" for p, w, y in zip(parts, when, why, strict=True)]
+    if rest > _NEXT_TO_NOTHING:
+        each.append(f"{duration(each_s * rest)} at other times")
+    return f"{told}: {', '.join(each)}"
+
+
+def _main(stretches: tuple[Stretch, ...], total_s: float) -> list[Stretch]:
+    """Return the few stretches that hold nearly all of what a worker caused, in order."""
     main, held_s = [], 0.0
-    for one in stretches:
+    for one in stretches[:_MOST_STRETCHES]:
         main.append(one)
         held_s += one.caused_s
-        if held_s >= _MOSTLY * total_s:
+        if held_s >= (1.0 - _UNTOLD) * total_s:
             break
-    if len(main) > _MANY_PHASES:
-        return f"{told}, in {len(stretches)} phases of its speed"
-    main.sort(key=lambda one: one.first)
-    return f"{told}, {'; '.join(_when(generation, one) for one in main)}"
+    return sorted(main, key=lambda one: one.first)
 
 
 def _when(generation: Generation, one: Stretch) -> str:
@@ -272,18 +321,25 @@ def _when(generation: Generation, one: Stretch) -> str:
     from_start, to_end = one.first <= generation.first, one.last >= last_step
     if from_start and to_end:
         when = "all the time" if one.often >= _ALWAYS else "most of the time"
-        when = when if one.often >= 0.5 else "at times"
-    elif to_end:
-        when = f"since step {one.first:,}"
-    elif from_start:
-        when = f"up to step {one.last:,}"
-    else:
-        when = f"in steps {one.first:,} to {one.last:,}"
+        return when if one.often >= 0.5 else "at times"
+    if to_end:
+        return f"since step {one.first:,}"
+    if from_start:
+        return f"up to step {one.last:,}"
+    if one.first == one.last:
+        return f"in step {one.first:,}"
+    return f"in steps {one.first:,} to {one.last:,}"
+
+
+def _why(generation: Generation, one: Stretch) -> str:
     if one.data_part >= _DATA:
-        return f"{when}: {one.data_part:.0%} of its own time it waited for data"
+        return f"{one.data_part:.0%} of its own time it waited for data"
+    share = f"its share took it {one.longer:.0%} longer than any other took for its own"
     if one.speed < _SLOWER:
-        fell = "was" if from_start else "fell to"
-        return f"{when}: its speed {fell} {one.speed:.2f} of its best"
+        fell = "was" if one.first <= generation.first else "fell to"
+        speed = f"its speed {fell} {one.speed:.2f} of its best"
+        # A slow-down that explains the lesser part of it is not the reason.
+        return speed if 1.0 / one.speed - 1.0 >= 0.5 * one.longer else f"{share}, and {speed}"
     if one.longer < _CHANCE:
-        return f"{when}: by chance, as its times scatter; it is no slower as a rule"
-    return f"{when}: its share took it {one.longer:.0%} longer than any other took for its own"
+        return "by chance, as its times scatter; it is no slower as a rule"
+    return share

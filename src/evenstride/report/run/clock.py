@@ -3,7 +3,7 @@
 A trace has how long steps took, and now and then how many were committed at which moment. Between
 two such moments steps follow one another; time that none of them accounts for (evaluation, saving)
 lies before the step that had it, as far as that is known, else before the first of a pass over the
-data, and else before the first.
+data, and else before the first. A little of it is no pause, and lies between all steps.
 """
 
 from __future__ import annotations
@@ -16,18 +16,30 @@ import numpy.typing as npt
 from evenstride.core.fleet import FloatArray
 from evenstride.report.run.generation import Generation
 
+_NO_PAUSE = 0.05
+"""Part of the steps' time: less than that is what their measured times are off the clock by."""
+
 
 def durations_s(generation: Generation) -> FloatArray:
-    """Return how long each step took: of the worker that was at it longest, ``(steps,)``.
+    """Return how long each step took, ``(steps,)``: on average of the workers that told of it.
 
-    A step that nobody has told of yet takes the median.
+    They begin and end it together, give or take what each is early or late by. That comes back in
+    their next step, so the mean adds up to the clock, and the longest would to more. Where workers
+    do not keep step, it is that of the worker that was at it longest. A step that nobody has told
+    of yet takes the median.
     """
     table = generation.table
     if not generation.steps:
         return np.zeros(0)
-    spent_s = np.nan_to_num(table.busy_s + table.wait_s, nan=-1.0).max(axis=1)
-    known = spent_s >= 0.0
-    return np.where(known, spent_s, np.median(spent_s[known]) if known.any() else 0.0)
+    spent_s = table.busy_s + table.wait_s
+    told = ~np.isnan(spent_s)
+    counts, spent_s = np.count_nonzero(told, axis=1), np.where(told, spent_s, 0.0)
+    if generation.lockstep:
+        lasting_s = spent_s.sum(axis=1) / np.maximum(counts, 1)
+    else:
+        lasting_s = spent_s.max(axis=1)
+    known = counts > 0
+    return np.where(known, lasting_s, np.median(lasting_s[known]) if known.any() else 0.0)
 
 
 def spans_s(generation: Generation) -> tuple[FloatArray, FloatArray]:
@@ -44,7 +56,7 @@ def spans_s(generation: Generation) -> tuple[FloatArray, FloatArray]:
     if not len(lasting_s):
         return np.zeros(0), np.zeros(0)
     ends_s = _ends(generation, lasting_s, apart_s)
-    begins_s = np.maximum(ends_s - lasting_s, np.append(-np.inf, ends_s[:-1]))
+    begins_s = np.maximum(ends_s - lasting_s, np.append(generation.anchors[0][0], ends_s[:-1]))
     return begins_s, ends_s
 
 
@@ -84,6 +96,9 @@ def _placed(
         return np.asarray(np.cumsum(lasting_s) * (room_s / work_s if work_s else 0.0))
     known_s = float(apart_s.sum())
     gaps_s = apart_s * min(left_s / known_s, 1.0) if known_s else np.zeros(len(lasting_s))
+    rest_s = max(left_s - float(gaps_s.sum()), 0.0)
+    if not fresh.any() and rest_s < _NO_PAUSE * work_s:
+        return np.asarray(np.cumsum(gaps_s + lasting_s * (1.0 + rest_s / work_s)))
     before = np.flatnonzero(fresh) if fresh.any() else np.zeros(1, dtype=np.int64)
-    gaps_s[before] += max(left_s - float(gaps_s.sum()), 0.0) / len(before)
+    gaps_s[before] += rest_s / len(before)
     return np.asarray(np.cumsum(gaps_s + lasting_s))

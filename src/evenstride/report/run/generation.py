@@ -83,7 +83,7 @@ class Generation:
     standing: tuple[str, ...] = ()
     curves: Curves | None = None
     serving: tuple[int, ...] = ()
-    _judged_s: FloatArray = field(default_factory=lambda: np.zeros((3, 0)))
+    _judged_s: FloatArray = field(default_factory=lambda: np.zeros((2, 0)))
     _looked_at: int = 0
     _late: list[int] = field(default_factory=list)
 
@@ -122,11 +122,6 @@ class Generation:
         """What the best split would have made of each step, likewise."""
         return self._row(1)
 
-    @property
-    def communication_s(self) -> FloatArray:
-        """Communication as it was when a step was judged, ``(steps,)``."""
-        return self._row(2)
-
     def _row(self, number: int) -> FloatArray:
         self._make_room()
         return np.asarray(self._judged_s[number, : self.steps])
@@ -136,18 +131,16 @@ class Generation:
         """Which steps could be compared with other splits, ``(steps,)``."""
         return np.asarray(~np.isnan(self.best_s), dtype=np.bool_)
 
-    def judge(self, yardstick: Yardstick | None, communication_s: float) -> None:
+    def judge(self, yardstick: Yardstick | None) -> None:
         """Compare the steps that have become whole with the equal and the best split.
 
         Each is judged by the curves of the time when it did, as the run itself judges.
 
         Args:
             yardstick: by those curves; ``None`` if they are not known.
-            communication_s: of a step, at that time.
         """
         rows = self._fresh()
         self._make_room()
-        self._judged_s[2, rows] = communication_s
         if yardstick is None or not len(rows):
             return
         splits, of = np.unique(self.table.share[rows], axis=0, return_inverse=True)
@@ -157,7 +150,7 @@ class Generation:
             parts[number] = (np.nan, np.nan) if found is None else found
         slowest_s = self.table.busy_s[rows].max(axis=1)  # of these alone: judging is not quadratic
         ratios = parts[of.reshape(-1)] * slowest_s[:, np.newaxis]
-        self._judged_s[:2, rows] = ratios.T
+        self._judged_s[:, rows] = ratios.T
 
     def _fresh(self) -> npt.NDArray[np.int64]:
         """Return the rows that have become whole since the last call."""
@@ -170,5 +163,5 @@ class Generation:
     def _make_room(self) -> None:
         have = self._judged_s.shape[1]
         if self.steps > have:
-            nothing = np.full((3, max(self.steps, 2 * have) - have), np.nan)
+            nothing = np.full((2, max(self.steps, 2 * have) - have), np.nan)
             self._judged_s = np.concatenate([self._judged_s, nothing], axis=1)

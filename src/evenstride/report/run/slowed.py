@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from evenstride.report.run.blame import Study
 from evenstride.report.run.phases import Phase
 
@@ -90,8 +92,8 @@ def _when(study: Study, phase: Phase) -> str:
 
 def _share_change(study: Study, rank: int, phase: Phase) -> str:
     """Return how its share answered to a phase of its speed."""
-    share = study.generation.table.share[:, rank]
-    before, after = int(share[max(phase.first - 1, 0)]), int(share[phase.last])
-    if before < 0 or after < 0 or before == after:
+    share = study.share(rank)
+    before, after = share[max(phase.first - 1, 0)], share[phase.last]
+    if np.isnan(before) or np.isnan(after) or before == after:
         return ""
-    return f", its share going from {before:,} to {after:,} samples"
+    return f", its share going from {before:,.0f} to {after:,.0f} samples"

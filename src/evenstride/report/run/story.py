@@ -8,7 +8,6 @@ decisions is what the run itself wrote.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,20 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.core.speedup import Yardstick, equal_split
 from evenstride.core.state import Control
 from evenstride.core.sync import sync_from_spec
-from evenstride.errors import EvenstrideError
+from evenstride.errors import EvenstrideError, TraceError
+from evenstride.report.run.believed import (
+    MOST_STEPS,
+    batch_of,
+    check_exchanged,
+    check_formed,
+    check_shares,
+    number_of,
+    possible,
+    seconds_of,
+    shallow,
+    whole_of,
+)
+from evenstride.report.run.gaps import Gaps, untold
 from evenstride.report.run.generation import Decision, Generation, Incident
 from evenstride.report.run.summed import unlike_summary
 from evenstride.report.run.table import StepTable
@@ -43,7 +55,11 @@ from evenstride.trace.tail import TraceTail
 
 _LONGEST_NAME = 120
 _FURTHEST = 100_000  # steps that may be committed before anyone tells of them
-_DAMAGED = (EvenstrideError, KeyError, TypeError, ValueError, AttributeError, OverflowError)
+_FURTHEST_STEP = (1 << 63) - 1
+_DAMAGED = (
+    *(EvenstrideError, KeyError, TypeError, ValueError, AttributeError),
+    *(OverflowError, RecursionError),
+)
 
 
 @dataclass(slots=True)
@@ -69,8 +85,8 @@ class Life:
     @property
     def began_unix_s(self) -> float | None:
         """When its clock began, in seconds since 1970; ``None`` if it does not say."""
-        told_s = _finite(self.header.get("started_unix_s"))
-        return None if told_s is None else told_s - (_finite(self.header.get("at_s")) or 0.0)
+        told_s = number_of(self.header.get("started_unix_s"))
+        return None if told_s is None else told_s - (seconds_of(self.header.get("at_s")) or 0.0)
 
 
 class Story:
@@ -96,7 +112,7 @@ class Story:
         self._equal: Shares = ()
         self._at_s, self._step = 0.0, 0
         self._committed_s: float | None = None
-        self._damaged, self._unsound, self._not_replayed = 0, 0, ""
+        self._gaps = Gaps()
         self._anew = self._tail.restarts
 
     @property
@@ -115,6 +131,12 @@ class Story:
         return next(reversed(self.generations), None)
 
     @property
+    def _here(self) -> Generation | None:
+        """The latest generation of the latest process; ``None`` before its first has formed."""
+        of_this = self.lives[-1].generations if self.lives else []
+        return of_this[-1] if of_this else None
+
+    @property
     def ended(self) -> bool:
         """Whether the latest process has said that it ended."""
         return bool(self.lives) and self.lives[-1].summary is not None
@@ -122,40 +144,21 @@ class Story:
     @property
     def unread(self) -> tuple[str, ...]:
         """What could not be read or made sense of, one sentence each."""
-        told = list(self._tail.unread)
-        if self._damaged:
-            told.append(
-                f"{self._damaged} record(s) were damaged, and left out; sums lack their steps, and "
-                "what is said of other splits may be off"
-            )
-        if self._unsound:
-            told.append(
-                f"{self._unsound} report(s) of impossible times were left out; their steps count "
-                "in no comparison"
-            )
-        if untold := self._untold():
-            told.append(
-                f"the last {untold} step(s) came after the last exchange, and count in no figure"
-            )
+        told = [*self._tail.unread, *self._gaps.sentences()]
+        told += filter(None, [untold(self._here, self.lives[-1].summary if self.lives else None)])
         for life in self.lives:
             if life.summary and life.generations:
                 told += filter(None, [unlike_summary(life.generations, life.summary)])
-        if self._not_replayed:
-            told.append(self._not_replayed)
-        return tuple(told)
-
-    def _untold(self) -> int:
-        """Return how many steps the run says it took beyond those that it told of."""
-        now, summary = self.now, self.lives[-1].summary if self.lives else None
-        steps = _finite((summary or {}).get("step"))
-        if now is None or steps is None or not now.lockstep:
-            return 0
-        return max(0, int(steps) - now.first - now.steps)
+        return tuple(map(plain, told))
 
     def read(self) -> bool:
-        """Read on to the end of what is there; return whether there was anything new."""
+        """Read on to the end of what is there; return whether there was anything new.
+
+        Raises:
+            TraceError: the file cannot be read, or not any more. What was read of it stays.
+        """
         any_new = False
-        while records := self._tail.records():
+        while records := self._records():
             if self._anew != self._tail.restarts:
                 self._begin()
             for record in records:
@@ -165,27 +168,36 @@ class Story:
             self._begin()
         return any_new
 
+    def _records(self) -> list[dict[str, Any]]:
+        try:
+            return self._tail.records()
+        except OSError as error:
+            raise TraceError(
+                f"{self.path} cannot be read ({error.strerror}); see whether it was moved or "
+                "removed, and whether you may read it"
+            ) from None
+
     def take(self, record: dict[str, Any]) -> None:
         """Take one record; one that is damaged is counted."""
         try:
             self._take(record)
         except _DAMAGED:
-            self._damaged += 1
+            self._gaps.damaged += 1
 
     def _take(self, record: dict[str, Any]) -> None:
         kind = record["kind"]
         if kind == "header":
-            self.lives.append(Life(record))
-            self._start(record)
+            self.lives.append(Life(shallow(record)))
+            self._start(self.lives[-1].header)
         elif not self.lives:
             raise ValueError("a record before any header")
         elif kind == "event":
-            self._at_s = _finite(record.get("at_s")) or 0.0
-            self._committed_s = _finite(record.get("committed_at_s"))
+            self._at_s = seconds_of(record.get("at_s")) or 0.0
+            self._committed_s = seconds_of(record.get("committed_at_s"))
             self._happened(decode(record["event"]))
         elif kind == "instructions":
-            for plain in record["instructions"]:
-                self._decided(decode(plain))
+            for told in record["instructions"]:
+                self._decided(decode(told))
         else:
             _noted(self.lives[-1], record)
 
@@ -198,33 +210,34 @@ class Story:
 
     def _lose_control(self, error: BaseException) -> None:
         self._control = None
-        self._not_replayed = (
-            "what was decided cannot be replayed by this version, so figures from fitted curves "
-            f"are missing ({type(error).__name__}: {str(error)[:80]})"
-        )
+        self._gaps.lose_control(error)
 
     def _happened(self, event: Event | Instruction) -> None:
-        if not isinstance(getattr(event, "step", 0), int):
-            raise TypeError("a step is a number")
+        whole_of(getattr(event, "step", 0), _FURTHEST_STEP)
         if isinstance(event, FleetFormed):
             self._formed(event)
+        elif isinstance(event, Exchanged):
+            check_exchanged(event)
+        now = self._here
+        if now is None:  # what an earlier process knew says nothing of this one's workers
+            raise ValueError("something happened to workers that have not met")
         self._replay(event)
         if isinstance(event, FleetFormed):
             self._set_equal()
-        known = (Exchanged, MembersChanged, Recalled, EpochEnded)
-        if self.now is None or not isinstance(event, known):
+        if not isinstance(event, Exchanged | MembersChanged | Recalled | EpochEnded):
             return
         self._step = event.step
         if isinstance(event, Exchanged):
-            self._measured(self.now, event)
+            self._measured(now, event)
         elif isinstance(event, MembersChanged):
             for one in event.happenings:
                 why = f" ({one.why})" if one.why else ""
                 text = f"{one.worker}: {one.change.value}{why}"
-                self.now.incidents.append(Incident(event.step, self._at_s, plain(text)))
-        self._remember_control(self.now)
+                now.incidents.append(Incident(event.step, self._at_s, plain(text)))
+        self._remember_control(now)
 
     def _formed(self, event: FleetFormed) -> None:
+        check_formed(event)
         life = self.lives[-1]
         formed = Generation(
             life=len(self.lives) - 1,
@@ -258,14 +271,14 @@ class Story:
         committed_s = self._at_s if self._committed_s is None else self._committed_s
         now.memory += [(self._at_s, one) for one in event.memory]
         told = event.observations
-        self._unsound += int((~told.sound).sum())
-        self._damaged += now.table.add(told.only(told.sound))
+        believed = possible(told, now.global_batch)
+        self._gaps.unsound += int((~believed).sum())
+        self._gaps.damaged += now.table.add(told.only(believed))
         if now.first <= event.step <= now.first + 2 * now.steps + _FURTHEST:
             now.anchors.append((committed_s, event.step))
         now.held.update({one.worker: one for one in event.memory})
         if now.lockstep:
-            communication_s = self._control.communication_s if self._control else 0.0
-            now.judge(self._yardstick(), communication_s)
+            now.judge(self._yardstick())
 
     def _set_equal(self) -> None:
         """Keep the equal split as the run does: memory that is seen later does not change it."""
@@ -297,12 +310,11 @@ class Story:
 
     def _take_batch(self, now: Generation, effective: int, batch: int, reason: str) -> None:
         """Go on with the same workers and another global batch: times are of its own table."""
-        if batch < 1 or effective < now.first:
-            raise ValueError("no such batch or step")
+        whole_of(effective, MOST_STEPS, now.first)
         after = Generation(
             life=now.life,
             number=now.number,
-            global_batch=batch,
+            global_batch=batch_of(batch),
             workers=now.workers,
             table=StepTable(effective, len(now.workers)),
             lockstep=now.lockstep,
@@ -322,11 +334,12 @@ class Story:
         self._remember_control(after)
 
     def _decided(self, instruction: Event | Instruction) -> None:
-        now = self.now
+        now = self._here
         if now is None:
-            return
+            raise ValueError("a decision on workers that have not met")
         match instruction:
             case SetShares(effective, shares, reason):
+                check_shares(instruction, now.global_batch)
                 self._follow(shares)
                 now.decisions.append(Decision(effective, self._at_s, tuple(shares), plain(reason)))
             case SetBatch(effective, batch, reason):
@@ -353,20 +366,20 @@ def _lockstep(header: dict[str, Any]) -> bool:
 def _noted(life: Life, record: dict[str, Any]) -> None:
     match record["kind"]:
         case "ended":
-            life.summary = record["summary"] if isinstance(record["summary"], dict) else {}
+            summary = shallow(record["summary"])
+            life.summary = summary if isinstance(summary, dict) else {}
         case "metric":
-            value = _finite(record.get("value"))
+            value = number_of(record.get("value"))
             if value is not None:
-                found = int(record["step"]), float(record["epochs"]), value
+                found = _step_of(record), float(record["epochs"]), value
                 life.metrics.setdefault(plain(record["name"], _LONGEST_NAME), []).append(found)
         case "noise":
-            loss = _finite(record.get("loss"))
+            loss = number_of(record.get("loss"))
             if loss is not None:
-                life.losses.append((int(record["step"]), loss))
+                life.losses.append((_step_of(record), loss))
         case _:
-            life.notes.append(record)
+            life.notes.append(shallow(record))
 
 
-def _finite(value: Any) -> float | None:
-    sound = isinstance(value, int | float) and isfinite(value)
-    return float(value) if sound else None
+def _step_of(record: dict[str, Any]) -> int:
+    return whole_of(int(record["step"]), MOST_STEPS, -MOST_STEPS)

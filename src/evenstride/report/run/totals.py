@@ -21,8 +21,9 @@ class Totals:
         samples: that were trained in them.
         took_s: of all steps.
         judged_steps: of them, those that could be compared with other splits.
-        judged_s: what these took, communication as it is shared by all splits.
-        equal_s: what the equal split would have made of them.
+        judged_s: of ``took_s``, what these took.
+        equal_s: what the equal split would have made of them; what is left of a step beside its
+            slowest worker's own work, as communication, is the same in all splits.
         best_s: what the best split would have.
         busy_s: own work of all workers.
         waited_s: waiting of all workers for slower ones.
@@ -43,24 +44,29 @@ class Totals:
     apart_s: float
 
     @property
+    def compared(self) -> bool:
+        """Whether there is a comparison: steps that have one, of times that fit together."""
+        return min(self.judged_s, self.equal_s, self.best_s) > 0.0
+
+    @property
     def efficiency_model(self) -> float | None:
         """The best split's time over the time taken, from fitted curves; 1 is perfect."""
-        return self.best_s / self.judged_s if self.judged_s else None
+        return self.best_s / self.judged_s if self.compared else None
 
     @property
     def speedup_model(self) -> float | None:
         """The equal split's time over the time taken, from fitted curves."""
-        return self.equal_s / self.judged_s if self.judged_s else None
+        return self.equal_s / self.judged_s if self.compared else None
 
     @property
     def bound_model(self) -> float | None:
         """The equal split's time over the best split's, from fitted curves."""
-        return self.equal_s / self.best_s if self.best_s else None
+        return self.equal_s / self.best_s if self.compared else None
 
     @property
     def saved_s(self) -> float | None:
         """What the equal split would have taken more, in the steps that were compared."""
-        return self.equal_s - self.judged_s if self.judged_s else None
+        return self.equal_s - self.judged_s if self.compared else None
 
     @property
     def waiting_part(self) -> float:
@@ -77,15 +83,15 @@ def totals_of(generations: Sequence[Generation]) -> Totals:
 
 
 def _of(generation: Generation) -> Totals:
-    table, judged, waits = generation.table, generation.judged, waits_of(generation)
-    shared_s = np.nan_to_num(generation.communication_s)[judged]
-    rows = np.flatnonzero(judged)
+    table, waits, lasting_s = generation.table, waits_of(generation), durations_s(generation)
+    rows = np.flatnonzero(generation.judged)
+    shared_s = (lasting_s - generation.slowest_s)[rows]
     return Totals(
         steps=generation.steps,
         samples=int(np.maximum(table.share, 0).sum()),
-        took_s=float(durations_s(generation).sum()),
+        took_s=float(lasting_s.sum()),
         judged_steps=len(rows),
-        judged_s=float((generation.slowest_s[rows] + shared_s).sum()),
+        judged_s=float(lasting_s[rows].sum()),
         equal_s=float((generation.equal_s[rows] + shared_s).sum()),
         best_s=float((generation.best_s[rows] + shared_s).sum()),
         busy_s=float(np.nansum(table.busy_s)),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import floor
 from typing import Any
 
 import numpy as np
 
 from evenstride.core.fleet import FloatArray
-from evenstride.report.run.blame import Study
+from evenstride.report.run.believed import seconds_of
+from evenstride.report.run.blame import Study, waits_of
 from evenstride.report.run.generation import Decision, Generation
 from evenstride.report.run.slowed import slowed_of
 from evenstride.report.run.story import Life, Story
@@ -19,6 +21,7 @@ from evenstride.report.words import plain
 RECENT = 20
 """Steps that count as now."""
 _CHANGES = 5
+_ALIKE = 1e-6  # epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class WorkerView:
         wait_s: waiting for slower workers, and communication.
         speed: as a part of its own best.
         since: step from which its speed has been so; ``None`` if all the time.
-        caused_s: seconds that each of the others waited for it, on average, in this generation.
+        caused_s: seconds that each of the others waited for it, on average, since these met.
         peak_bytes: of memory, as reported last.
         limit_bytes: of memory, as reported last.
     """
@@ -121,9 +124,12 @@ def view_of(story: Story, now_unix_s: float) -> View | None:
         return None
     life = story.lives[-1]
     committed = max(step for _, step in now.anchors)
-    study = Study(now)
+    parts = _since_met(story.lives[now.life].generations)
+    # A batch that was decided at the last step has none yet.
+    study = Study(next((one for one in reversed(parts) if one.steps), now))
     durations = study.durations_s[-RECENT:]
-    moves = [one for one in now.decisions if one.shares is not None]
+    decisions = [decision for one in parts for decision in one.decisions]
+    moves = [one for one in decisions if one.shares is not None]
     header = life.header
     return View(
         run=plain(story.path),
@@ -134,18 +140,24 @@ def view_of(story: Story, now_unix_s: float) -> View | None:
         generation=sum(one.met for one in story.generations),
         lives=len(story.lives),
         step=committed,
-        epoch=_epoch(life, now, committed),
+        epoch=_epoch(story.lives[now.life], now, committed),
         step_s=float(np.median(durations)) if len(durations) else None,
         heard_s=_heard_s(life, now, now_unix_s),
         ended=story.ended,
         totals=totals_of(story.generations),
-        workers=_workers(study),
-        decision=now.decisions[-1] if now.decisions else None,
+        workers=_workers(study, parts),
+        decision=decisions[-1] if decisions else None,
         changes=tuple(reversed(moves[-_CHANGES:])),
         blames=_blames(study),
         alerts=_alerts(life),
         unread=story.unread,
     )
+
+
+def _since_met(generations: Sequence[Generation]) -> list[Generation]:
+    """Return the generations since the workers met: one for each global batch that they had."""
+    last = max((n for n, one in enumerate(generations) if one.met), default=0)
+    return list(generations[last:])
 
 
 def _blames(study: Study) -> tuple[str, ...]:
@@ -157,11 +169,13 @@ def _blames(study: Study) -> tuple[str, ...]:
     )
 
 
-def _workers(study: Study) -> tuple[WorkerView, ...]:
-    now = study.generation
-    caused_s = study.waits.caused_s.sum(axis=0) / max(len(now.workers) - 1, 1)
-    recent = slice(-RECENT, None)
-    busy_s, wait_s = now.table.busy_s[recent], now.table.wait_s[recent]
+def _workers(study: Study, parts: Sequence[Generation]) -> tuple[WorkerView, ...]:
+    now, others = parts[-1], max(len(study.generation.workers) - 1, 1)
+    before = (waits_of(one) for one in parts if one is not study.generation)
+    caused_s = sum((one.caused_s.sum(axis=0) for one in before), study.waits.caused_s.sum(axis=0))
+    caused_s = caused_s / others
+    recent, table = slice(-RECENT, None), study.generation.table
+    busy_s, wait_s = table.busy_s[recent], table.wait_s[recent]
     shares = now.shares
     found = []
     for rank, name in enumerate(now.workers):
@@ -201,19 +215,27 @@ def _median(values: FloatArray) -> float | None:
 
 def _epoch(life: Life, now: Generation, committed: int) -> float | None:
     """Return the epochs trained, from where the latest pass began."""
-    passes = [note for note in life.notes if note.get("kind") == "pass"]
     try:
+        told = (note for note in life.notes if note.get("kind") == "pass")
+        # The next one may be told of before the last step of this one is.
+        passes = [note for note in told if int(note["step"]) <= committed]
         last = max(passes, key=lambda note: int(note["step"]))
         batch = int(last.get("global_batch", now.global_batch))
         done = (committed - int(last["step"])) * batch / int(last["samples"])
-        return float(last["epochs"]) + min(done, 1.0)
-    except (ValueError, KeyError, TypeError, ZeroDivisionError):
+        begun = float(last["epochs"])
+        return min(begun + done, floor(begun + _ALIKE) + 1.0)
+    except (ValueError, KeyError, TypeError, ZeroDivisionError, OverflowError):
         return None
 
 
 def _heard_s(life: Life, now: Generation, now_unix_s: float) -> float | None:
     began_s = life.began_unix_s
-    return None if began_s is None else max(0.0, now_unix_s - began_s - now.anchors[-1][0])
+    if began_s is None:
+        return None
+    # Before the workers of a process have met, it has told of nothing but its header.
+    met = any(one is now for one in life.generations)
+    told_s = now.anchors[-1][0] if met else seconds_of(life.header.get("at_s")) or 0.0
+    return max(0.0, now_unix_s - began_s - told_s)
 
 
 def _alerts(life: Life) -> tuple[str, ...]:

@@ -116,12 +116,11 @@ def _of_run(known: Known, before: Ledger) -> Iterator[tuple[str, float | None]]:
     if control.fleet is not None:
         yield "global_batch_samples", control.fleet.global_batch
     if steps:
-        yield "step_seconds", (ledger.step_s - before.step_s) / steps + control.communication_s
+        yield "step_seconds", (ledger.took_s - before.took_s) / steps
     yield "communication_seconds", control.communication_s
-    compared = ledger.compared(control.communication_s)
-    if compared is not None:
-        names = ("efficiency", "speedup", "bound")
-        yield from ((f"{n}_model_ratio", part) for n, part in zip(names, compared, strict=True))
+    if ledger.compared is not None:
+        names = (f"{name}_model_ratio" for name in ("efficiency", "speedup", "bound"))
+        yield from zip(names, ledger.compared, strict=True)
     yield "changes_total", known.changes
     if known.noise.steps:
         scale = known.noise.estimate.scale()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from hashlib import blake2s
 from itertools import groupby
 from pathlib import Path
 from re import sub
@@ -77,7 +78,15 @@ class TensorBoardSink:
 
 
 def _tag(metric: str, label: str) -> str:
-    """Return TensorBoard's name: all numbers of a kind in one group, in the letters it allows."""
+    """Return TensorBoard's name: all numbers of a kind in one group, in the letters it allows.
+
+    A label that has others, too, gets a part of its hash: ``acc@1`` and ``acc 1`` stay apart.
+    """
     if metric in BY_NAME and not BY_NAME[metric].label:
         return f"evenstride/{metric}"
-    return f"evenstride_{metric}/" + sub(r"[^-/\w.]", "_", label)
+    allowed = sub(r"[^-/\w.]", "_", label)
+    if allowed != label:
+        allowed += (
+            f"-{blake2s(label.encode('utf-8', 'backslashreplace'), digest_size=3).hexdigest()}"
+        )
+    return f"evenstride_{metric}/{allowed}"

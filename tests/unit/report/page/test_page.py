@@ -14,7 +14,8 @@ from benchmarks.report_runs import STARTED_UNIX_S, Made, make
 from evenstride.core.alerts import Alert
 from evenstride.report.page.data import run_data
 from evenstride.report.page.page import MARK, page_of
-from evenstride.report.page.runs import read_run
+from evenstride.report.page.runs import read_run, run_of
+from evenstride.report.run.story import Story
 from tests.unit.report.page.conftest import Making
 from tests.unit.report.page.hostile import MARKER, TEXTS, hostile_trace
 from tests.unit.report.page.test_markup import Read
@@ -46,6 +47,26 @@ def test_a_page_has_its_parts_in_the_order_of_what_a_reader_asks(made: Making) -
         "accuracy",
         "Facts of the run",
     ]
+
+
+def test_a_page_of_very_many_runs_tells_whom_it_has_no_room_for(tmp_path: Path) -> None:
+    speeds = (1.0, 0.7, 0.5, 0.3, 1.0, 0.9, 0.8, 0.4)
+    make(Made(500, speeds=speeds), tmp_path / "trace.jsonl")
+    story = Story(tmp_path / "trace.jsonl")
+    story.read()
+
+    page = page_of([run_of(story, f"run {n}", 80) for n in range(80)])
+
+    assert 4e6 < len(page.encode()) < 6e6
+    assert [page.count(f'id="run{n}"') for n in range(81)] == [1] * 80 + [0]
+    cut = "There is no room for the charts and lists of this run"
+    assert (
+        re.findall(
+            rf'id="run(\d+)"><h2>[^<]*</h2><p class="sum">[^<]+</p><p class="how">{cut}', page
+        )[-1]
+        == "79"
+    )
+    assert page.index(cut) > page.index("Where each worker", page.index('id="run40"'))
 
 
 def test_several_runs_are_compared_before_each_is_told_of(made: Making) -> None:

@@ -31,6 +31,18 @@ def test_a_single_slow_step_is_seen_among_thousands(made: Making) -> None:
     assert top_s([run]) < most[bucket]
 
 
+def test_a_run_among_many_has_few_bars_and_its_extremes(tmp_path: Path) -> None:
+    spikes = Made(3000, "uniform", (1.0, 1.0), noise=0.0, spikes=((SPIKE, 1),))
+    path = make(spikes, tmp_path / "trace.jsonl")
+
+    alone, among = read_run(path, "a"), read_run(path, "a", among=30)
+
+    assert len(step_times(alone).most) == 1500
+    assert len(step_times(among).most) <= 2000 / 30
+    assert step_times(among).most.max() == step_times(alone).most.max()
+    assert step_times(among).least.min() == step_times(alone).least.min()
+
+
 def test_bars_have_the_sums_of_their_steps(made: Making) -> None:
     run = made(steps=3001, policy="uniform", speeds=(1.0, 0.5), noise=0.05)
 

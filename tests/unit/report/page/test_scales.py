@@ -42,3 +42,9 @@ def test_steps_are_whole_numbers() -> None:
     assert step_ticks(0, 3) == [0, 1, 2, 3]
     assert step_ticks(95, 310, 4) == [100, 200, 300]
     assert step_ticks(5, 5) == [5]
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1e308, 1e308), (0.0, 5e-324), (0.0, 1e-310)])
+def test_a_range_that_has_no_powers_of_ten_has_one_label(low: float, high: float) -> None:
+    assert [value for value, _ in ticks(low, high)] == [low]
+    assert [value for value, _ in time_ticks(low, high)] == [low]

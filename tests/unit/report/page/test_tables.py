@@ -6,7 +6,7 @@ import json
 import re
 
 from evenstride.report.page.runs import Run, read_run
-from evenstride.report.page.tables import workers_table
+from evenstride.report.page.workers import workers_table
 from tests.unit.report.page.conftest import Making
 
 

@@ -39,7 +39,8 @@ def test_who_was_waited_for_is_not_told_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("speed", "steps", "told"), [(0.85, 150, True), (0.93, 150, False), (0.5, 16, False)]
+    ("speed", "steps", "told"),
+    [(0.85, 150, True), (0.93, 150, False), (0.5, 40, True), (0.5, 16, False)],
 )
 def test_little_and_short_slowness_is_left_out(
     tmp_path: Path, speed: float, steps: int, told: bool

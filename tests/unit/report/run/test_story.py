@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -111,87 +110,47 @@ def test_a_run_that_was_continued_has_a_life_for_each_process(run: VirtualRun) -
     assert "cut short by a crash; the run went on" in sentence
 
 
-def damaged(path: Path, number: int, line: str) -> None:
-    lines = path.read_text().splitlines()
-    lines[number] = line
-    path.write_text("\n".join(lines) + "\n")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "not json",
-        '{"kind": "event", "at_s": 1, "event": {"type": "Exchanged"}}',
-        '{"kind": "event", "at_s": 1, "event": {"type": "Weather"}}',
-        '{"kind": "event", "at_s": "x", "event": 5}',
-        '{"kind": "instructions", "instructions": 7}',
-        '{"kind": "metric", "name": "loss", "value": 1.0}',
-        '{"kind": 5}',
-        "[]",
-    ],
-)
-def test_a_damaged_line_is_told_and_the_rest_is_shown(run: VirtualRun, line: str) -> None:
-    run.end()
-    damaged(run.writer.path, 8, line)
+def test_a_run_behind_much_that_is_not_read_is_found(run: VirtualRun) -> None:
+    """A run of a later version may have filled the file for longer than one look."""
+    whole = run.writer.path.read_text()
+    lines = '{"kind":"event","x":"' + "y" * (1 << 20) + '"}\n'
+    run.writer.path.write_text('{"kind":"header","format":99}\n' + 17 * lines + whole)
     story = Story(run.writer.path)
     story.read()
 
+    assert [one.steps for one in story.generations] == [120]
+
+
+def test_a_trace_that_is_gone_is_an_error_and_what_was_read_stays(run: VirtualRun) -> None:
+    story = Story(run.writer.path)
+    story.read()
+    text = run.writer.path.read_text()
+    run.writer.path.unlink()
+    with pytest.raises(TraceError, match=r"cannot be read .*; see whether it was moved"):
+        story.read()
     assert story.generations[0].steps == 120
-    assert story.ended
-    assert any("line 9 is no record" in s or "damaged" in s for s in story.unread), story.unread
-
-
-def test_an_event_that_cannot_be_takes_the_curves_away_and_nothing_else(run: VirtualRun) -> None:
-    run.end()
-    lines = run.writer.path.read_text().splitlines()
-    record = json.loads(lines[1])
-    record["event"]["global_batch"] = 1
-    damaged(run.writer.path, 1, json.dumps(record))
-    story = Story(run.writer.path)
+    run.writer.path.write_text(text)
     story.read()
 
-    assert story.generations[0].steps == 120
-    assert totals_of(story.generations).efficiency_model is None
-    assert any("cannot be replayed" in sentence for sentence in story.unread)
+    assert [one.steps for one in story.generations] == [120]
 
 
-def test_a_step_far_beyond_the_others_is_not_believed(run: VirtualRun) -> None:
-    run.end()
-    lines = run.writer.path.read_text().splitlines()
-    record = json.loads(lines[9])
-    assert record["event"]["observations"]
-    record["event"]["observations"][0]["first_step"] = 10**15
-    damaged(run.writer.path, 9, json.dumps(record))
+def test_a_file_that_is_overwritten_by_a_longer_one_is_another_run(
+    run: VirtualRun, tmp_path: Path
+) -> None:
     story = Story(run.writer.path)
     story.read()
-
-    assert story.generations[0].steps == 120
-    assert any("damaged" in sentence for sentence in story.unread)
-
-
-@pytest.mark.parametrize("bad", ["null", "-1.0", "1e300"])
-def test_a_report_that_cannot_be_is_told(run: VirtualRun, bad: str) -> None:
-    run.end()
-    lines = run.writer.path.read_text().splitlines()
-    record = json.loads(lines[9])
-    record["event"]["observations"][0]["busy_s"][0] = json.loads(bad)
-    damaged(run.writer.path, 9, json.dumps(record))
-    story = Story(run.writer.path)
+    other = VirtualRun(tmp_path / "other.jsonl", lambda _: (1.0, 0.5), workers=2)
+    other.begin()
+    other.run(500)
+    longer = other.writer.path.read_bytes()
+    assert len(longer) > run.writer.path.stat().st_size
+    with run.writer.path.open("r+b") as file:
+        file.write(longer)
     story.read()
 
-    assert any("1 report(s) of impossible times" in sentence for sentence in story.unread)
-
-
-def test_a_step_count_far_beyond_what_was_told_moves_no_clock(run: VirtualRun) -> None:
-    run.end()
-    lines = run.writer.path.read_text().splitlines()
-    record = json.loads(lines[9])
-    record["event"]["step"] = 10**18
-    damaged(run.writer.path, 9, json.dumps(record))
-    story = Story(run.writer.path)
-    story.read()
-
-    assert max(step for _, step in story.generations[0].anchors) == 120
+    assert [(len(one.workers), one.steps) for one in story.generations] == [(2, 500)]
+    assert story.unread == ()
 
 
 def test_steps_after_the_last_exchange_are_told(run: VirtualRun) -> None:
@@ -263,6 +222,24 @@ def test_a_file_that_was_emptied_is_no_run_any_more(run: VirtualRun) -> None:
 def test_there_must_be_a_file(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no trace at"):
         Story(tmp_path)
+
+
+def test_a_notice_is_told_with_its_reason_and_ends_comparisons(run: VirtualRun) -> None:
+    """Who leaves gets no samples, so that the split of all says nothing of those who stay."""
+    happening = {"worker": "host/1", "change": "notice", "why": "its host is taken away"}
+    told = {"step": 120, "effective": 121, "happenings": [happening], "save_s": None}
+    run.writer.record("event", at_s=run.clock_s, event={"type": "MembersChanged", **told})
+    run.run(40)
+    run.end()
+    story = Story(run.writer.path)
+    story.read()
+    (generation,) = story.generations
+
+    assert [one.text for one in generation.incidents] == ["host/1: notice (its host is taken away)"]
+    assert story.unread == ()
+    assert generation.standing == ("serving", "leaving", "serving")
+    assert generation.judged[60:120].all()
+    assert not generation.judged[120:].any()
 
 
 def test_another_batch_is_a_part_of_its_own_with_the_same_workers(run: VirtualRun) -> None:

@@ -145,3 +145,16 @@ def test_sums_are_over_all_batches_that_the_same_workers_trained(run: VirtualRun
     run.end(**summary(run))
 
     assert unread(run) == ()
+
+
+def test_sums_are_those_of_the_last_workers_that_met(tmp_path: Path) -> None:
+    """A leader sums up anew for each group, and so its summary has the last one's times alone."""
+    run = VirtualRun(tmp_path / "trace.jsonl", lambda _: (1.0, 0.5), workers=2, policy="uniform")
+    run.begin()
+    run.run(60)
+    run.begin(1)
+    run.busy_s.clear()
+    run.run(40)
+    run.end(**{**summary(run), "step": 100})
+
+    assert unread(run) == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from evenstride.runtime.sinks.names import neutral
-from evenstride.runtime.sinks.snapshot import Sample
+from evenstride.runtime.sinks.snapshot import Found, Sample
 from tests.unit.runtime.sinks.made import HOSTILE, snapshot, with_news
 
 pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
@@ -79,4 +80,22 @@ def test_names_are_letters_that_tensorboard_allows(tmp_path: Path) -> None:
 
     (tag,) = [tag for tag in read(tmp_path).Tags()["scalars"] if "busy" in tag]
 
-    assert tag == "evenstride_worker_busy_seconds/a_b_n_x_____x1b_2J_script__u202e/0"
+    name, _, part = tag.rpartition("-")
+    assert name == "evenstride_worker_busy_seconds/a_b_n_x_____x1b_2J_script__u202e/0"
+    assert re.fullmatch("[0-9a-f]{6}", part)
+
+
+def test_metrics_whose_names_differ_in_other_letters_alone_stay_apart(tmp_path: Path) -> None:
+    names = ("acc@1", "acc 1", "acc_1")
+    for life in range(2):
+        sink = TensorBoardSink(tmp_path)
+        found = tuple(Found(40 + life, 0.5, name, float(n)) for n, name in enumerate(names))
+        sink.write(replace(snapshot(50), found=found))
+        sink.close()
+
+    tags = [tag for tag in read(tmp_path).Tags()["scalars"] if "metric/" in tag]
+
+    assert len(tags) == 3
+    assert "evenstride_metric/acc_1" in tags
+    values = [[value for _, value in scalars(tmp_path, tag)] for tag in tags]
+    assert sorted(values) == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]], "the same tag in each process"
