@@ -184,7 +184,7 @@ class Alerts:
         bad = unneeded(times, fleet, np.maximum(1.0 - doubt, 0.0))
         nearly = bad
         if self.spare.open.any():  # only who was named can become worth its place again
-            nearly = bad | unneeded(times, fleet, np.full(len(fleet), 1.0 - _WORTH_AGAIN))
+            nearly = bad | unneeded(times, fleet, np.full(len(fleet), 1.0 + _WORTH_AGAIN))
         return self.spare.after(bad, ~nearly, look.of_all(step), Span.none(len(fleet), step))
 
     def _slow_alert(self, k: int, control: Control, look: _Look, step: int) -> Alert:

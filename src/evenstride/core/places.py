@@ -21,7 +21,8 @@ def unneeded(times: TimeModel, fleet: Fleet, sure: FloatArray) -> Mask:
     Args:
         times: all workers' curves, in seconds.
         fleet: their bounds and the global batch.
-        sure: part of each one's time that is beyond doubt, from 0 to 1, ``(W,)``.
+        sure: part of each one's time that is beyond doubt, ``(W,)``; above 1 to look with some to
+            spare.
 
     Cost:
         ``O(W)`` vectorised, and as much again for each worker that is found.

@@ -243,9 +243,11 @@ def test_a_speed_counts_as_low_only_beyond_its_doubt(variance: float, slow: bool
     assert after.slow.turning.tolist() == [False, slow], "0.64 is 0.77 with a fifth on top"
 
 
-@pytest.mark.parametrize(("beside", "again"), [(1.1, False), (0.9, True)])
-def test_who_was_named_as_unneeded_is_not_needed_again_for_a_doubt(
-    beside: float, again: bool
+@pytest.mark.parametrize(
+    ("beside", "variance", "again"), [(1.1, 0.04, False), (0.9, 0.04, True), (0.98, 0.0, False)]
+)
+def test_who_was_named_as_unneeded_is_not_needed_again_for_a_doubt_or_a_trifle(
+    beside: float, variance: float, again: bool
 ) -> None:
     """A sample of the last worker takes somewhat more or less than a step of the others alone."""
     run = watched([worker(count=4), worker("bad", fixed_s=0.2)], 800)
@@ -257,8 +259,7 @@ def test_who_was_named_as_unneeded_is_not_needed_again_for_a_doubt(
     assert alone_s is not None
     factor = np.ones(5)
     factor[4] = beside * alone_s / float(estimate.model.at(fleet.lower)[4])
-    unsure = np.array([0.0] * 4 + [0.04])
-    now = estimate.now.times(factor, unsure)
+    now = estimate.now.times(factor, np.array([0.0] * 4 + [variance]))
     held = replace(control, estimate=replace(estimate, now=now))
     times_s = now.time_s(as_array(control.shares))
     seen = Measured.of(
