@@ -26,7 +26,7 @@ _SLOWER = 0.9  # of its own best speed; above that it did not slow down
 _DATA = 0.5  # of its own work
 _MOST_STRETCHES = 3
 _EDGE = 0.01  # of what a worker caused in a phase, that may lie at either end of it
-_SHORTER = 0.9
+_SHORTER = 0.85
 _AS_SLOW = 0.5
 _CHANCE = 0.02
 _ALWAYS = 0.9
@@ -258,7 +258,7 @@ def _waited(caused_s: FloatArray, rank: int) -> tuple[int, int]:
     if last - first + 1 >= _SHORTER * len(own_s):
         return whole
     rest_s = np.delete(np.delete(caused_s, rank, axis=1), slice(first, last + 1), axis=0)
-    if rest_s.sum(axis=1).mean() < _AS_SLOW * own_s[first : last + 1].mean():
+    if float(np.median(rest_s.sum(axis=1))) < _AS_SLOW * own_s[first : last + 1].mean():
         return whole
     edge = round(_EDGE * (last - first + 1))  # what was cut off, as far as it is as dense
     return max(first - edge, 0), min(last + edge, whole[1])
