@@ -82,8 +82,7 @@ class Member:
         self._contexts: list[RankContext] = []
         # Weak, because a loader in a reference cycle takes its workers down slowly (5 s each).
         self._loader: Callable[[], TrainLoader | None] = lambda: None
-        self._meetings = 0
-        self._closed = False
+        self._meetings, self._closed = 0, False
         self._gate = self._gated(team, settings)
         self._holding = Holding(
             self.scaling, team.rank, team.neighbours, lambda: self.progress.step

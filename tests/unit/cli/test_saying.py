@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.cli.saying import wrapped
+from evenstride.cli.saying import say, wrapped
 
 TEXT = st.text(alphabet="ab- /\n", max_size=200)
 
@@ -35,6 +35,16 @@ def test_lines_are_as_full_as_they_can_be() -> None:
     lines = wrapped(" ".join(words), 30).split("\n")
 
     assert all(len(f"{one} {other.split()[0]}") > 30 for one, other in pairwise(lines))
+
+
+def test_names_with_hyphens_stay_whole() -> None:
+    assert wrapped("see adaptive-run here", 10) == "see\nadaptive-run\nhere"
+
+
+def test_what_a_terminal_would_act_on_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    say("esc\x1b]0;t\x07pf\nand on", err=True)
+
+    assert capsys.readouterr().err == "esc\ufffd]0;t\ufffdpf\nand on\n"
 
 
 @pytest.mark.parametrize("columns", [40, 80])

@@ -74,6 +74,17 @@ def terminals() -> Iterator[list[Terminal]]:
         terminal.close()
 
 
+def watched(folder: Path, terminals: list[Terminal]) -> tuple[VirtualRun, Terminal]:
+    """Return a run of thirty steps, and the terminal that shows it."""
+    run = VirtualRun(folder / "trace.jsonl", lambda _: (1.0, 0.5), workers=2)
+    run.begin()
+    run.run(30)
+    terminal = Terminal(str(folder))
+    terminals.append(terminal)
+    terminal.wait_for("Ctrl-C leaves")
+    return run, terminal
+
+
 def test_it_waits_for_the_run_follows_it_and_ends_with_it(
     tmp_path: Path, terminals: list[Terminal]
 ) -> None:
@@ -96,12 +107,7 @@ def test_it_waits_for_the_run_follows_it_and_ends_with_it(
 def test_a_trace_that_is_removed_leaves_the_last_view_with_a_word(
     tmp_path: Path, terminals: list[Terminal]
 ) -> None:
-    run = VirtualRun(tmp_path / "trace.jsonl", lambda _: (1.0, 0.5), workers=2)
-    run.begin()
-    run.run(30)
-    terminal = Terminal(str(tmp_path))
-    terminals.append(terminal)
-    terminal.wait_for("Ctrl-C leaves")
+    run, terminal = watched(tmp_path, terminals)
     kept = tmp_path / "kept"
     run.writer.path.rename(kept)
     terminal.drawn = ""
@@ -119,12 +125,7 @@ def test_a_trace_that_is_removed_leaves_the_last_view_with_a_word(
 def test_ctrl_c_leaves_it_without_a_word_of_error(
     tmp_path: Path, terminals: list[Terminal]
 ) -> None:
-    run = VirtualRun(tmp_path / "trace.jsonl", lambda _: (1.0, 0.5), workers=2)
-    run.begin()
-    run.run(30)
-    terminal = Terminal(str(tmp_path))
-    terminals.append(terminal)
-    terminal.wait_for("Ctrl-C leaves")
+    _, terminal = watched(tmp_path, terminals)
     terminal.process.send_signal(signal.SIGINT)
 
     assert terminal.ends() == 0

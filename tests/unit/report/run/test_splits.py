@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from evenstride.core.fleet import Shares
 from evenstride.core.observation import Measured, Observation
+from evenstride.report.page.data import run_data
 from evenstride.report.page.page import page_of
 from evenstride.report.page.runs import read_run
 from evenstride.report.page.workers import figures_of
@@ -55,6 +56,16 @@ def test_a_fixed_split_is_not_told_to_change(run: VirtualRun) -> None:
     assert {figures_of(told, lane).share for lane in range(3)} == {32}
     assert [one.rank for one in slowed_of(study, range(3))] == []
     assert (study.share(1) == LEFT).all()
+
+
+def test_json_has_the_columns_of_the_table(run: VirtualRun) -> None:
+    told = run_data(read_run(run.writer.path, "a"))["workers"]
+
+    assert [one["worker"] for one in told] == ["host/0", "host/1", "host/2"]
+    assert {one["share"] for one in told} == {32}
+    assert {(one["rank"], one["state"]) for one in told} == {(n, "serving") for n in range(3)}
+    assert told[1]["slowest_steps"] >= 200
+    assert told[1]["caused_s"] > told[0]["caused_s"]
 
 
 def test_the_chart_draws_the_split_and_says_so(run: VirtualRun) -> None:

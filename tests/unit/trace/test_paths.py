@@ -1,0 +1,32 @@
+"""Where a run's trace is, and what is said where it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evenstride.errors import TraceError
+from evenstride.trace.read import trace_path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(TraceError) as told:
+        trace_path(path)
+    return str(told.value)
+
+
+def test_what_is_not_there_is_told_apart_from_a_folder_without_a_trace(tmp_path: Path) -> None:
+    assert "there is no such file or folder" in refusal(tmp_path / "runs")
+    assert "nothing has written a trace into it" in refusal(tmp_path)
+
+
+def test_runs_below_a_folder_are_named(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"run-{number}").mkdir()
+        (tmp_path / f"run-{number}" / "trace.jsonl").touch()
+    told = refusal(tmp_path)
+
+    assert f"these below it have one: {tmp_path / 'run-0'}, {tmp_path / 'run-1'}" in told
+    assert told.endswith("run-5 and 2 more")
+    assert trace_path(tmp_path / "run-3") == tmp_path / "run-3" / "trace.jsonl"
