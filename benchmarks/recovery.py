@@ -83,7 +83,7 @@ def command_of(way: str, folder: Path, store: Host, host: Host) -> Torchrun:
         "--rdzv-conf=is_host=0",
         f"--local-addr={host.address}",
     )
-    return Torchrun((*arguments, *script), {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, ())
+    return Torchrun((*arguments, *script), ())
 
 
 def told(folder: Path) -> list[dict[str, Any]]:
@@ -120,8 +120,10 @@ def lose_a_host(way: str, victim: int, signal: str, folder: Path, rate_mbit: flo
         )
         for host in many:
             run = command_of(way, folder, store, host)
-            words = [sys.executable, "-m", "torch.distributed.run", *run.arguments]
-            host.start(words, {**ENVIRONMENT, **run.environment}, folder / f"{host.name}.log")
+            module = "torch.distributed.run" if way == "defaults" else "evenstride.lab.rendezvous"
+            words = [sys.executable, "-m", module, *run.arguments]
+            environment = {**ENVIRONMENT, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+            host.start(words, environment, folder / f"{host.name}.log")
         wait_until(lambda: last_step(told(folder), HOSTS) >= BEFORE, "no training")
         first = {line["generation"] for line in told(folder)}
         ended_s = time.time()

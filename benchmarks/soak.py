@@ -1,12 +1,23 @@
 """Does a run survive a hundred kills? Random workers, at random moments, with restarts.
 
     python benchmarks/soak.py [--kills 100] [--seed 0] [--workers 3] [--epochs 120] [--out FILE]
+    python benchmarks/soak.py --kills 40 --flips     a bit flips in a checkpoint at every kill
+    python benchmarks/soak.py --damages 1000         damaged folders of three checkpoints
 
 Real processes on this machine train a small model in float64 with unequal shares and a checkpoint
 every five steps (`tests/faults/elastic_script.py`), and are killed with SIGKILL: at any moment, in
 a step, in a save, or while they start. Afterwards the weights must be those of one process that
 nothing befell, and every sample must have been trained once in each epoch of the committed
 trajectory; else the benchmark fails.
+
+With ``--flips`` each kill also flips a bit in the newest checkpoint, in its manifest or another
+file, wherever an older one is still whole. A damaged one may be deleted only by the training that
+wrote it, once newer ones are in place.
+
+With ``--damages`` nothing is killed. Each case damages a copy of a folder of three checkpoints
+(`tests/faults/damages.py`), restarts, and trains on. Whatever comes of it must be exact, a fall
+back with a warning, or a refusal that changes nothing. A case depends on its number alone, so parts
+can run at different times: ``--damages 250`` with seeds 0 to 3 are the cases of ``--damages 1000``.
 """
 
 from __future__ import annotations
@@ -14,20 +25,28 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import logging
 import random
+import shutil
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from evenstride.errors import CheckpointError
 from evenstride.lab.elastic.supervisor import Job, Outcome, supervise
+from evenstride.runtime.checkpoint import storage
+from evenstride.runtime.checkpoint.manifest import Name, check_file, parse_name, read_manifest
+from evenstride.runtime.checkpoint.storage import LocalStorage
 from evenstride.sim.faults import FaultPlan, Generation, steps_again
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the script and its checks belong to the tests
 
+from tests.faults.damages import judge, saved  # noqa: E402
 from tests.faults.elastic_script import PER_EPOCH, audit, check_the_end  # noqa: E402
 
 SCRIPT = ROOT / "tests" / "faults" / "elastic_script.py"
@@ -37,6 +56,44 @@ DEADLINE_S = 3600.0
 MOST_ERROR = 1e-9  # of the weights after thousands of steps in float64
 
 
+class Flipper:
+    """Flips a bit in the newest whole checkpoint if there is another whole one.
+
+    Args:
+        folder: of the checkpoints.
+        choose: a source of choices.
+    """
+
+    def __init__(self, folder: Path, choose: random.Random) -> None:
+        self._folder, self._choose = folder, choose
+        self.flipped: list[Path] = []
+
+    def __call__(self) -> None:
+        """Flip a bit, if that leaves a whole checkpoint."""
+        names = (parse_name(path.name) for path in self._folder.glob("step-*"))
+        found = sorted((name for name in names if name is not None), reverse=True)
+        whole = [name for name in found if is_whole(self._folder, name)]
+        if len(whole) < 2:
+            return
+        inside = sorted((self._folder / str(whole[0])).iterdir())
+        manifest = self._choose.random() < 0.5
+        path = self._choose.choice([p for p in inside if (p.name == "manifest.json") == manifest])
+        data = bytearray(path.read_bytes())
+        data[self._choose.randrange(len(data))] ^= 1 << self._choose.randrange(8)
+        path.write_bytes(data)
+        self.flipped.append(path)
+
+
+def is_whole(folder: Path, name: Name) -> bool:
+    """Return whether all files of a checkpoint are what they were when it was written."""
+    kept = LocalStorage(folder)
+    try:
+        files = read_manifest(kept, name).files
+        return all(check_file(kept, name.file(f), info) is None for f, info in files.items())
+    except (CheckpointError, OSError):
+        return False
+
+
 class Killer:
     """Decides whom to kill, and when: as soon as so many steps are committed.
 
@@ -44,9 +101,13 @@ class Killer:
         kills: how many.
         steps: of the whole run, over which the kills are spread.
         seed: of the choices.
+        flip: called with each kill.
     """
 
-    def __init__(self, kills: int, steps: int, seed: int) -> None:
+    def __init__(
+        self, kills: int, steps: int, seed: int, flip: Callable[[], None] = lambda: None
+    ) -> None:
+        self._flip = flip
         self._left, self._random = kills, random.Random(seed)
         self._mean = 0.9 * steps / max(kills, 1)
         self._furthest, self._dying = 0, frozenset[int]()
@@ -60,6 +121,7 @@ class Killer:
             return None
         self._dying, self._left = known, self._left - 1
         self._at = self._next()
+        self._flip()
         return self._random.choice(sorted(running))
 
     def _next(self) -> int:
@@ -69,20 +131,59 @@ class Killer:
         return self._furthest + self._random.randint(1, max(1, round(2 * self._mean)))
 
 
-def soak(kills: int, seed: int, workers: int, epochs: int, folder: Path) -> dict[str, Any]:
+def soak(
+    kills: int, seed: int, workers: int, epochs: int, folder: Path, *, flips: bool = False
+) -> dict[str, Any]:
     """Run it; return its figures."""
     steps = epochs * PER_EPOCH
     names = [f"w{number}" for number in range(workers)]
     plan = FaultPlan(workers=names, steps=steps, save_every=EVERY, restarts=10 * kills + 10)
+    flipper = Flipper(folder / "checkpoints", random.Random(seed))
+    flip = flipper if flips else lambda: None
     job = Job(
         (str(SCRIPT), str(folder), str(epochs), str(EVERY)),
         plan,
         folder,
         deadline_s=DEADLINE_S,
-        meddle=Killer(kills, steps, seed),
+        meddle=Killer(kills, steps, seed, flip),
     )
     outcome = supervise(job)
-    return figures(outcome, folder, epochs)
+    found = figures(outcome, folder, epochs)
+    return found | (flip_figures(flipper.flipped, folder) if flips else {})
+
+
+def flip_figures(flipped: list[Path], folder: Path) -> dict[str, Any]:
+    """Return how many bits were flipped, and what was logged and deleted after it."""
+    gone = [path for path in flipped if not path.exists()]
+    logs = "".join(path.read_text(errors="replace") for path in folder.glob("*.log"))
+    wrong = [p for p in gone if f"checkpoint {p.parent.name} is passed over" in logs]
+    assert not wrong, f"deleted after a run has passed them over: {wrong}"
+    return {
+        "flipped_in_manifests": sum(path.name == "manifest.json" for path in flipped),
+        "flipped_in_others": sum(path.name != "manifest.json" for path in flipped),
+        "superseded_and_deleted": len(gone),
+        "passed_over": logs.count("is passed over"),
+        "from_scratch": logs.count("starts from scratch"),
+    }
+
+
+def damages(cases: int, seed: int, folder: Path) -> dict[str, Any]:
+    """Restart from so many damaged folders; return what came of them.
+
+    Raises:
+        AssertionError: one restarted from scratch or inexactly, or deleted what it may not.
+    """
+    logging.getLogger("evenstride").addHandler(logging.NullHandler())  # no word for each case
+    storage.FIRST_PAUSE_S = 0.0  # a link in a circle is an error that is tried again
+    known, outcomes, kinds = saved(folder / "origin"), Counter[str](), Counter[str]()
+    for case in range(seed * cases, (seed + 1) * cases):
+        verdict = judge(folder / "origin", known, folder / "case", case)
+        outcomes[verdict.outcome] += 1
+        kinds.update(kind.partition(" ")[0] for kind in verdict.done)
+        shutil.rmtree(folder / "case")
+        if outcomes.total() % 50 == 0:
+            print(f"after case {case}:", *outcomes.items(), file=sys.stderr, flush=True)
+    return {"cases": cases, **outcomes, "kinds": dict(kinds.most_common())}
 
 
 def figures(outcome: Outcome, folder: Path, epochs: int) -> dict[str, Any]:
@@ -121,10 +222,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=3, choices=(1, 2, 3, 4))
     parser.add_argument("--epochs", type=int, default=120)
+    parser.add_argument("--flips", action="store_true")
+    parser.add_argument("--damages", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with TemporaryDirectory(prefix="soak-") as folder:
-        found = soak(options.kills, options.seed, options.workers, options.epochs, Path(folder))
+    with TemporaryDirectory(prefix="soak-") as name:
+        folder, (kills, workers) = Path(name), (options.kills, options.workers)
+        if options.damages:
+            found = damages(options.damages, options.seed, folder)
+        else:
+            flips = options.flips
+            found = soak(kills, options.seed, workers, options.epochs, folder, flips=flips)
     for name, value in found.items():
         print(f"{name:20} {value:.3g}" if isinstance(value, float) else f"{name:20} {value}")
     if options.out is not None:

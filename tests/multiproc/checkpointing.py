@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
-from evenstride.runtime.checkpoint import Checkpointer, CheckpointError
+from evenstride.runtime.checkpoint import Checkpointer, CheckpointError, Restored
 
 ROWS, BATCH, FEATURES = 120, 24, 5
 
@@ -40,6 +40,7 @@ class Run:
         batch: samples per step.
         allow: given to ``restore``.
         denied: a rank whose disk is full, and how many of its writes work before that.
+        unreadable: a rank that cannot read, and the ending of the files that it cannot read.
         wide: features inside.
         odd: of another model that is saved, too: its width on each rank.
         ask: a step at which the leader asks for a save.
@@ -55,6 +56,7 @@ class Run:
     batch: int = BATCH
     allow: tuple[str, ...] = ()
     denied: tuple[int, int] | None = None
+    unreadable: tuple[int, str] | None = None
     wide: int = 7
     odd: tuple[int, ...] = ()
     ask: int | None = None
@@ -178,7 +180,28 @@ def _go(
     torch.manual_seed(rank), np.random.seed(rank), random.seed(rank)
     if run.denied is not None and run.denied[0] == rank:
         _deny(checkpoint, run.denied[1])
-    restored = checkpoint.restore(run.allow)
+    if run.unreadable is not None and run.unreadable[0] == rank:
+        _blind(checkpoint, run.unreadable[1])
+    try:
+        restored = checkpoint.restore(run.allow)
+    except CheckpointError as failure:
+        seen_weights = [weights(model)]
+        told = f"{type(failure).__name__}: {failure}"
+        return Seen(None, seen_weights, stride.epoch, [], checkpoint.report(), told, messages.told)
+    parts = loader, model, optimizer, scheduler
+    return _train(rank, run, stride, parts, checkpoint, restored, messages)
+
+
+def _train(
+    rank: int,
+    run: Run,
+    stride: evenstride.Stride,
+    parts: tuple[Any, Any, Any, Any],
+    checkpoint: Checkpointer,
+    restored: Restored | None,
+    messages: Messages,
+) -> Seen:
+    loader, model, optimizer, scheduler = parts
     drawn = [float(torch.rand(())), float(np.random.random()), random.random()]
     seen: list[list[float]] = []
     while len(seen) < run.steps:
@@ -216,6 +239,19 @@ def _deny(checkpoint: Checkpointer, after: int) -> None:
     storage.write = full  # type: ignore[method-assign]
 
 
+def _blind(checkpoint: Checkpointer, ending: str) -> None:
+    """Let a rank's reads of some files fail, as on a disk that is breaking."""
+    storage = checkpoint._is.storage
+    read = storage.read
+
+    def sick(name: str, start: int = 0, length: int | None = None) -> bytes:
+        if name.endswith(ending):
+            raise OSError(5, os.strerror(5), name)
+        return read(name, start, length)
+
+    storage.read = sick  # type: ignore[method-assign]
+
+
 def alone(run: Run) -> list[list[float]]:
     """Return the weights after each step of one process, in plain PyTorch."""
     from tests.order import epoch_order
@@ -239,4 +275,4 @@ def alone(run: Run) -> list[list[float]]:
 
 def checkpoints(folder: str | Path) -> Sequence[str]:
     """Return the names of what is in a folder of checkpoints."""
-    return sorted(path.name for path in Path(folder).iterdir())
+    return sorted(path.name for path in Path(folder).glob("step-*"))

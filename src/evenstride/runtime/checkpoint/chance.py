@@ -26,7 +26,7 @@ def capture(device: torch.device) -> dict[str, Any]:
     }
 
 
-def restore(state: dict[str, Any], device: torch.device) -> None:
+def restore(state: Any, device: torch.device) -> None:
     """Put all generators into a state that `capture` returned.
 
     Raises:
@@ -36,11 +36,33 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
         torch.set_rng_state(_to_tensor(state["torch"]))
         if device.type == "cuda" and state["cuda"] is not None:
             torch.cuda.set_rng_state(_to_tensor(state["cuda"]), device)
-        kind, keys, *rest = state["numpy"]
-        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+        np.random.set_state(_of_numpy(*state["numpy"]))
         random.setstate(state["python"])
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointDamaged("the state of a random generator cannot be read") from error
+
+
+def check(state: Any, device: torch.device) -> None:
+    """Raise unless `restore` would accept a state; the generators are left as they are.
+
+    Raises:
+        CheckpointDamaged: it would not.
+    """
+    own = capture(device)
+    try:
+        restore(state, device)
+    finally:
+        restore(own, device)
+
+
+def _of_numpy(kind: Any, keys: Any, position: Any, has_gauss: Any, cached: Any) -> Any:
+    """Return a state for numpy, which checks neither the numbers nor the position in them."""
+    whole = [*keys, position, has_gauss]
+    if kind != "MT19937" or not all(type(number) is int for number in whole):
+        raise ValueError("not a state of a Mersenne twister")
+    if len(keys) != 624 or not 0 <= position <= 624 or not isinstance(cached, float):
+        raise ValueError("not a state of a Mersenne twister")
+    return kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached
 
 
 def derive(seed: int, step: int, rank: int) -> None:
@@ -62,5 +84,7 @@ def _to_bytes(state: torch.Tensor) -> bytes:
     return state.numpy().tobytes()
 
 
-def _to_tensor(state: bytes) -> torch.Tensor:
+def _to_tensor(state: Any) -> torch.Tensor:
+    if not isinstance(state, bytes):  # of a number, bytearray() would make as many zeros
+        raise TypeError(f"the state of a generator is a {type(state).__name__}")
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)

@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -19,17 +20,21 @@ from torch.optim import Optimizer
 from evenstride.core.saving import Saving
 from evenstride.errors import ConfigError, EvenstrideError, UsageError
 from evenstride.runtime.agreement import Plain
+from evenstride.runtime.callers import user_line
 from evenstride.runtime.checkpoint.copying import About, copy_part
 from evenstride.runtime.checkpoint.ending import end_in_error, last_wait_s
 from evenstride.runtime.checkpoint.errors import CheckpointError
+from evenstride.runtime.checkpoint.forgotten import tell_if_unrestored, tell_if_unsaved
 from evenstride.runtime.checkpoint.manifest import Name, parse_name
 from evenstride.runtime.checkpoint.parting import part
 from evenstride.runtime.checkpoint.preparing import Asked, prepare
 from evenstride.runtime.checkpoint.probing import describe
 from evenstride.runtime.checkpoint.restoring import Here, Restored, Restorer
+from evenstride.runtime.checkpoint.retention import Lineage
 from evenstride.runtime.checkpoint.saver import Outcome, Saver
 from evenstride.runtime.checkpoint.staging import Staging
 from evenstride.runtime.checkpoint.states import collect
+from evenstride.runtime.checkpoint.storage import PatientReader
 from evenstride.runtime.checkpoint.tally import Tally
 from evenstride.runtime.checkpoint.ties import MemberTies, state_of
 from evenstride.runtime.liveness import ending_exception
@@ -64,7 +69,9 @@ class Checkpointer:
 
     Args:
         folder: a path that all ranks share, for this run alone; or a URL such as
-            ``s3://bucket/run``, with ``evenstride[remote]`` and the store's fsspec package.
+            ``s3://bucket/run``, with ``evenstride[remote]`` and the store's fsspec package. Where
+            ``EVENSTRIDE_CHECKPOINTS`` is set, as by ``evenstride lab``, a folder in that one is
+            used instead.
         stride: of the run; make its training loader before you call `restore`.
         model: plain, in DDP, or in FSDP2.
         optimizer: of the model's parameters; one or several.
@@ -72,8 +79,8 @@ class Checkpointer:
         every: steps from save to save, or a duration by rank 0's clock ("30s", "5min", a
             `datetime.timedelta`), or "auto": as often as the losses that were seen, and what a
             save takes, make best (Young and Daly), or a `evenstride.core.saving.Saving`.
-        keep: complete checkpoints that stay, at least 1; older ones are deleted once a newer one
-            is in place.
+        keep: complete checkpoints that stay, at least 1; older ones that this run wrote or was
+            restored from are deleted once a newer one is in place. Others are never deleted.
         extra: more objects with ``state_dict`` and ``load_state_dict``, by name: a gradient
             scaler, an average of the weights. What they hold must be the same on every rank;
             where it is not, rank 0's is saved.
@@ -109,7 +116,8 @@ class Checkpointer:
             )
         self._stride, self._ties = stride, MemberTies(stride._member)
         more = self._ties.with_own(extra)
-        asked = Asked(folder, every, keep, model, optimizer, scheduler, more)
+        environment = stride._member._environment
+        asked = Asked(folder, every, keep, model, optimizer, scheduler, more, environment)
         self._is = prepare(asked, self._ties)
         self._saver = Saver(self._is.storage, self._ties.own_group(), keep, self._failed)
         self._staging, self._saves = Staging(), self._ties.saves
@@ -118,11 +126,12 @@ class Checkpointer:
         self._seen, self._next = -1, self._is.cadence.after(stride.step)
         self._ask_at_s = math.inf
         self._name: Name | None = None
-        self._damaged: set[Name] = set()
+        self._lineage = Lineage()
         self._data: tuple[Any, dict[str, Any]] | None = None
         self._tally = Tally(str(self._is.storage), speaks=self._ties.rank == 0)
         self._copied_s = 0.0
         self._checked = self._closed = False
+        self._unrestored, self._line = True, user_line()  # for warnings
         self._plan_by_clock()
         self._ties.begin(_FIRST_SAVE_S, notices, self._is.cadence.saving)
         atexit.register(self._close_at_exit)
@@ -147,6 +156,8 @@ class Checkpointer:
         if step == self._seen:
             return
         self._refuse_if_closed("step")
+        if self._seen < 0:
+            self._tell_if_unrestored()
         self._seen = step
         by_clock = self._ties.rank == 0 and time.monotonic() >= self._ask_at_s
         if not self._ties.lockstep:
@@ -163,6 +174,13 @@ class Checkpointer:
         if pending:
             self._let_go(*self._saves.going(own))
 
+    def _tell_if_unrestored(self) -> None:
+        """Warn before the first save if `restore` was not called, and should have been."""
+        loaded_otherwise = self._stride.step > self._ties.committed()
+        unrestored, self._unrestored = self._unrestored, False
+        if unrestored and self._ties.rank == 0 and not loaded_otherwise:
+            tell_if_unrestored(self._is.storage, self._is.generation, self._line)
+
     def save(self) -> None:
         """Save now, and return when it is done; collective.
 
@@ -177,6 +195,7 @@ class Checkpointer:
         self._refuse_if_closed("save")
         if not self._ties.complete():
             return
+        self._tell_if_unrestored()
         try:
             self._take_over()
             self._start(self._stride.step)
@@ -196,9 +215,9 @@ class Checkpointer:
     def restore(self, allow: Collection[str] = ()) -> Restored | None:
         """Restore the newest checkpoint that is whole; collective; before the training loop.
 
-        Damaged ones are passed over with a warning that names what is damaged. Every file is
-        checked before anything is overwritten. Ranks that the checkpoint knows go on with their
-        own random numbers; others get seeds of their own.
+        Damaged ones are passed over with a warning that names what is damaged, and are not
+        deleted. Every file is checked before anything is overwritten. Ranks that the checkpoint
+        knows go on with their own random numbers; others get seeds of their own.
 
         Args:
             allow: what may differ from the run that was saved: ``data``, ``global_batch``, and
@@ -209,9 +228,12 @@ class Checkpointer:
 
         Raises:
             ConfigError: the checkpoint is of another run or model; nothing has changed.
-            CheckpointError: there are checkpoints, and none of them is whole.
+            CheckpointDamaged: there are checkpoints, and none of them is whole; or the newest was
+                not written by evenstride, though its digests are right.
+            CheckpointError: a file cannot be read now, after some tries.
         """
         self._refuse_if_closed("restore")
+        self._unrestored = False
         self._take_over()
         here = Here(self._stride, self._described())
         if self._ties.dataset() is None and self._ties.rank == 0:
@@ -220,13 +242,14 @@ class Checkpointer:
                 "compared with that of the checkpoint; make the loader first where you can"
             )
         allowed = frozenset((allow,) if isinstance(allow, str) else allow)
-        restorer = Restorer(
-            self._is.storage, self._ties, self._saver.group, self._is.training, here, allowed
-        )
-        restored = restorer.run(self._damaged)
-        self._seen, self._next = self._stride.step, self._is.cadence.after(self._stride.step)
+        reader = PatientReader(self._is.storage)
+        restorer = Restorer(reader, self._ties, self._saver.group, self._is.training, here, allowed)
+        restored, self._lineage = restorer.run()
         if restored is not None:
             self._tally.newest = parse_name(restored.folder)
+        elif self._is.source is not None:  # only read, so nothing there is ever deleted
+            restored, _ = replace(restorer, storage=PatientReader(self._is.source)).run()
+        self._seen, self._next = self._stride.step, self._is.cadence.after(self._stride.step)
         self._plan_by_clock()
         return restored
 
@@ -297,6 +320,8 @@ class Checkpointer:
         begun_s = time.monotonic()
         state = state_of(self._stride, self._ties, self._is.training.optimizers)
         if not self._checked:
+            if self._ties.rank == 0:
+                tell_if_unsaved(self._is.training, self._line)
             self._ties.agree("the first save", self._show_safe, lambda shown: shown[0])
             self._checked = True
         same = self._name is not None and self._name.step == step
@@ -304,10 +329,12 @@ class Checkpointer:
         self._name = Name(step, self._is.generation, attempt)
         about = About(state, {}, {})
         if self._ties.rank == 0:
-            about = About(state, self._described(), self._ties.remember())
+            own = self._lineage
+            described, workers = self._described(), self._ties.remember()
+            about = About(state, described, workers, tuple(own.names()), own.run)
         job = copy_part(self._name, self._is.training, about, self._ties, self._staging)
         self._plan_by_clock()  # before the thread, which plans another try if it fails
-        self._saver.start(job, frozenset(self._damaged))
+        self._saver.start(job, self._lineage)
         self._copied_s = time.monotonic() - begun_s
         self._tally.count["copied_s"] += self._copied_s
 

@@ -69,12 +69,19 @@ def unpack(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     Raises:
         CheckpointDamaged: it is not something that `pack` returns.
     """
+    try:
+        return _unpack(plain, tensors)
+    except RecursionError as error:
+        raise CheckpointDamaged("a state in a checkpoint is nested too deeply") from error
+
+
+def _unpack(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(plain, list):
-        return [unpack(value, tensors) for value in plain]
+        return [_unpack(value, tensors) for value in plain]
     if not isinstance(plain, dict):
         return plain
     if _KIND not in plain:
-        return {key: unpack(value, tensors) for key, value in plain.items()}
+        return {key: _unpack(value, tensors) for key, value in plain.items()}
     kind: Any = plain[_KIND]
     value: Any = plain.get("v")
     try:
@@ -82,10 +89,17 @@ def unpack(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
             return tensors[value]
         if kind == "array":
             return tensors[value].numpy()
-        return _UNPACKERS[kind](unpack(value, tensors))
-    except CheckpointDamaged:
+        return _UNPACKERS[kind](_unpack(value, tensors))
+    except (CheckpointDamaged, RecursionError):
         raise
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        AttributeError,
+        KeyError,
+        OverflowError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise CheckpointDamaged(f"a {str(kind)[:40]!r} in a checkpoint cannot be read") from error
 
 
@@ -101,11 +115,13 @@ def from_bytes(data: bytes, what: str) -> Any:
         CheckpointDamaged: they are something else, a pickle for example.
     """
     try:
-        return json.loads(data)
+        return json.loads(data, parse_constant=_refuse_constant)
     except (RecursionError, ValueError) as error:
-        raise CheckpointDamaged(
-            f"{what} is not JSON as it must be, so it was not written by evenstride"
-        ) from error
+        raise CheckpointDamaged(f"{what} is not valid JSON") from error
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _tensor(tensor: torch.Tensor, path: str, tensors: Tensors) -> Any:

@@ -30,11 +30,15 @@ class About:
         stride: the `Stride`'s own state.
         data: what the data set is like.
         workers: what is known of the workers.
+        earlier: checkpoints that the same training run wrote before its last restart.
+        run: identifies the training run.
     """
 
     stride: dict[str, Any]
     data: dict[str, Any]
     workers: dict[str, Any]
+    earlier: tuple[str, ...] = ()
+    run: str = ""
 
 
 def copy_part(
@@ -67,6 +71,8 @@ def copy_part(
         about.data,
         about.workers,
         {},
+        about.earlier,
+        about.run,
     )
     error: EvenstrideError | None = None
     try:

@@ -5,6 +5,7 @@ All that can be refused is refused before the first tensor is overwritten.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint.codec import pack, unpack
+from evenstride.runtime.checkpoint.errors import CheckpointDamaged
 from evenstride.runtime.checkpoint.reading import Reader
 from evenstride.runtime.checkpoint.states import (
     EXTRA,
@@ -32,15 +34,25 @@ from evenstride.runtime.checkpoint.states import (
 # Keys that a refusal names.
 _FEW = 5
 _STATE = f"{OPTIMIZER}/state/"
+_FORMS = {"float": "number", "tuple": "list", "size": "list"} | dict.fromkeys(
+    ("dict", "ordered"), "dictionary"
+)
+_OPTIMIZER_KEYS = ("state", "param_groups")
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Where the tensors of a checkpoint go, and the optimizer's state as it is here."""
+    """What a checkpoint is loaded into.
+
+    Args:
+        tensors: that are read into, by key.
+        optimizer: the optimizer's state as it is here.
+        states: of all objects, by key, with these tensors in them.
+    """
 
     tensors: dict[str, Tensor]
     optimizer: dict[str, Any]
-    items: tuple[str, ...]
+    states: dict[str, Any]
 
 
 def targets_for(training: Training, reader: Reader) -> Targets:
@@ -48,6 +60,7 @@ def targets_for(training: Training, reader: Reader) -> Targets:
 
     Raises:
         ConfigError: model, optimizer or another object differ from those that were saved.
+        CheckpointDamaged: the checkpoint was not written by evenstride.
     """
     metadata = reader.read_metadata()
     saved = {
@@ -56,25 +69,116 @@ def targets_for(training: Training, reader: Reader) -> Targets:
         if isinstance(entry, TensorStorageMetadata)
     }
     tensors: dict[str, Tensor] = {}
-    pack(get_model_state_dict(training.model), MODEL, tensors)
+    model = pack(get_model_state_dict(training.model), MODEL, tensors)
+    items = {MODEL: reader.item(MODEL), OPTIMIZER: reader.item(OPTIMIZER)}
     _require_same(tensors, _under(saved, MODEL))
-    optimizer, more = _optimizer_targets(training, reader, _under(saved, OPTIMIZER))
+    require_like(model, items[MODEL], MODEL)
+    optimizer, more = _optimizer_targets(training, items[OPTIMIZER], _under(saved, OPTIMIZER))
     tensors |= more
-    items = [MODEL, OPTIMIZER]
     for key, each in training.others():
         _require_item(key, metadata)
-        items.append(key)
+        items[key] = reader.item(key)
         here: dict[str, Tensor] = {}
         own = pack(each.state_dict(), f"{key}/state", here)
         if key.startswith(SCHEDULER):
-            _require_same_names(key, own, reader.item(key), type(each).__name__)
+            _require_same_names(key, own, items[key], type(each).__name__)
         for name, entry in _under(saved, key).items():
             tensors[name] = _target(entry, here.get(name))
-    return Targets(tensors, optimizer, tuple(items))
+    for key, item in items.items():
+        _require_used(key, item, _under(saved, key))
+    _require_convertible(tensors, saved)
+    states = {key: unpack(item, tensors) for key, item in items.items()}
+    return Targets(tensors, optimizer, states)
+
+
+def _require_used(key: str, item: Any, saved: Collection[str]) -> None:
+    """Refuse an item that leaves out tensors that were saved with it, or names others.
+
+    Raises:
+        CheckpointDamaged: it does.
+    """
+    named, left = set[str](), [item]
+    while left:
+        plain = left.pop()
+        if isinstance(plain, dict) and plain.get("$") in ("tensor", "array"):
+            named.add(str(plain.get("v")))
+        elif isinstance(plain, dict | list):
+            left += plain.values() if isinstance(plain, dict) else plain
+    if differing := named ^ set(saved):
+        raise CheckpointDamaged(f"{key} and its tensors differ by {min(differing)[:200]}")
+
+
+def _require_convertible(
+    tensors: dict[str, Tensor], saved: dict[str, TensorStorageMetadata]
+) -> None:
+    """Refuse a dtype that torch cannot read, or cannot convert to that of the tensor here.
+
+    Raises:
+        CheckpointDamaged: there is one.
+    """
+    pairs = {(saved[key].properties.dtype, tensor.dtype): key for key, tensor in tensors.items()}
+    for (stored, wanted), key in pairs.items():
+        try:
+            one = torch.zeros(stored.itemsize, dtype=torch.uint8).view(stored)
+            torch.empty(1, dtype=wanted).copy_(one)
+        except (RuntimeError, TypeError) as error:
+            raise CheckpointDamaged(f"{key} has the dtype {stored}, and {wanted} here") from error
 
 
 def _under(saved: dict[str, TensorStorageMetadata], key: str) -> dict[str, TensorStorageMetadata]:
     return {name: e for name, e in saved.items() if name == key or name.startswith(key + "/")}
+
+
+def require_like(own: Any, saved: Any, where: str) -> None:
+    """Refuse a state that is not of the form of the one here, as JSON types.
+
+    Dictionaries and lists have to be such, tensors the same ones, numbers numbers. A number, text
+    or list may be ``None`` on one side, and values that only one side has are left
+    alone, but for tensors.
+
+    Raises:
+        CheckpointDamaged: it is not.
+    """
+    if own is None or (saved is None and _form(own) in ("number", "text", "list")):
+        return
+    if _form(own) != _form(saved):
+        raise CheckpointDamaged(f"{where[:200]} is a {_form(saved)} and should be a {_form(own)}")
+    if _form(own) == "dictionary":
+        theirs = _fields(saved)
+        for key, mine in _fields(own).items():
+            if key in theirs:
+                require_like(mine, theirs[key], f"{where}/{key}")
+            elif _form(mine).startswith("tensor"):
+                raise CheckpointDamaged(f"{where[:200]} lacks the {_form(mine)}")
+    elif _form(own) == "list":
+        for n, (mine, other) in enumerate(zip(_values(own), _values(saved), strict=False)):
+            require_like(mine, other, f"{where}/{n}")
+
+
+def _fields(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return what a dictionary holds by texts, also where it was packed as pairs."""
+    if "$" not in plain:
+        return plain
+    pairs = plain.get("v")
+    whole = isinstance(pairs, list) and all(isinstance(p, list) and len(p) == 2 for p in pairs)
+    return {p[0]: p[1] for p in pairs if isinstance(p[0], str)} if whole and pairs else {}
+
+
+def _values(plain: Any) -> list[Any]:
+    """Return what a list holds, also where it was packed as a tuple."""
+    values = plain.get("v") if isinstance(plain, dict) else plain
+    return values if isinstance(values, list) else []
+
+
+def _form(plain: Any) -> str:
+    if isinstance(plain, dict):
+        kind = str(plain.get("$", "dictionary"))
+        if kind in ("tensor", "array"):
+            return f"{kind} {plain.get('v')!r}"
+        return _FORMS.get(kind, kind)
+    if isinstance(plain, bool | int | float):
+        return "number"
+    return {str: "text", list: "list", type(None): "None"}[type(plain)]
 
 
 def _target(entry: TensorStorageMetadata, like: Tensor | None) -> Tensor:
@@ -136,14 +240,13 @@ def _require_same_names(key: str, own: Any, saved: Any, kind: str) -> None:
 
 
 def _optimizer_targets(
-    training: Training, reader: Reader, saved: dict[str, TensorStorageMetadata]
+    training: Training, told: Any, saved: dict[str, TensorStorageMetadata]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    plain = reader.item(OPTIMIZER)
-    told: dict[str, Any] = plain if isinstance(plain, dict) else {}
-    here = optimizer_state(training, begun=bool(told.get("state")))
+    _require_optimizer_item(told)
+    here = optimizer_state(training, begun=bool(told["state"]))
     _require_groups(here, told)
     known: dict[str, Tensor] = {}
-    pack(here, OPTIMIZER, known)
+    own = pack(here, OPTIMIZER, known)
     parameters = _by_name(training, here)
     tensors, differences = {}, []
     for key, entry in saved.items():
@@ -161,10 +264,32 @@ def _optimizer_targets(
         for key in known
         if key.startswith(_STATE)
         and key not in saved
-        and _parameter_of(key, parameters) in told.get("state", {})
+        and _parameter_of(key, parameters) in told["state"]
     ]
     _refuse(differences + lacking)
+    require_like(own["state"], told["state"], f"{OPTIMIZER}/state")
+    mine, theirs = (list(map(_settings, each["param_groups"])) for each in (own, told))
+    require_like(mine, theirs, f"{OPTIMIZER}/param_groups")
     return here, tensors
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a group's settings but for tensors: a learning rate may become one, or a number."""
+    return {key: value for key, value in group.items() if not _form(value).startswith("tensor")}
+
+
+def _require_optimizer_item(told: Any) -> None:
+    """Refuse what is not the state of an optimizer by the names of its parameters.
+
+    Raises:
+        CheckpointDamaged: it is none.
+    """
+    state, groups = (told.get(k) if isinstance(told, dict) else None for k in _OPTIMIZER_KEYS)
+    if not (isinstance(state, dict) and isinstance(groups, list)):
+        raise CheckpointDamaged("the optimizer's state is not a dictionary with its two parts")
+    for each in (*state.values(), *groups):
+        if not isinstance(each, dict):
+            raise CheckpointDamaged("the optimizer's state has something else than dictionaries")
 
 
 def _parameter_of(key: str, parameters: dict[str, Tensor]) -> str:
@@ -178,12 +303,14 @@ def _parameter_of(key: str, parameters: dict[str, Tensor]) -> str:
 
 def _require_groups(here: dict[str, Any], told: dict[str, Any]) -> None:
     mine = [group["params"] for group in here["param_groups"]]
-    theirs = [group.get("params") for group in told.get("param_groups", [])]
+    theirs = [group.get("params") for group in told["param_groups"]]
+    if not all(isinstance(group, list) for group in theirs):
+        raise CheckpointDamaged("the optimizer's parameter groups have no lists of parameters")
     if mine != theirs:
         _refuse(
             [
                 f"the optimizer has parameter groups of {[len(g) for g in mine]} parameters here "
-                f"and of {[len(g or ()) for g in theirs]} in the checkpoint, or in another order"
+                f"and of {[len(g) for g in theirs]} in the checkpoint, or in another order"
             ]
         )
 
@@ -197,13 +324,13 @@ def _by_name(training: Training, state: dict[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def put(training: Training, targets: Targets, items: dict[str, Any]) -> None:
+def put(training: Training, targets: Targets) -> None:
     """Give every object its state, once the tensors have been loaded into the targets."""
-    set_model_state_dict(training.model, unpack(items[MODEL], targets.tensors))
+    set_model_state_dict(training.model, targets.states[MODEL])
     if training.optimizers:
-        _put_optimizers(training, unpack(items[OPTIMIZER], targets.tensors), targets.optimizer)
+        _put_optimizers(training, targets.states[OPTIMIZER], targets.optimizer)
     for key, each in training.others():
-        each.load_state_dict(unpack(items[key], targets.tensors))
+        each.load_state_dict(targets.states[key])
 
 
 def _put_optimizers(training: Training, state: dict[str, Any], here: dict[str, Any]) -> None:

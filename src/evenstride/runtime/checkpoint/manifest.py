@@ -17,16 +17,25 @@ from xxhash import xxh3_128
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint.codec import from_bytes, to_bytes
-from evenstride.runtime.checkpoint.errors import CheckpointDamaged
-from evenstride.runtime.checkpoint.storage import Bytes, Storage
+from evenstride.runtime.checkpoint.errors import (
+    NOT_THERE,
+    CheckpointDamaged,
+    CheckpointError,
+    NotAFile,
+    NotWhole,
+)
+from evenstride.runtime.checkpoint.schema import check_plain
+from evenstride.runtime.checkpoint.storage import Bytes, PatientReader, Storage
+from evenstride.runtime.progress import POSITION_VERSION
 
 FORMAT = 1
 MANIFEST, METADATA = "manifest.json", "metadata.json"
 CHUNK_BYTES = 4 << 20
-# Thousands of ranks with thousands of tensors need less; what is longer is not ours.
-MOST_BYTES = 1 << 30
+# Ten thousand ranks and as many remembered workers need a tenth of this. Nothing longer is written,
+# so nothing longer is read.
+MOST_MANIFEST_BYTES = 64 << 20
 
-_NAME = re.compile(r"step-(\d{9,})-([0-9a-f]{12})-(\d+)")
+_NAME = re.compile(r"step-([0-9]{9,18})-([0-9a-f]{12})-([0-9]{1,9})")
 _FILE = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(METADATA)}|(tensors|items)-\d{{5,}}\.\w+")
 
 
@@ -65,7 +74,8 @@ class Name:
 def parse_name(text: str) -> Name | None:
     """Return the attempt that a folder is of; ``None`` if it is not ours."""
     match = _NAME.fullmatch(text)
-    return Name(int(match[1]), match[2], int(match[3])) if match else None
+    name = Name(int(match[1]), match[2], int(match[3])) if match else None
+    return name if str(name) == text else None  # another folder could have the same name otherwise
 
 
 def is_our_file(name: str) -> bool:
@@ -105,6 +115,9 @@ class Manifest:
         data: of the data set trained on: kind, length and a digest of some samples.
         workers: what was known of them, for the first split of the next run.
         files: the other files, by name.
+        earlier: checkpoints that the same training run wrote before its last restart, and has not
+            deleted yet.
+        run: identifies the training run, over all restarts; empty in files of an earlier version.
     """
 
     format: int
@@ -116,39 +129,85 @@ class Manifest:
     data: dict[str, Any]
     workers: dict[str, Any]
     files: dict[str, FileInfo]
+    earlier: tuple[str, ...] = ()
+    run: str = ""
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return a manifest as the bytes of its file: two lines, the second the first one's digest."""
+    """Return a manifest as the bytes of its file: two lines, the second the first one's digest.
+
+    Raises:
+        CheckpointError: `decode` would not read it.
+    """
     body = to_bytes(asdict(manifest))
-    return body + to_bytes({"digest": digest([body])})
+    check_plain(from_bytes(body, "the manifest"))
+    if len(body) > MOST_MANIFEST_BYTES - 1024:
+        raise CheckpointError(
+            f"the manifest would be {len(body)} bytes long, and at most {MOST_MANIFEST_BYTES} can "
+            "be read; save from fewer ranks"
+        )
+    return body + _seal(body)
+
+
+def _seal(body: bytes) -> bytes:
+    return to_bytes({"digest": digest([body])})
 
 
 def decode(data: bytes) -> Manifest:
     """Return the manifest in the bytes of a file.
 
     Raises:
-        CheckpointDamaged: they are not all there, or not those that were written.
-        ConfigError: they are, and of another format.
+        NotWhole: they are not all there, or not those that were written.
+        CheckpointDamaged: they are what was written, and not by evenstride.
+        ConfigError: they are of another format.
+    """
+    plain = from_bytes(_unsealed(data), "its manifest")
+    if isinstance(plain, dict):
+        _require_readable("format", plain.get("format"), FORMAT)
+        stride = plain.get("stride")
+        version = stride.get("version") if isinstance(stride, dict) else None
+        _require_readable("a position of version", version, POSITION_VERSION)
+    check_plain(plain)
+    if METADATA not in plain["files"]:
+        raise CheckpointDamaged(f"its manifest does not list {METADATA}")
+    listed = plain["files"].items()
+    files = {name: FileInfo(info["size_bytes"], info["digest"]) for name, info in listed}
+    known = {name: plain[name] for name in Manifest.__slots__ if name in plain}
+    return Manifest(**known | {"files": files, "earlier": tuple(plain.get("earlier", ()))})
+
+
+def _unsealed(data: bytes) -> bytes:
+    """Return the first line of a manifest, whose digest is the second one.
+
+    Raises:
+        NotWhole: it is not; it has not ended if the bytes are the beginning of a whole manifest.
     """
     body, newline, end = data.partition(b"\n")
     body += newline
-    lines = end.endswith(b"\n") and end.count(b"\n") == 1
-    told = from_bytes(end, "the last line of the manifest") if lines else None
-    if not isinstance(told, dict) or told.get("digest") != digest([body]):
-        raise CheckpointDamaged("its manifest is not complete, or differs from what was written")
-    plain = from_bytes(body, "the manifest")
-    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-        found = plain.get("format") if isinstance(plain, dict) else None
-        raise ConfigError(
-            f"the checkpoint has format {found!r}, and this evenstride reads {FORMAT}; restore it "
-            "with the version that wrote it, or choose another folder to start anew"
-        )
+    seal = _seal(body)
+    if newline and end == seal:
+        return body
+    if len(data) > MOST_MANIFEST_BYTES:
+        raise NotWhole(f"its manifest has more than {MOST_MANIFEST_BYTES} bytes", ended=True)
+    if not newline or (seal.startswith(end) and _is_json(body)):
+        raise NotWhole("its manifest is not complete, so its saving did not end", ended=False)
+    raise NotWhole("its manifest differs from what was written", ended=True)
+
+
+def _is_json(body: bytes) -> bool:
     try:
-        files = {str(name): FileInfo(**info) for name, info in plain.pop("files").items()}
-        return Manifest(**plain, files=files)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise CheckpointDamaged("its manifest lacks what a manifest holds") from error
+        from_bytes(body, "")
+    except CheckpointDamaged:
+        return False
+    return True
+
+
+def _require_readable(what: str, found: Any, known: int) -> None:
+    if type(found) is int and found != known:
+        raise ConfigError(
+            f"the checkpoint has {what} {found}, and this evenstride reads {known}; restore it "
+            "with the version that wrote it, or choose another folder to start from scratch"
+        )
 
 
 class Digest:
@@ -186,41 +245,55 @@ def digest(chunks: Iterable[Bytes]) -> str:
     return whole.info().digest
 
 
-def read_manifest(storage: Storage, name: Name) -> Manifest:
+def read_manifest(storage: Storage | PatientReader, name: Name) -> Manifest:
     """Return the manifest of a checkpoint.
 
     Raises:
-        CheckpointDamaged: it is not there, or not right.
-        OSError: the storage cannot be read.
+        NotWhole: it is not there, or not right.
+        CheckpointDamaged: it was not written by evenstride.
+        CheckpointError: it cannot be read now.
     """
     try:
-        data = storage.read(name.file(MANIFEST), 0, MOST_BYTES)
+        data = storage.read(name.file(MANIFEST), 0, MOST_MANIFEST_BYTES + 1)
     except FileNotFoundError as error:
-        raise CheckpointDamaged("it has no manifest, so its saving did not end") from error
+        raise NotWhole("it has no manifest, so its saving did not end", ended=False) from error
+    except NOT_THERE as error:
+        raise NotWhole(f"its manifest cannot be opened: {_told(error)}", ended=True) from error
     manifest = decode(data)
     if manifest.step != name.step:
-        raise CheckpointDamaged(f"its manifest is of step {manifest.step}, not of its folder's")
+        raise NotWhole(
+            f"its manifest is of step {manifest.step}, not of its folder's step", ended=True
+        )
     return manifest
 
 
-def check_file(storage: Storage, name: str, expected: FileInfo) -> str | None:
-    """Return what is wrong with a file, ``None`` if nothing; reads all of it."""
+def check_file(storage: Storage | PatientReader, name: str, expected: FileInfo) -> str | None:
+    """Return what is wrong with a file, ``None`` if nothing; reads all of it.
+
+    Raises:
+        CheckpointError: it cannot be read now, so nothing is known of it.
+    """
     whole = Digest()
     try:
         while whole.size_bytes < expected.size_bytes:
             left = expected.size_bytes - whole.size_bytes
             chunk = storage.read(name, whole.size_bytes, min(CHUNK_BYTES, left))
             if not chunk:
-                break
+                return (
+                    f"{name} has {whole.size_bytes} bytes, and {expected.size_bytes} were written"
+                )
             whole.update(chunk)
         longer = storage.read(name, expected.size_bytes, 1)
     except FileNotFoundError:
         return f"{name} is missing"
-    except Exception as error:  # whatever a store raises, it is this file that cannot be read
-        return f"{name} cannot be read ({type(error).__name__}: {error})"
-    if whole.size_bytes != expected.size_bytes or longer:
-        there = f"more than {expected.size_bytes}" if longer else f"{whole.size_bytes}"
-        return f"{name} has {there} bytes, and {expected.size_bytes} were written"
+    except NOT_THERE as error:
+        return f"{name} cannot be opened: {_told(error)}"
+    if longer:
+        return f"{name} has more than {expected.size_bytes} bytes, and so many were written"
     if whole.info().digest != expected.digest:
         return f"{name} differs from what was written"
     return None
+
+
+def _told(error: OSError) -> str:
+    return error.strerror if isinstance(error, NotAFile) and error.strerror else str(error)

@@ -20,7 +20,13 @@ from evenstride.runtime.stride import Stride
 
 logger = logging.getLogger("evenstride")
 
-_AGENTS = (b"torchrun", b"torch.distributed.run", b"torch/distributed/run")
+_AGENTS = (
+    b"torchrun",
+    b"torch.distributed.run",
+    b"torch/distributed/run",
+    b"evenstride.lab.rendezvous",
+    b"evenstride/lab/rendezvous",
+)
 
 
 def part(
@@ -53,6 +59,11 @@ def part(
     )
 
 
+def is_agent(command: bytes) -> bool:
+    """Return whether a command line is that of a torchrun agent."""
+    return any(word in command for word in _AGENTS)
+
+
 def end_launcher(proc: Path = Path("/proc")) -> None:
     """Tell the torchrun agent of a machine that goes to end too, if this process is its child.
 
@@ -63,5 +74,5 @@ def end_launcher(proc: Path = Path("/proc")) -> None:
     parent = os.getppid()
     with contextlib.suppress(OSError):
         command = (proc / str(parent) / "cmdline").read_bytes()
-        if any(word in command for word in _AGENTS):
+        if is_agent(command):
             os.kill(parent, signal.SIGTERM)

@@ -8,24 +8,26 @@ import logging
 import os
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, require_equal
 from evenstride.runtime.checkpoint.cadence import Cadence, parse_every
+from evenstride.runtime.checkpoint.redirect import redirect_of
 from evenstride.runtime.checkpoint.retention import next_generation
 from evenstride.runtime.checkpoint.saver import told
 from evenstride.runtime.checkpoint.states import Training, collect_others, training_of
 from evenstride.runtime.checkpoint.storage import Storage, open_storage
 from evenstride.runtime.checkpoint.ties import Ties
+from evenstride.runtime.environment import Environment
 
 logger = logging.getLogger("evenstride")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a user gave a `Checkpointer`."""
+    """What a user gave a `Checkpointer`, and the environment that it is made in."""
 
     folder: str | os.PathLike[str]
     every: Any
@@ -34,6 +36,7 @@ class Asked:
     optimizer: Any
     scheduler: Any
     extra: Any
+    environment: Environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,14 @@ class Prepared:
         cadence: of the saves.
         training: what is saved.
         generation: of this run: hexadecimal digits, more than those of any run before.
+        source: of the folder that a run without checkpoints starts from; ``None`` for none.
     """
 
     storage: Storage
     cadence: Cadence
     training: Training
     generation: str
+    source: Storage | None = None
 
 
 def prepare(asked: Asked, ties: Ties) -> Prepared:
@@ -69,11 +74,18 @@ def prepare(asked: Asked, ties: Ties) -> Prepared:
     def show() -> Plain:
         made.append(_checked(asked))
         names = [key for key, _ in made[0].training.others()]
-        settings = {"every": str(made[0].cadence), "keep": asked.keep, "states": names}
+        settings = {
+            "every": str(made[0].cadence),
+            "keep": asked.keep,
+            "states": names,
+            "EVENSTRIDE_CHECKPOINTS": str(asked.environment.checkpoints or ""),
+            "EVENSTRIDE_RESTORE": asked.environment.restore,
+        }
         return {"asked": settings, **_probe(made[0].storage, token)}
 
     def judge(shown: list[Plain]) -> Plain:
         require_equal([mine["asked"] for mine in shown], "Checkpointer()")
+        redirect_of(asked.folder, asked.environment).tell()
         _tell_of_problems(made[0].storage, shown)
         return {"generation": _generation(made[0].storage)}
 
@@ -83,8 +95,7 @@ def prepare(asked: Asked, ties: Ties) -> Prepared:
         if made:
             with contextlib.suppress(Exception):
                 made[0].storage.delete(_probe_name(token))
-    found = made[0]
-    return Prepared(found.storage, found.cadence, found.training, generation)
+    return replace(made[0], generation=generation)
 
 
 def _checked(asked: Asked) -> Prepared:
@@ -101,7 +112,9 @@ def _checked(asked: Asked) -> Prepared:
         )
     _refuse_closures(training)
     collect_others(training)
-    return Prepared(open_storage(asked.folder), cadence, training, "")
+    redirect = redirect_of(asked.folder, asked.environment)
+    source = open_storage(redirect.source) if redirect.source else None
+    return Prepared(open_storage(redirect.folder), cadence, training, "", source)
 
 
 def _refuse_closures(training: Training) -> None:

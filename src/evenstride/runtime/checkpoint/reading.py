@@ -7,7 +7,6 @@ is JSON: nothing is unpickled.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,34 +17,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from evenstride.runtime.checkpoint.codec import from_bytes
 from evenstride.runtime.checkpoint.errors import CheckpointDamaged, CheckpointError
-from evenstride.runtime.checkpoint.manifest import METADATA, MOST_BYTES, Manifest, Name, digest
-from evenstride.runtime.checkpoint.storage import Storage
-from evenstride.runtime.checkpoint.tables import Place, decode_table
+from evenstride.runtime.checkpoint.manifest import METADATA, Manifest, Name, digest
+from evenstride.runtime.checkpoint.storage import PatientReader
+from evenstride.runtime.checkpoint.tables import MOST_TABLE_BYTES, Place, decode_table
 
 # What is read at once, and across what gap two reads are made into one: a request to an object
 # store takes as long as some megabytes.
 _SPAN_BYTES, _GAP_BYTES = 64 << 20, 1 << 20
-
-
-class Planner(DefaultLoadPlanner):
-    """Loads into flat tensors, and keeps what else is asked for as JSON types in ``items``."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.items: dict[str, Any] = {}
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Decode an item."""
-        key = read_item.dest_index.fqn
-        self.items[key] = from_bytes(value.getvalue(), key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +59,7 @@ class Reader(StorageReader):
         manifest: of it, known to be right.
     """
 
-    def __init__(self, storage: Storage, name: Name, manifest: Manifest) -> None:
+    def __init__(self, storage: PatientReader, name: Name, manifest: Manifest) -> None:
         self._storage, self._name, self._manifest = storage, name, manifest
         self._metadata: Metadata | None = None
 
@@ -86,8 +76,8 @@ class Reader(StorageReader):
         if self._metadata is not None:
             return self._metadata
         info = self._manifest.files.get(METADATA)
-        if info is None or info.size_bytes > MOST_BYTES:
-            raise CheckpointDamaged(f"{self._name} has no table of contents of a likely size")
+        if info is None or info.size_bytes > MOST_TABLE_BYTES:
+            raise CheckpointDamaged("the size of its table of contents is impossible")
         data = self._storage.read(self._name.file(METADATA), 0, info.size_bytes)
         if digest([data]) != info.digest:
             raise CheckpointDamaged(f"{self._name.file(METADATA)} differs from what was written")
@@ -117,9 +107,6 @@ class Reader(StorageReader):
         try:
             for span in _spans(self._reads(plan)):
                 self._read_span(span, planner)
-            for item in plan.items:
-                if item.type is LoadItemType.BYTE_IO:
-                    planner.load_bytes(item, io.BytesIO(self._bytes(self._place(item))))
         except CheckpointError:
             raise
         except Exception as error:  # as a text: not every store's errors can be sent to others
@@ -137,14 +124,15 @@ class Reader(StorageReader):
         return False
 
     def item(self, key: str) -> Any:
-        """Return one of the items that are not tensors, as JSON types; ``None`` if not there.
+        """Return one of the items that are not tensors, as JSON types.
 
         Raises:
-            CheckpointDamaged: it is not JSON.
+            CheckpointDamaged: it is not there, or not JSON.
         """
-        places = self.read_metadata().storage_data
-        place = next((p for index, p in places.items() if index.fqn == key), None)
-        return None if place is None else from_bytes(self._bytes(place), key)
+        place = self.read_metadata().storage_data.get(MetadataIndex(key))
+        if place is None:
+            raise CheckpointDamaged(f"the table of contents does not list {key}")
+        return from_bytes(self._bytes(place), key)
 
     def _place(self, item: ReadItem) -> Place:
         place: Place = self.read_metadata().storage_data[item.storage_index]
@@ -160,8 +148,7 @@ class Reader(StorageReader):
     def _reads(self, plan: LoadPlan) -> list[_Read]:
         reads: list[_Read] = []
         for item in plan.items:
-            if item.type is LoadItemType.TENSOR:
-                reads += self._split(item)
+            reads += self._split(item)
         return sorted(reads, key=lambda read: (read.file, read.start_bytes))
 
     def _split(self, item: ReadItem) -> Iterator[_Read]:
@@ -242,28 +229,23 @@ def _spans(reads: list[_Read]) -> Iterator[list[_Read]]:
         yield span
 
 
-def read(
-    targets: dict[str, Any], reader: Reader, group: dist.ProcessGroup | None
-) -> dict[str, Any]:
+def read(targets: dict[str, Tensor], reader: Reader, group: dist.ProcessGroup | None) -> None:
     """Load a checkpoint into tensors, in place; collective over the group, alone if ``None``.
 
     Args:
-        targets: by key: a tensor to load into, or ``None`` for an item that is not a tensor. All
-            of them must be there. They need not be the same on every rank.
+        targets: tensors to load into, by key. All of them must be in the checkpoint. They need not
+            be the same on every rank.
         reader: of the checkpoint.
         group: of the ranks that load.
-
-    Returns:
-        The items, as JSON types.
 
     Raises:
         Exception: it cannot be read; on every rank.
     """
-    planner = Planner()
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    state: dict[str, Any] = dict(targets)
     if group is not None:
-        load(targets, storage_reader=reader, planner=planner, process_group=group)
-        return planner.items
+        load(state, storage_reader=reader, planner=planner, process_group=group)
+        return
     # torch's load would warn that there is no process group.
-    planner.set_up_planner(targets, reader.read_metadata(), is_coordinator=True)
+    planner.set_up_planner(state, reader.read_metadata(), is_coordinator=True)
     reader.read_data(planner.create_local_plan(), planner).wait()
-    return planner.items

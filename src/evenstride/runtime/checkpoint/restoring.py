@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from evenstride.core.partition import EpochCursor
 from evenstride.errors import ConfigError, EvenstrideError
 from evenstride.runtime.agreement import Plain
+from evenstride.runtime.checkpoint.chance import check as check_chance
 from evenstride.runtime.checkpoint.chance import derive
 from evenstride.runtime.checkpoint.chance import restore as restore_chance
 from evenstride.runtime.checkpoint.codec import unpack
-from evenstride.runtime.checkpoint.errors import CheckpointDamaged, CheckpointError
+from evenstride.runtime.checkpoint.errors import CheckpointDamaged, CheckpointError, NotWhole
 from evenstride.runtime.checkpoint.fitting import Targets, objects_in, put, targets_for
 from evenstride.runtime.checkpoint.manifest import (
     Manifest,
@@ -26,19 +29,22 @@ from evenstride.runtime.checkpoint.manifest import (
     read_manifest,
 )
 from evenstride.runtime.checkpoint.reading import Reader, read
-from evenstride.runtime.checkpoint.retention import attempts
+from evenstride.runtime.checkpoint.retention import COMPLETED, Lineage, attempts, descended
 from evenstride.runtime.checkpoint.saver import told
 from evenstride.runtime.checkpoint.states import (
     RANDOM,
     Training,
     begun_for_good,
 )
-from evenstride.runtime.checkpoint.storage import Storage
+from evenstride.runtime.checkpoint.storage import PatientReader
 from evenstride.runtime.checkpoint.ties import Ties
 
 logger = logging.getLogger("evenstride")
 
 ALLOWED = ("data", "global_batch", "seed")
+# Checkpoints that an error describes.
+_FEW = 10
+_NO_MANIFEST = "it has no manifest: its saving did not end, or the file was deleted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,33 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True)
+class _Standing:
+    """What there is in the folder, newest first.
+
+    Args:
+        complete: attempts with a manifest, which may be damaged.
+        begun: attempts without.
+        completed: whether the folder is known to have held a complete checkpoint.
+    """
+
+    complete: list[Name]
+    begun: list[Name]
+    completed: bool
+
+    @property
+    def all(self) -> list[Name]:
+        return sorted([*self.complete, *self.begun], reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """Why a checkpoint was passed over, and whether its saving is known to have ended."""
+
+    damage: str
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Restorer:
     """Restores a run; every rank has one, and makes the same calls.
 
@@ -75,61 +108,89 @@ class Restorer:
         allow: differences that are accepted.
     """
 
-    storage: Storage
+    storage: PatientReader
     ties: Ties
     group: dist.ProcessGroup | None
     training: Training
     here: Here
     allow: frozenset[str]
 
-    def run(self, damaged: set[Name]) -> Restored | None:
-        """Restore the newest checkpoint that is whole; ``None`` if there is none at all.
+    def run(self) -> tuple[Restored | None, Lineage]:
+        """Restore the newest checkpoint that is whole; ``None`` if none was ever complete.
 
-        Args:
-            damaged: gets the names of those that are not.
+        Returns:
+            What was restored, and which checkpoints the run may delete from now on.
 
         Raises:
             ConfigError: it is of another run; nothing has changed.
-            CheckpointError: there are some, and none is whole.
+            CheckpointDamaged: none is whole, or one was not written by evenstride.
+            CheckpointError: a file cannot be read now; nothing has changed.
         """
-        complete, unfinished = self._find()
-        reasons = []
-        for name in complete:
-            manifest, found = self._check(name)
-            if not found["damage"]:
+        there = self._find()
+        passed: dict[Name, _Passed] = {}
+        for name in there.all:
+            manifest, why = None, _Passed(_NO_MANIFEST, ended=False)
+            if name in there.complete:
+                manifest, why = self._check(name)
+            if not why.damage:
                 assert manifest is not None, "a checkpoint without damage has a manifest"
                 with begun_for_good(self.training):
-                    return self._load(name, manifest)
-            damaged.add(name)
-            if found["ended"]:
-                reasons.append(f"{name}: {found['damage']}")
-            else:
-                unfinished += 1
+                    restored = self._load(name, manifest)
+                lineage = descended(name, manifest, there.complete, passed.keys(), self.storage)
+                return restored, lineage
+            passed[name] = why
             if self.ties.rank == 0:
-                logger.warning("checkpoint %s is passed over: %s", name, found["damage"])
-        if reasons:
-            raise CheckpointError(
-                f"none of the {len(reasons)} checkpoints in {self.storage} can be read "
-                f"({'; '.join(reasons[:3])}); bring one of them back, or choose another folder to "
-                "start anew"
-            )
+                logger.warning(
+                    "checkpoint %s is passed over: %s. It is not deleted; delete it yourself if "
+                    "you do not need it",
+                    name,
+                    why.damage,
+                )
+        # One unfinished manifest can be the rest of a first save that was killed; two are damage.
+        completed = there.completed or len(there.complete) > 1
+        self._refuse_to_start_anew(passed, completed=completed)
         if self.ties.rank == 0:
-            self._tell_of_nothing(unfinished)
-        return None
+            self._tell_of_nothing(len(passed), completed=there.completed)
+        return None, Lineage()
 
-    def _tell_of_nothing(self, unfinished: int) -> None:
+    def _refuse_to_start_anew(self, passed: dict[Name, _Passed], *, completed: bool) -> None:
+        """Raise if a checkpoint was complete once, and none is now.
+
+        Raises:
+            CheckpointDamaged: names the checkpoints, and what is wrong with each.
+        """
+        if not passed or not (completed or any(why.ended for why in passed.values())):
+            return
+        reasons = [f"{name}: {why.damage}" for name, why in passed.items()]
+        more = f"; and {len(reasons) - _FEW} more" if len(reasons) > _FEW else ""
+        raise CheckpointDamaged(
+            f"none of the {len(passed)} checkpoints in {self.storage} can be restored "
+            f"({'; '.join(reasons[:_FEW])}{more}). Nothing was changed or deleted. Bring one of "
+            "them back from a copy; to start from scratch, choose another folder"
+        )
+
+    def _tell_of_nothing(self, unfinished: int, *, completed: bool) -> None:
         if unfinished:
             logger.warning(
                 "there is no complete checkpoint in %s, only %d whose saving did not end; training "
-                "starts anew",
+                "starts from scratch",
                 self.storage,
                 unfinished,
             )
+        elif completed:
+            logger.warning(
+                "%s held complete checkpoints, as its %s says, and is empty now; training starts "
+                "from scratch",
+                self.storage,
+                COMPLETED,
+            )
         else:
-            logger.info("there is no checkpoint in %s yet; training starts anew", self.storage)
+            logger.info(
+                "there is no checkpoint in %s yet; training starts from scratch", self.storage
+            )
 
-    def _find(self) -> tuple[list[Name], int]:
-        """Return the attempts with a manifest, newest first, and the number of those without."""
+    def _find(self) -> _Standing:
+        """Return what there is in the folder, alike on every rank."""
 
         def show() -> Plain:
             unknown = sorted(self.allow - set(ALLOWED))
@@ -142,33 +203,35 @@ class Restorer:
 
         def judge(shown: list[Plain]) -> Plain:
             del shown
-            try:
-                complete, begun = attempts(self.storage)
-            except Exception as error:
-                raise CheckpointError(
-                    f"the checkpoints in {self.storage} cannot be listed: {told(error)}; nothing "
-                    "is restored, as a run that starts anew might replace them"
-                ) from error
-            return {"complete": list(map(str, complete)), "begun": len(begun)}
+            complete, begun = attempts(self.storage)
+            completed = COMPLETED in self.storage.list()
+            lists = {"complete": list(map(str, complete)), "begun": list(map(str, begun))}
+            return {**lists, "completed": completed}
 
         verdict = self.ties.agree("restore()", show, judge)
-        complete = [name for text in verdict["complete"] if (name := parse_name(text)) is not None]
-        return complete, verdict["begun"]
+        complete, begun = (
+            [name for text in verdict[kind] if (name := parse_name(text)) is not None]
+            for kind in ("complete", "begun")
+        )
+        return _Standing(complete, begun, verdict["completed"])
 
-    def _check(self, name: Name) -> tuple[Manifest | None, Plain]:
+    def _check(self, name: Name) -> tuple[Manifest | None, _Passed]:
         """Return a checkpoint's manifest, and what some rank found to be wrong with it, if any.
 
-        Each rank reads its part of the files. Without a right manifest it never ended.
+        Each rank reads its part of the files.
+
+        Raises:
+            CheckpointDamaged: the manifest was not written by evenstride.
+            CheckpointError: a file cannot be read now.
         """
         manifests: list[Manifest] = []
 
         def show() -> Plain:
             try:
-                manifests.append(read_manifest(self.storage, name))
-            except CheckpointDamaged as error:
-                return {"damage": str(error), "ended": False}
-            except OSError as error:
-                return {"damage": f"its manifest cannot be read ({told(error)})", "ended": True}
+                with _named(name, self.storage):
+                    manifests.append(read_manifest(self.storage, name))
+            except NotWhole as error:
+                return {"damage": str(error), "ended": error.ended}
             adapted(manifests[0], self.here, self.allow)  # refused before reading all of it
             for file, info in self._mine(manifests[0]):
                 damage = check_file(self.storage, name.file(file), info)
@@ -180,7 +243,7 @@ class Restorer:
             return next((mine for mine in shown if mine["damage"]), shown[0])
 
         found = self.ties.agree(f"restore() of {name}", show, judge)
-        return (manifests[0] if manifests else None), found
+        return (manifests[0] if manifests else None), _Passed(**found)
 
     def _mine(self, manifest: Manifest) -> list[tuple[str, Any]]:
         files = sorted(manifest.files.items(), key=lambda item: (-item[1].size_bytes, item[0]))
@@ -189,31 +252,32 @@ class Restorer:
     def _load(self, name: Name, manifest: Manifest) -> Restored:
         reader = Reader(self.storage, name, manifest)
         before, targets = self.here.stride.state_dict(), list[Targets]()
+        chance: list[Any] = []
 
         def show() -> Plain:
-            targets.append(targets_for(self.training, reader))
+            with _named(name, self.storage):
+                targets.append(targets_for(self.training, reader))
+                chance.append(self._chance_of(reader))
             self.here.stride.load_state_dict(adapted(manifest, self.here, self.allow))
             return {}
 
         self.ties.agree(f"restore() from {name}", show, lambda shown: shown[0])
-        own = f"{RANDOM}/{self.ties.rank}"
         metadata = reader.read_metadata()
-        keys = [*targets[0].items, *([own] if own in metadata.state_dict_metadata else [])]
         try:
             with self.ties.waiting():
-                asked = {**targets[0].tensors, **dict.fromkeys(keys)}
-                items = read(asked, reader, self.group)
-            put(self.training, targets[0], items)
+                read(targets[0].tensors, reader, self.group)
+            put(self.training, targets[0])
         except BaseException as error:
             self.here.stride.load_state_dict(before)
-            if isinstance(error, EvenstrideError) or not isinstance(error, Exception):
+            ours = isinstance(error, EvenstrideError)
+            if ours or not isinstance(error, Exception | CheckpointException):
                 raise
             raise CheckpointError(
                 f"checkpoint {name} was whole, but could not be loaded: {told(error)}; some of the "
                 "model may have been overwritten"
             ) from error
         self._tell_of_the_rest(metadata)
-        self._restore_chance(items.get(own), manifest.step)
+        self._restore_chance(chance[0], manifest.step)
         self.ties.recall(manifest.workers)
         if self.ties.rank == 0:
             logger.info(
@@ -236,11 +300,39 @@ class Restorer:
                 ", ".join(rest),
             )
 
-    def _restore_chance(self, saved: Any, step: int) -> None:
-        if saved is None:
+    def _chance_of(self, reader: Reader) -> Any:
+        """Return the saved state of this rank's random generators; ``None`` if it is a new rank.
+
+        Raises:
+            CheckpointDamaged: it is no such state.
+        """
+        own = f"{RANDOM}/{self.ties.rank}"
+        if MetadataIndex(own) not in reader.read_metadata().storage_data:
+            return None
+        state = unpack(reader.item(own), {})
+        check_chance(state, self.training.device)
+        return state
+
+    def _restore_chance(self, state: Any, step: int) -> None:
+        if state is None:
             derive(self.here.stride.state_dict()["seed"], step, self.ties.rank)
         else:
-            restore_chance(unpack(saved, {}), self.training.device)
+            restore_chance(state, self.training.device)
+
+
+@contextlib.contextmanager
+def _named(name: Name, storage: PatientReader) -> Iterator[None]:
+    """Let an error say which checkpoint holds what evenstride never writes, and what to do."""
+    try:
+        yield
+    except NotWhole:
+        raise
+    except CheckpointDamaged as error:
+        raise CheckpointDamaged(
+            f"checkpoint {name} was not written by evenstride, though its digests are right: "
+            f"{error}. Nothing was changed. Find out who writes to {storage}; to go on from the "
+            "checkpoint before, move this one to another folder"
+        ) from error
 
 
 def adapted(manifest: Manifest, here: Here, allow: Collection[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from evenstride.runtime.checkpoint.errors import ManifestUncertain
 from evenstride.runtime.checkpoint.manifest import Name, items_file, tensors_file
-from evenstride.runtime.checkpoint.retention import prune
+from evenstride.runtime.checkpoint.retention import Lineage, prune
 from evenstride.runtime.checkpoint.storage import Storage
 from evenstride.runtime.checkpoint.writing import Job, Writer, write
 
@@ -83,12 +83,12 @@ class Saver:
         """Whether a save is going on."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, job: Job, damaged: Collection[Name]) -> None:
+    def start(self, job: Job, lineage: Lineage) -> None:
         """Begin to save; what ``job`` refers to must not change until it has ended."""
         assert self._thread is None, "the outcome of the save before was not taken"
         self._hurry.clear()
         self._thread = threading.Thread(
-            target=self._run, args=(job, damaged), name="evenstride-checkpoint", daemon=True
+            target=self._run, args=(job, lineage), name="evenstride-checkpoint", daemon=True
         )
         self._thread.start()
 
@@ -121,7 +121,7 @@ class Saver:
         """Let go of the group."""
         self.group = None
 
-    def _run(self, job: Job, damaged: Collection[Name]) -> None:
+    def _run(self, job: Job, lineage: Lineage) -> None:
         _step_back()
         begun_s, error, everywhere = time.monotonic(), "", True
         writer = Writer(self._storage, job, self._hurry)
@@ -136,11 +136,11 @@ class Saver:
         if error:
             self._failed(self._outcome)
         elif job.rank == 0:
-            self._prune(job.name, damaged)
+            self._prune(job.name, lineage)
 
-    def _prune(self, name: Name, damaged: Collection[Name]) -> None:
+    def _prune(self, name: Name, lineage: Lineage) -> None:
         try:
-            prune(self._storage, name, self._keep, damaged)
+            prune(self._storage, name, self._keep, lineage)
         except Exception as error:
             logger.warning(
                 "checkpoint %s is saved, but older ones could not be deleted from %s (%s); this is "

@@ -1,11 +1,13 @@
 """The table of a checkpoint's contents: torch's `Metadata` as JSON, and back.
 
-Whatever it says is checked against the sizes of the files, so that a table cannot ask for more
-memory than there are bytes to fill it with.
+Whatever it says is checked before it is used: every tensor is covered once, and no byte of a file
+is used twice. So a table cannot ask for more memory than there are bytes to fill it with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -20,7 +22,12 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from evenstride.runtime.checkpoint.codec import DTYPES, from_bytes, to_bytes
-from evenstride.runtime.checkpoint.errors import CheckpointDamaged
+from evenstride.runtime.checkpoint.errors import CheckpointDamaged, CheckpointError
+
+# torch's own limit is near; a size with zeros could still ask for impossible strides.
+_MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 2**62
+# Four million parts. Nothing longer is written, so nothing longer is read.
+MOST_TABLE_BYTES = 256 << 20
 
 
 class Place(NamedTuple):
@@ -32,7 +39,11 @@ class Place(NamedTuple):
 
 
 def encode_table(metadata: Metadata, places: dict[MetadataIndex, Place]) -> bytes:
-    """Return what is in a checkpoint, and where, as the bytes of a file."""
+    """Return what is in a checkpoint, and where, as the bytes of a file.
+
+    Raises:
+        CheckpointError: it is longer than what can be read again.
+    """
     tensors: dict[str, Any] = {}
     items: dict[str, Any] = {}
     for key, entry in metadata.state_dict_metadata.items():
@@ -45,7 +56,13 @@ def encode_table(metadata: Metadata, places: dict[MetadataIndex, Place]) -> byte
         ]
         dtype = str(entry.properties.dtype).removeprefix("torch.")
         tensors[key] = {"dtype": dtype, "size": list(entry.size), "chunks": chunks}
-    return to_bytes({"tensors": tensors, "items": items})
+    data = to_bytes({"tensors": tensors, "items": items})
+    if len(data) > MOST_TABLE_BYTES:
+        raise CheckpointError(
+            f"the table of contents would be {len(data)} bytes long, and at most "
+            f"{MOST_TABLE_BYTES} can be read; save from fewer ranks"
+        )
+    return data
 
 
 def decode_table(data: bytes, file_bytes: dict[str, int]) -> Metadata:
@@ -66,36 +83,95 @@ def decode_table(data: bytes, file_bytes: dict[str, int]) -> Metadata:
             entries[key] = BytesStorageMetadata()
             places[MetadataIndex(key)] = _checked(Place(*place), file_bytes)
         for key, told in plain["tensors"].items():
+            if key in entries:
+                raise CheckpointDamaged(f"the table of contents lists {key[:200]} twice")
             entries[key] = _tensor_entry(key, told, file_bytes, places)
     except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointDamaged):
             raise
         raise CheckpointDamaged("the table of contents lacks what it must hold") from error
+    _refuse_shared_bytes(places.values())
     return Metadata(entries, storage_data=places)
 
 
 def _tensor_entry(
     key: str, told: Any, file_bytes: dict[str, int], places: dict[MetadataIndex, Place]
 ) -> TensorStorageMetadata:
-    dtype, size = DTYPES[told["dtype"]], _whole_numbers(told["size"])
-    chunks, elements = [], 0
+    dtype, size = DTYPES[told["dtype"]], _size(told["size"])
+    chunks: list[ChunkStorageMetadata] = []
     for offset, sizes, file, start_bytes in told["chunks"]:
         offset, sizes = _whole_numbers(offset), _whole_numbers(sizes)
         ends = zip(offset, sizes, size, strict=True)
         if any(o + s > whole for o, s, whole in ends):
             raise CheckpointDamaged(f"the table of contents has a part outside of {key}")
-        elements += prod(sizes)
         place = Place(file, start_bytes, prod(sizes) * dtype.itemsize)
         places[MetadataIndex(key, offset)] = _checked(place, file_bytes)
         chunks.append(ChunkStorageMetadata(torch.Size(offset), torch.Size(sizes)))
-    if elements != prod(size):
-        raise CheckpointDamaged(f"the table of contents lacks parts of {key}")
+    _require_covered(key, size, chunks)
     return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), chunks)
 
 
+def _size(told: Any) -> list[int]:
+    size = _whole_numbers(told)
+    if len(size) > _MOST_DIMENSIONS or prod(max(one, 1) for one in size) > _MOST_ELEMENTS:
+        raise CheckpointDamaged("the table of contents has a size that no tensor has")
+    return size
+
+
+def _require_covered(key: str, size: Sequence[int], chunks: list[ChunkStorageMetadata]) -> None:
+    """Refuse parts that leave a hole or overlap: as many elements as there are, none of them twice.
+
+    Raises:
+        CheckpointDamaged: they do.
+    """
+    elements = [prod(chunk.sizes) for chunk in chunks]
+    if sum(elements) != prod(size):
+        raise CheckpointDamaged(f"the table of contents lacks parts of {key}")
+    if prod(size) and not all(elements):
+        raise CheckpointDamaged(f"the table of contents has an empty part of {key}")
+    if prod(size) and any(_overlaps(chunks)):
+        raise CheckpointDamaged(f"the table of contents has parts of {key} that overlap")
+
+
+def _overlaps(chunks: list[ChunkStorageMetadata]) -> Iterator[bool]:
+    """Yield for each part whether it overlaps one that begins before it.
+
+    Cost:
+        ``O(n log n)`` for parts that are cut along one dimension, as those of FSDP are.
+    """
+    dims = range(len(chunks[0].offsets))
+    along = max(dims, key=lambda dim: len({c.offsets[dim] for c in chunks}), default=None)
+    if along is None:
+        return
+    near: list[ChunkStorageMetadata] = []
+    for chunk in sorted(chunks, key=lambda c: c.offsets[along]):
+        near = [c for c in near if c.offsets[along] + c.sizes[along] > chunk.offsets[along]]
+        yield any(_overlap(chunk, other) for other in near)
+        near.append(chunk)
+
+
+def _overlap(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> bool:
+    ends = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+    return all(a < c + d and c < a + b for a, b, c, d in ends)
+
+
+def _refuse_shared_bytes(places: Iterable[Place]) -> None:
+    """Refuse a table in which two parts have the same bytes: they would need more memory.
+
+    Raises:
+        CheckpointDamaged: it is one.
+    """
+    used = sorted(place for place in places if place.size_bytes)
+    for one, after in pairwise(used):
+        if one.file == after.file and one.start_bytes + one.size_bytes > after.start_bytes:
+            raise CheckpointDamaged(f"the table of contents uses bytes of {one.file} twice")
+
+
 def _whole_numbers(values: Any) -> list[int]:
+    if not isinstance(values, list | tuple):
+        raise CheckpointDamaged("the table of contents has an invalid size")
     if not all(type(value) is int and 0 <= value < 2**62 for value in values):
-        raise CheckpointDamaged("the table of contents has a size that is none")
+        raise CheckpointDamaged("the table of contents has an invalid size")
     return list(values)
 
 

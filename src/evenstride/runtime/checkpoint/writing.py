@@ -48,11 +48,14 @@ from evenstride.runtime.checkpoint.manifest import (
 )
 from evenstride.runtime.checkpoint.retention import later_run
 from evenstride.runtime.checkpoint.staging import Laid, Staged
-from evenstride.runtime.checkpoint.storage import Bytes, Storage, lasting
+from evenstride.runtime.checkpoint.storage import (
+    FIRST_PAUSE_S,
+    TRIES,
+    Bytes,
+    Storage,
+    lasting,
+)
 from evenstride.runtime.checkpoint.tables import Place, encode_table
-
-# A store that is busy gets time: so often a write is tried, with so long a pause that doubles.
-TRIES, FIRST_PAUSE_S = 4, 0.5
 
 
 @dataclass(frozen=True, slots=True)

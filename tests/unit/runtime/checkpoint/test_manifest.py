@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from evenstride.runtime.checkpoint.errors import CheckpointDamaged
 from evenstride.runtime.checkpoint.manifest import (
     CHUNK_BYTES,
     FORMAT,
+    METADATA,
     Digest,
     FileInfo,
     Manifest,
@@ -26,11 +28,20 @@ from evenstride.runtime.checkpoint.manifest import (
     read_manifest,
     tensors_file,
 )
+from evenstride.runtime.progress import POSITION_VERSION
 from tests.unit.runtime.checkpoint.kept import MemoryStorage
 
-MANIFEST = Manifest(
-    FORMAT, 7, 1.5, 3, {"torch": "2"}, {"epoch": 1}, {"length": 4}, {}, {"a": FileInfo(3, "ff")}
-)
+POSITION: dict[str, Any] = {
+    "version": POSITION_VERSION,
+    **dict.fromkeys(("seed", "epoch", "position", "step"), 0),
+    **dict.fromkeys(("global_batch", "length"), 4),
+    **dict.fromkeys(("shuffle", "drop_last", "by_epoch"), False),
+    "parts": [],
+    "shards": "",
+    "left": None,
+}
+FILES = {METADATA: FileInfo(3, "f" * 32)}
+MANIFEST = Manifest(FORMAT, 7, 1.5, 3, {"torch": "2"}, POSITION, {"length": 4}, {}, FILES, ("a",))
 WHOLE = encode(MANIFEST)
 NAME = Name(7, "00000000000a", 0)
 

@@ -15,6 +15,7 @@ from evenstride.errors import ConfigError, RanksDisagree
 from evenstride.runtime.agreement import Plain
 from evenstride.runtime.checkpoint import preparing
 from evenstride.runtime.checkpoint.preparing import Asked, Prepared, prepare
+from evenstride.runtime.environment import Environment
 from tests.unit.runtime.checkpoint.kept import FullStorage, MemoryStorage
 
 
@@ -42,9 +43,10 @@ def _prepare(
     monkeypatch.setattr(preparing, "open_storage", lambda _: storage)
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
-    asked = {"every": 5, "keep": 2, "extra": None, **settings}
+    asked = {"every": 5, "keep": 2, "extra": None, "environment": Environment(), **settings}
     return prepare(
-        Asked("there", model=model, optimizer=optimizer, scheduler=None, **asked), cast(Any, ties)
+        Asked("there", model=model, optimizer=optimizer, scheduler=None, **asked),
+        cast(Any, ties),
     )
 
 

@@ -16,10 +16,12 @@ from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint import saver as module
 from evenstride.runtime.checkpoint.errors import ManifestUncertain
 from evenstride.runtime.checkpoint.manifest import Name, items_file, tensors_file
+from evenstride.runtime.checkpoint.retention import Lineage
 from evenstride.runtime.checkpoint.saver import Outcome, Saver, told
 from tests.unit.runtime.checkpoint.kept import MemoryStorage
 
 NAME = Name(20, "0123456789ab", 0)
+LINEAGE = Lineage(NAME)
 
 
 class Bench:
@@ -40,7 +42,7 @@ class Bench:
 
     def start(self, rank: int = 0) -> None:
         """Begin to save."""
-        self.saver.start(cast(Any, SimpleNamespace(name=NAME, rank=rank)), {NAME})
+        self.saver.start(cast(Any, SimpleNamespace(name=NAME, rank=rank)), LINEAGE)
 
     def save(self, rank: int = 0) -> Outcome:
         """Save, and return how it went."""
@@ -74,7 +76,7 @@ def test_the_leader_deletes_older_ones_after_a_save_and_nobody_else_does(
 
     assert (outcome.name, outcome.error, outcome.written_bytes) == (NAME, "", 9)
     assert outcome.took_s >= 0
-    assert bench.pruned == [(bench.storage, NAME, 3, {NAME})]
+    assert bench.pruned == [(bench.storage, NAME, 3, LINEAGE)]
     assert not bench.failed
     assert bench.saver.take() is None
 

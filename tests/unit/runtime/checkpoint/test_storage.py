@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evenstride.errors import ConfigError
+from evenstride.runtime.checkpoint.errors import CheckpointError, NotAFile
 from evenstride.runtime.checkpoint.storage import LocalStorage, Storage, lasting, open_storage
 from evenstride.testing.object_store import ObjectStore
-from tests.unit.runtime.checkpoint.kept import MemoryStorage
+from tests.unit.runtime.checkpoint.kept import MemoryStorage, Runs
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -182,3 +185,85 @@ def test_what_is_no_path_is_refused(folder: str) -> None:
 )
 def test_errors_that_stay_are_told_from_those_that_pass(error: Exception, stays: bool) -> None:
     assert lasting(error) == stays
+
+
+def _put(kind: str, path: Path) -> None:
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "link":
+            (path.parent.parent / "outside").write_bytes(b"secret")
+            path.symlink_to(path.parent.parent / "outside")
+        case "loop":
+            path.symlink_to(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder that is a link":
+            (path.parent.parent / "there").mkdir()
+            (path.parent.parent / "there" / path.name).write_bytes(b"secret")
+            path.parent.rmdir()
+            path.parent.symlink_to(path.parent.parent / "there")
+
+
+@pytest.mark.parametrize(
+    "kind", ["pipe", "folder", "link", "loop", "device", "folder that is a link"]
+)
+def test_what_is_no_file_is_not_opened(tmp_path: Path, kind: str) -> None:
+    storage = LocalStorage(tmp_path / "root")
+    (tmp_path / "root" / "a").mkdir(parents=True)
+    _put(kind, tmp_path / "root" / "a" / "x")
+
+    with pytest.raises(NotAFile, match="not a"):
+        storage.read("a/x")
+
+
+def test_nothing_is_deleted_through_a_link(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "root")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "x").write_bytes(b"mine")
+    (tmp_path / "root" / "a").symlink_to(tmp_path / "there")
+
+    with pytest.raises(NotAFile):
+        storage.delete("a/x")
+
+    assert (tmp_path / "there" / "x").read_bytes() == b"mine"
+
+
+def test_a_folder_of_checkpoints_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "there")
+    storage = LocalStorage(tmp_path / "root")
+
+    storage.write("a/x", [b"1"])
+
+    assert storage.read("a/x") == b"1"
+
+
+def test_a_remote_store_that_fails_is_not_one_without_a_manifest(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{tmp_path.name}"
+    run = runs(url, every=2)
+    run.train(2)
+    run.checkpoint.close()
+    fs = fsspec.filesystem("memory")
+    ls, exists = fs.ls, fs.exists
+
+    def refuse(path: str, **_: Any) -> Any:
+        raise PermissionError(13, "Permission denied", path)
+
+    # As in many file systems of fsspec, exists() takes any error for a file that is not there.
+    monkeypatch.setattr(type(fs), "exists", lambda *_, **__: False)
+    monkeypatch.setattr(
+        type(fs), "ls", lambda _, path, **more: (refuse if "step-" in path else ls)(path, **more)
+    )
+    with pytest.raises(CheckpointError, match="cannot be listed: PermissionError"):
+        runs(url).restore()
+
+    monkeypatch.setattr(type(fs), "ls", lambda _, path, **more: ls(path, **more))
+    monkeypatch.setattr(type(fs), "exists", lambda _, path, **more: exists(path, **more))
+    assert runs(url).restore() is not None
+    fs.store.clear()
