@@ -1,8 +1,9 @@
 """A training script over parameter servers in which a process is killed.
 
 served_script.py FOLDER SYNC FATE STEP: rank 1 dies in its step STEP, or raises, or dies when all
-are to meet; or rank 0's server dies in its step STEP, or is stopped. Every rank writes a line with
-the samples of each update once it is made; after each epoch all save.
+are to meet; or, in rank 0's step STEP of the second epoch, its server dies, or is stopped, or
+(``http``, before the first restart only) gets an HTTP request at its RPC port. Every rank writes a
+line with the samples of each update once it is made; after each epoch all save.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +28,7 @@ import evenstride
 from evenstride.runtime.served import calls, pulse
 
 SAMPLES, EPOCHS, BATCH = 240, 3, 12
+OF_WORKERS = ("worker", "raises")
 
 
 def rows() -> TensorDataset:
@@ -60,6 +63,13 @@ def meet(fate: str, rank: int) -> None:
         else:
             server.suspend()
 
+    if fate == "http" and rank == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        (server,) = psutil.Process().children()
+        (port,) = {c.laddr for c in server.net_connections() if c.status == psutil.CONN_LISTEN}
+        with socket.create_connection(port) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: server\r\n\r\n")
+        server.wait()
+
 
 def _die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -84,9 +94,10 @@ def main(folder: Path, sync: str, fate: str, step: int) -> None:
     made = 0
     with (folder / f"trained-{rank}.jsonl").open("a") as file:
         for epoch in range(stride.epoch, EPOCHS):
-            for ids, x in loader:
+            for done, (ids, x) in enumerate(loader):
                 stride.scale(loss_of(model, x)).backward()  # type: ignore[no-untyped-call]
-                if made == step:
+                of_second = done if epoch == 1 else None
+                if (made if fate in OF_WORKERS else of_second) == step:
                     meet(fate, rank)
                 optimizer.step()
                 optimizer.zero_grad()

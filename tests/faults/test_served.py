@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from itertools import chain
@@ -14,7 +17,9 @@ import pytest
 import torch
 
 import evenstride
-from tests.faults.ranks import started
+from evenstride.lab.elastic.supervisor import LOCAL
+from tests.ending import TORCHRUN_S, end
+from tests.faults.ranks import ROOT, started
 from tests.faults.served_script import BATCH, EPOCHS, SAMPLES, loss_of, rows, trained
 
 SCRIPT = Path(__file__).with_name("served_script.py")
@@ -90,9 +95,7 @@ def test_the_others_train_the_samples_of_a_worker_that_ended(
 def test_a_server_that_is_killed_is_named_and_the_run_goes_on_from_the_last_save(
     tmp_path: Path, sync: str
 ) -> None:
-    step = 24 if sync == "bsp-ps" else 22  # in the second epoch
-
-    codes = _run(tmp_path, sync, "server", step)
+    codes = _run(tmp_path, sync, "server", 2)
 
     assert all(code not in (0, -9) for code in codes), _logs(tmp_path)
     for log in _logs(tmp_path).values():
@@ -121,11 +124,43 @@ def test_a_server_that_is_killed_is_named_and_the_run_goes_on_from_the_last_save
 @pytest.mark.timeout(2 * DEADLINE_S)
 @pytest.mark.parametrize("sync", ["bsp-ps", "asp"])
 def test_a_server_that_hangs_is_named_and_ended(tmp_path: Path, sync: str) -> None:
-    codes = _run(tmp_path, sync, "stopped", 22)
+    codes = _run(tmp_path, sync, "stopped", 2)
 
     assert all(code not in (0, -9) for code in codes), _logs(tmp_path)
     for log in _logs(tmp_path).values():
         assert "parameter server0 has not answered for 2 s: it hangs" in log
+
+
+@pytest.mark.timeout(3 * DEADLINE_S)
+@pytest.mark.parametrize("sync", ["bsp-ps", "asp"])
+def test_under_launch_a_run_whose_server_an_http_request_ended_goes_on_from_the_last_save(
+    tmp_path: Path, sync: str
+) -> None:
+    arguments = [str(SCRIPT), str(tmp_path), sync, "http", "2"]
+    command = [sys.executable, "-c", "from evenstride.cli.main import main; main()", "launch"]
+    process = subprocess.Popen(
+        [*command, "--per-node", str(WORLD_SIZE), *arguments],
+        env={**os.environ, **LOCAL, "PYTHONPATH": str(ROOT), "TEST_FOLDER": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, log = process.communicate(timeout=2 * DEADLINE_S)
+    finally:
+        end(process, TORCHRUN_S)
+        _await_servers(tmp_path)
+
+    assert process.returncode == 0, log
+    assert "parameter server0 is gone" in log
+    ends = _ends(tmp_path)
+    assert set(ends) == set(range(WORLD_SIZE))
+    assert all(end["restored"] for end in ends.values())
+    if sync == "bsp-ps":
+        weights, steps = alone()
+        assert ends[0]["step"] == steps
+        found = torch.tensor(ends[0]["weights"][0], dtype=torch.float64)
+        assert torch.allclose(found, weights, rtol=1e-9, atol=0)
 
 
 def alone() -> tuple[torch.Tensor, int]:

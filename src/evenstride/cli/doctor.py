@@ -30,6 +30,9 @@ def doctor(
 ) -> None:
     """Tell what this machine can do; under torchrun also what the process group can.
 
+    It lists the ports on which training jobs listen here, and says which of them
+    other machines can reach. Under torchrun these are the ports of its own group.
+
     In a group it checks that weighted gradients are exact, measures how fast the ranks
     exchange and how fast each computes, and names who is slow. With --bench it measures, in
     about two minutes, what evenstride brings and costs here, as a block to post; the exit code
@@ -42,7 +45,7 @@ def doctor(
 
         torchrun --nproc-per-node 2 -m evenstride doctor --bench
     """
-    from evenstride.lab.checkup import examine_group, examine_machine, tell
+    from evenstride.lab.checkup import examine_group, examine_machine, examine_ports, tell
     from evenstride.runtime.environment import read_environment
 
     environment = read_environment(os.environ)
@@ -61,6 +64,8 @@ def doctor(
         if group is None:  # another rank prints
             return
         findings["group"] = group
+    else:
+        findings["ports"] = examine_ports()
     typer.echo(json.dumps(findings) if as_json else tell(findings))
 
 

@@ -53,7 +53,7 @@ _Restarts = Annotated[
 _Address = Annotated[
     str | None,
     typer.Option(
-        help="This machine's address, if its name leads nowhere; its name if left out.",
+        help="This machine's address for the others; the one towards the store if left out.",
         metavar="HOST",
     ),
 ]
@@ -94,6 +94,9 @@ def launch(
     must outlive all machines: torchrun cannot go on without it. With --spot it is
     served apart, with --store-only on a small machine that stays. Whoever reaches
     its port can run code on all machines of the job, so let nobody else reach it.
+
+    On one machine every port listens on loopback. On several machines, the store
+    listens on the address of --store, everything else on that of --address.
 
     Options of launch stand before the script; what follows it is the script's.
 
@@ -160,18 +163,16 @@ def _refuse_if_missing(script: str) -> None:
 
 def _become(run: Torchrun, as_json: bool, dry_run: bool) -> None:
     """Print a command, and run it in place of this process."""
-    words = [sys.executable, "-m", "torch.distributed.run", *run.arguments]
+    words = [sys.executable, "-m", "evenstride.lab.rendezvous", *run.arguments]
     if as_json:
-        plain = {"command": words, "environment": run.environment, "notes": run.notes}
-        typer.echo(json.dumps(plain))
+        typer.echo(json.dumps({"command": words, "notes": run.notes}))
     else:
-        variables = [f"{key}={value}" for key, value in run.environment.items()]
-        typer.echo(shlex.join([*variables, *words]))
+        typer.echo(shlex.join(words))
         for note in run.notes:
             say(f"note: {note}", err=True)
     if not dry_run:
         sys.stdout.flush()
-        os.execve(sys.executable, words, {**os.environ, **run.environment})
+        os.execv(sys.executable, words)
 
 
 def _serve(

@@ -19,6 +19,7 @@ from evenstride.core.weighting import loss_factor
 from evenstride.errors import ConfigError
 from evenstride.lab.limits import open_limits
 from evenstride.lab.links import reduce_s
+from evenstride.lab.ports import ports_of_jobs, ports_of_rank, tell_ports
 from evenstride.runtime.devices import Device, check_backends, complaint, read_device
 from evenstride.runtime.peers import myself
 from evenstride.runtime.resources import measured_flops_per_s, usable_cores
@@ -55,13 +56,18 @@ def examine_machine() -> Findings:
     }
 
 
+def examine_ports() -> list[Findings]:
+    """Return the ports of the jobs that run on this machine."""
+    return [port.to_plain() for port in ports_of_jobs()]
+
+
 def examine_rank(rank: int) -> Findings:
     """Return what one rank says about the device it would train on, and the torch it has."""
     device = own_device()
     facts = read_device(device)
     return {
         "rank": rank,
-        "worker": myself(rank).name,
+        "worker": myself(rank, device).name,
         "architecture": platform.machine(),
         "torch": torch.__version__,
         "kind": facts.kind,
@@ -70,6 +76,7 @@ def examine_rank(rank: int) -> Findings:
         **_abilities([facts]),
         "memory_bytes": [memory_bytes(device)],
         "backends": _backends(),
+        "ports": [port.to_plain() for port in ports_of_rank()],
     }
 
 
@@ -132,11 +139,14 @@ def gradient_error() -> float:
 
 def tell(findings: Findings) -> str:
     """Return the findings as a block of lines that can be posted."""
-    told = {name: value for name, value in findings.items() if name != "group" and value != ""}
+    apart = ("group", "ports")
+    told = {name: value for name, value in findings.items() if name not in apart and value != ""}
     lines = [
         f"{name.removesuffix('_bytes'):20} {_text(_shown(name, value))}"
         for name, value in told.items()
     ]
+    if "ports" in findings:
+        lines += tell_ports(findings["ports"])
     group = findings.get("group")
     if group:
         lines += ["", f"{len(group['ranks'])} ranks"]
@@ -148,6 +158,7 @@ def tell(findings: Findings) -> str:
             f"all-reduce           {group['all_reduce_latency_s'] * 1e3:.2f} ms for 8 bytes, "
             f"{group['all_reduce_bytes_per_s'] / 1e6:.0f} MB/s for 4 MiB",
             f"slow ranks           {', '.join(group['slow']) or 'none'}",
+            *tell_ports([port for mine in group["ranks"] for port in mine["ports"]]),
         ]
         if not group["same_torch"]:
             lines.append("warning              the ranks run different versions of torch")

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from evenstride.lab.muster import MUSTER_VARIABLE, Muster, Recruit
 from evenstride.lab.placement import pin, place
 from evenstride.lab.servers import Servers
 from evenstride.lab.speeds import Change, Speeds, usable_cpus
+from evenstride.runtime.interfaces import ON_LOOPBACK
+from evenstride.runtime.serving import meeting_at, serve_store
 
 _START_S = 180.0
 _POLL_S = 0.05
@@ -35,7 +36,7 @@ _TORCHRUN = re.compile(r"(\[rank\d+\]:)?[EWI]\d{4} .*torch/distributed/")
 _STEADY = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
+    **ON_LOOPBACK,
     "MALLOC_MMAP_THRESHOLD_": "1000000000",
     "MALLOC_TRIM_THRESHOLD_": "1000000000",
     # Every connection to a store looks its peer's name up; a lost packet would cost 5 s each.
@@ -92,12 +93,12 @@ def run(
         LimitError: a limit could not be set.
     """
     workers = len(launch.speeds)
-    with _scratch() as scratch:
+    with _scratch() as scratch, contextlib.ExitStack() as stores:
         muster = Muster(scratch, workers)
         progress = scratch / "progress"
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            processes += _start(launch, muster, progress, folder)
+            processes += _start(launch, muster, progress, folder, stores)
             recruits = muster.gather(_START_S, lambda: _failure(processes, folder))
             for recruit in recruits:
                 limits.join(recruit.worker, recruit.pid)
@@ -169,7 +170,7 @@ def _attend(
 
 
 def _start(
-    launch: Launch, muster: Muster, progress: Path, folder: Path
+    launch: Launch, muster: Muster, progress: Path, folder: Path, stores: contextlib.ExitStack
 ) -> Iterator[subprocess.Popen[bytes]]:
     base = {
         **_STEADY,
@@ -184,9 +185,7 @@ def _start(
         torchrun = [
             "-m",
             "evenstride.lab.guarded",
-            "torch.distributed.run",
-            "--standalone",
-            "--local-addr=127.0.0.1",
+            "evenstride.lab.rendezvous",
             count,
         ]
         yield started([*torchrun, *script], base, folder / "workers.log")
@@ -196,12 +195,7 @@ def _start(
             **own,
             "EVENSTRIDE_LAB_WORKER": str(worker),
             "EVENSTRIDE_PROGRESS": "",
-            "RANK": "0",
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": "1",
-            "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
+            **stores.enter_context(meeting_alone()),
         }
         yield started(script, {**base, **alone}, folder / f"worker-{worker}.log")
 
@@ -222,11 +216,17 @@ def started(
         )
 
 
-def free_port() -> int:
-    """Return a port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextlib.contextmanager
+def meeting_alone() -> Iterator[dict[str, str]]:
+    """Serve a store for a process group of one rank, and yield the rank's environment."""
+    with serve_store() as (host, port):
+        yield {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_WORLD_SIZE": "1",
+            **meeting_at(host, port),
+        }
 
 
 def _failure(processes: list[subprocess.Popen[bytes]], folder: Path) -> str | None:

@@ -20,7 +20,6 @@ DEFAULT_PORT = 29400
 """Port of a store that is named without one; torchrun's own default."""
 
 SPOT_RESTARTS, RESTARTS = 1000, 3
-NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 _RENDEZVOUS_S = {
     # How long the others wait for more nodes once there are enough; 30 by default, and paid at
@@ -81,7 +80,7 @@ class Request:
         name: of the job, the same on all machines.
         spot: whether machines may be taken away.
         restarts: most of them; ``None`` for what suits.
-        address: of this machine, for the others; ``None`` for its name.
+        address: of this machine, for the others; ``None`` for the one towards the store.
     """
 
     command: tuple[str, ...]
@@ -99,13 +98,11 @@ class Torchrun:
     """A command.
 
     Args:
-        arguments: of ``python -m torch.distributed.run``.
-        environment: variables to set for it.
+        arguments: of ``python -m evenstride.lab.rendezvous``.
         notes: whole sentences that the user should know.
     """
 
     arguments: tuple[str, ...]
-    environment: dict[str, str]
     notes: tuple[str, ...]
 
 
@@ -223,19 +220,16 @@ def torchrun(request: Request, offers: Offers | None = None) -> Torchrun:
         f"--max-restarts={_restarts(request)}",
     ]
     if request.store is None:
-        arguments = ["--standalone", "--nnodes=1", *arguments]
+        arguments = ["--nnodes=1", *arguments]
     else:
         arguments = [*_meeting(request, request.store, offers), *arguments]
-    if request.address is not None:
-        arguments.append(f"--local-addr={request.address}")
+        if request.address is not None:
+            arguments.append(f"--local-addr={request.address}")
     if offers.signals:
         arguments.append("--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2")
     if offers.shutdown and request.spot:
         arguments.append(f"--shutdown-timeout={_SPOT_SHUTDOWN_S}")
-    # Else the workers of one attempt meet in the store of the one before: a machine that comes
-    # back waits for ever, and so do those that lost the machine which hosted it.
-    environment = {NO_SHARED_STORE: "1"}
-    return Torchrun((*arguments, *request.command), environment, _notes(request, offers))
+    return Torchrun((*arguments, *request.command), _notes(request, offers))
 
 
 def _restarts(request: Request) -> int:
@@ -255,7 +249,6 @@ def _meeting(request: Request, store: Endpoint, offers: Offers) -> list[str]:
     told = [f"{k}={v}" for k, v in settings.items() if offers.keep_alive or "keep_alive" not in k]
     return [
         f"--nnodes={fewest}:{most}",
-        "--rdzv-backend=c10d",
         f"--rdzv-endpoint={store}",
         f"--rdzv-id={request.name}",
         f"--rdzv-conf={','.join(told)}",
@@ -266,6 +259,11 @@ def _notes(request: Request, offers: Offers) -> tuple[str, ...]:
     """Return what the user should know."""
     notes = []
     store = request.store
+    if store is None and request.address is not None:
+        notes.append(
+            f"--address {request.address} is not used: on one machine everything listens on "
+            "loopback."
+        )
     if store is None and request.spot:
         notes.append(
             "There is one machine, and the job ends with it; start it again to go on from the "

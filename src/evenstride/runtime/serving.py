@@ -41,6 +41,18 @@ def serve_store(host: str = LOOPBACK, port: int = 0) -> Iterator[tuple[str, int]
     del store
 
 
+def meeting_at(host: str, port: int) -> dict[str, str]:
+    """Return the variables of ranks that meet in a store of `serve_store`.
+
+    Without the last one rank 0 serves a store itself, which listens on every address.
+    """
+    return {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
 def _listener(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

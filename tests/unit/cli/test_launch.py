@@ -31,7 +31,7 @@ app.command(context_settings=SETTINGS)(launch)
 def executed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What this process would have become."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(os, "execve", lambda *call: calls.append(call))
+    monkeypatch.setattr(os, "execv", lambda *call: calls.append(call))
     return calls
 
 
@@ -55,12 +55,11 @@ def call(*arguments: str) -> tuple[str, str]:
 def test_the_command_is_printed_and_then_run(executed: list[tuple[Any, ...]]) -> None:
     out, err = call("--per-node", "2", "train.py", "--lr", "0.1", "--debug")
 
-    ((path, words, environment),) = executed
+    ((path, words),) = executed
     assert path == words[0] == sys.executable
-    assert words[1:4] == ["-m", "torch.distributed.run", "--standalone"]
+    assert words[1:4] == ["-m", "evenstride.lab.rendezvous", "--nnodes=1"]
     assert words[-4:] == ["train.py", "--lr", "0.1", "--debug"]
-    assert environment == {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    assert out == f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 {' '.join(words)}\n"
+    assert out == f"{' '.join(words)}\n"
     assert err == ""
 
 
@@ -81,7 +80,6 @@ def test_json_is_one_object(executed: list[tuple[Any, ...]]) -> None:
     assert {"--rdzv-endpoint=[fd00::1]:1", "--rdzv-id=mine", "--max-restarts=7"} < set(
         plain["command"]
     )
-    assert plain["environment"] == {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     assert "--store-only --store [fd00::1]:1" in plain["notes"][0]
     assert err == ""
     assert not executed, "the object would be mixed with what the training prints"

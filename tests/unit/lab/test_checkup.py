@@ -16,6 +16,7 @@ from evenstride.testing import RankPool
 from tests.unit.cli.test_doctor_bench import launched
 from tests.unit.lab.fake_runs import SpyLimits
 
+PORT = {"address": "127.0.0.1", "pid": 7, "is_open": False}
 GROUP: dict[str, Any] = {
     "ranks": [
         {
@@ -25,6 +26,7 @@ GROUP: dict[str, Any] = {
             "torch": "2.13.0",
             "devices": ["cpu"],
             "gflops_per_s": 50.0 / (rank + 1),
+            "ports": [{**PORT, "port": 29400 + rank, "process": f"rank {rank}"}],
         }
         for rank in range(2)
     ],

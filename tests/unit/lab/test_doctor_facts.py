@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from evenstride.lab import checkup
 from evenstride.lab.checkup import examine_machine, examine_rank, own_device, tell
 from evenstride.runtime.devices import Device
+from evenstride.runtime.peers import fingerprint
 from tests.unit.lab.fake_runs import SpyLimits
 
 OLD = Device("cuda", "Tesla P100", (6, 0), ("sm_75",), "2.13.0+cu130", "13.0", "emulated", False)
@@ -19,19 +22,22 @@ GOOD = replace(OLD, name="NVIDIA L4", capability=(8, 9), arch_list=("sm_86",), b
 
 
 @pytest.fixture
-def cards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def cards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """A machine with two cards, the second one too old; returns the devices made current."""
     current: list[int] = []
     monkeypatch.setattr(checkup, "open_limits", lambda _: (SpyLimits(), ""))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: (GOOD, OLD)[index].name)
+    properties = SimpleNamespace(name="a card", total_memory=2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_86"])
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(device.index))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(checkup, "memory_bytes", lambda device: (24 - 8 * device.index) * 2**30)
     monkeypatch.setattr(checkup, "read_device", lambda device: (GOOD, OLD)[device.index])
-    return current
+    yield current
+    fingerprint.cache_clear()
 
 
 @pytest.mark.usefixtures("cards")

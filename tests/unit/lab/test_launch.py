@@ -25,8 +25,7 @@ def test_workers_of_a_job_go_through_torchrun_and_report_as_ranks(stage: Stage) 
     assert stage.said() == b"loose\n" * 2
     for rank in range(2):
         assert stage.facts(rank)["arguments"] == [
-            *["-m", "evenstride.lab.guarded", "torch.distributed.run", "--standalone"],
-            *["--local-addr=127.0.0.1", "--nproc-per-node=2"],
+            *["-m", "evenstride.lab.guarded", "evenstride.lab.rendezvous", "--nproc-per-node=2"],
             *["-m", "evenstride.lab.worker", "train.py", "--lr", "0.1"],
         ]
     log = (stage.folder / "logs" / "workers.log").read_text()
@@ -44,6 +43,8 @@ def test_workers_that_run_alone_are_ranks_of_one_with_variables_of_their_own(sta
         assert facts["environment"]["OWN"] == f"of worker {worker}"
         assert facts["environment"]["RANK"] == facts["environment"]["LOCAL_RANK"] == "0"
         assert facts["environment"]["WORLD_SIZE"] == "1"
+        assert facts["environment"]["MASTER_ADDR"] == "127.0.0.1"
+        assert facts["environment"]["TORCHELASTIC_USE_AGENT_STORE"] == "True"
         assert facts["environment"]["EVENSTRIDE_PROGRESS"] == ""
         log = (stage.folder / "logs" / f"worker-{worker}.log").read_text()
         assert log == f"worker {worker} has had enough\n"

@@ -31,8 +31,7 @@ def settings_of(run: Torchrun) -> dict[str, str]:
 def test_one_machine_needs_no_store() -> None:
     run = command_of(per_node="2")
 
-    assert run.arguments[:4] == (
-        "--standalone",
+    assert run.arguments[:3] == (
         "--nnodes=1",
         "--nproc-per-node=2",
         "--max-restarts=3",
@@ -46,7 +45,6 @@ def test_machines_that_may_be_taken_away_meet_as_clients_of_a_store_apart() -> N
 
     assert {
         "--nnodes=1:4",
-        "--rdzv-backend=c10d",
         "--rdzv-endpoint=head:29400",
         "--rdzv-id=mine",
         "--nproc-per-node=auto",
@@ -98,11 +96,6 @@ def test_several_machines_without_a_store_are_refused_with_both_ways_out() -> No
         command_of(nodes=(1, 4), spot=True)
 
 
-def test_no_attempt_meets_in_the_store_of_the_one_before() -> None:
-    for fields in ({}, {"nodes": (1, 4), "store": HEAD, "spot": True}):
-        assert command_of(**fields).environment == {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-
-
 def test_signals_of_batch_systems_reach_the_workers() -> None:
     (told,) = (a for a in command_of().arguments if a.startswith("--signals-to-handle="))
 
@@ -126,7 +119,6 @@ def test_a_keep_alive_matters_only_where_machines_meet() -> None:
 def test_one_machine_meets_others_later_if_it_has_a_store() -> None:
     run = command_of(store=HEAD, spot=True)
 
-    assert "--standalone" not in run.arguments
     assert {"--nnodes=1:1", "--rdzv-endpoint=head:29400"} < set(run.arguments)
     assert "The store must be served at head:29400" in run.notes[0]
 
@@ -157,10 +149,19 @@ def test_a_torch_that_is_not_there_or_cannot_be_read_is_no_error(
 
 
 def test_restarts_and_address_can_be_given() -> None:
-    run = command_of(spot=True, restarts=0, address="10.0.0.7")
+    run = command_of(spot=True, restarts=0, address="10.0.0.7", store=HEAD)
 
     assert "--max-restarts=0" in run.arguments
     assert "--local-addr=10.0.0.7" in run.arguments
+
+
+def test_an_address_on_one_machine_is_not_used_and_a_note_says_so() -> None:
+    run = command_of(address="10.0.0.7")
+
+    assert not any(a.startswith("--local-addr") for a in run.arguments)
+    assert run.notes == (
+        "--address 10.0.0.7 is not used: on one machine everything listens on loopback.",
+    )
 
 
 def test_the_installed_torchrun_takes_the_command() -> None:

@@ -27,7 +27,8 @@ from evenstride.lab.elastic.journal import (
 )
 from evenstride.lab.elastic.starters import FromScratch, FromZygote, Order, Starter
 from evenstride.lab.launch import last_words
-from evenstride.runtime.serving import LOOPBACK, serve_store
+from evenstride.runtime.interfaces import ON_LOOPBACK
+from evenstride.runtime.serving import LOOPBACK, meeting_at, serve_store
 from evenstride.sim.faults import END, Fault, FaultPlan, Generation, Roster
 
 _POLL_S = 0.02
@@ -37,7 +38,7 @@ LOCAL = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
+    **ON_LOOPBACK,
     "RES_OPTIONS": "timeout:1 attempts:1",
 }
 """Loopback only, one thread each; and no waiting for a name server that does not answer."""
@@ -328,11 +329,9 @@ def _ranked(rank: int, size: int, port: int, generation: int) -> dict[str, str]:
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
         "GROUP_RANK": "0",
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(port),
+        **meeting_at(LOOPBACK, port),
         "TORCHELASTIC_RESTART_COUNT": str(generation),
         "TORCHELASTIC_RUN_ID": "elastic-lab",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # so that rank 0 hosts no store
     }
 
 

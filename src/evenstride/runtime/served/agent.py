@@ -3,8 +3,11 @@
 `torch.distributed.rpc.init_rpc` finds the others by a store of its own, whose port would have to be
 free by chance, or is the launcher's under torchrun; and it counts how often it was called, and how
 often all have gathered, in which a fresh server and a worker that had servers before differ: they
-would wait for ever. So the agent is made from its parts, over the process group's store. Its
-messages are pickles, as RPC's are: whoever reaches the port that it listens on must be trusted.
+would wait for ever. So the agent is made from its parts, over the process group's store.
+
+TensorPipe knows no authentication. Its messages are pickles, so whoever reaches an agent's port can
+run code, and a single request of another protocol, such as HTTP, ends the process. So agents listen
+on loopback where all of them are on one machine, and on one address elsewhere.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore, rpc  # type: ignore[attr-defined]
+
+from evenstride.runtime.interfaces import address_towards, interface_of
+from evenstride.runtime.serving import LOOPBACK
 
 # How often those who wait for others look whether all are there.
 _LOOK_S = 0.05
@@ -43,6 +49,7 @@ class Meeting:
         servers: how many there are.
         mode: of synchronisation.
         timeout_s: how long they wait for each other.
+        one_machine: whether all of them are on one machine.
     """
 
     host: str
@@ -52,10 +59,23 @@ class Meeting:
     servers: int
     mode: str
     timeout_s: float
+    one_machine: bool
 
     def to_plain(self) -> dict[str, Any]:
         """Return it as JSON types."""
         return asdict(self)
+
+
+def interface_for(meeting: Meeting) -> str | None:
+    """Return the interface that this process' agent listens on; ``None`` if it cannot be known."""
+    if chosen := os.environ.get("TP_SOCKET_IFNAME"):
+        return chosen
+    if meeting.one_machine:
+        return interface_of(LOOPBACK)
+    # Gloo's interface reaches the others. So does the one towards the store.
+    return os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(
+        address_towards(meeting.host, meeting.port)
+    )
 
 
 def worker_name(rank: int) -> str:
@@ -85,8 +105,8 @@ def join(
     Raises:
         RuntimeError: the others did not come in time.
     """
-    if "GLOO_SOCKET_IFNAME" in os.environ:  # one that reaches the others
-        os.environ.setdefault("TP_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
+    if (interface := interface_for(meeting)) is not None:
+        os.environ["TP_SOCKET_IFNAME"] = interface
     client = TCPStore(meeting.host, meeting.port, None, False)
     store = PrefixStore(meeting.prefix, client)
     size = meeting.workers + meeting.servers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable
 
@@ -9,9 +10,12 @@ from evenstride.core.sync import SyncMode
 from evenstride.errors import ConfigError, WorkerLost
 from evenstride.runtime.agreement import agree
 from evenstride.runtime.channel import tcp_store
-from evenstride.runtime.served.agent import Meeting, reached
+from evenstride.runtime.interfaces import address_of, is_loopback
+from evenstride.runtime.served.agent import Meeting, interface_for, reached
 from evenstride.runtime.served.calls import Servers
 from evenstride.runtime.setup import Team
+
+logger = logging.getLogger("evenstride")
 
 
 def connect(team: Team, mode: SyncMode, failed: Callable[[], Exception | None]) -> Servers:
@@ -43,7 +47,10 @@ def connect(team: Team, mode: SyncMode, failed: Callable[[], Exception | None]) 
         servers,
         str(mode),
         team.channel.timeout.total_seconds(),
+        one_machine=len({peer.place for peer in team.peers}) == 1,
     )
+    if team.rank == 0:
+        _warn_of_open_ports(meeting)
     mine = [i for i in range(servers) if i * team.world_size // servers == team.rank]
     try:
         return Servers(meeting, team.rank, mine, failed)
@@ -52,3 +59,15 @@ def connect(team: Team, mode: SyncMode, failed: Callable[[], Exception | None]) 
             f"the {servers} parameter servers and {team.world_size} workers did not come together: "
             f"{error}; see what the servers printed above"
         ) from error
+
+
+def _warn_of_open_ports(meeting: Meeting) -> None:
+    interface = interface_for(meeting)
+    address = None if interface is None else address_of(interface)
+    if address is None or not is_loopback(address):
+        logger.warning(
+            "workers and parameter servers listen on %s without a password. Anyone who reaches "
+            "these ports can end the run or run code in it. Admit only the machines of this run "
+            "(SECURITY.md), or set TP_SOCKET_IFNAME to a private interface",
+            f"{address or 'an unknown address'} ({interface or 'unknown interface'})",
+        )
