@@ -8,16 +8,14 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from evenstride.core.dealing import Dealing
 from evenstride.core.fleet import IntArray, Shares
 from evenstride.core.partition import cut, even_windows, micro_batches, step_shares
+from evenstride.runtime import misuse
 from evenstride.runtime.agreement import Plain
-from evenstride.runtime.channel import finish, told
 from evenstride.runtime.checks import check_whole
 from evenstride.runtime.layout import check_micro_batch, dealing, judge_loader, layout
 from evenstride.runtime.loading import (
@@ -56,12 +54,21 @@ class EvalSampler:
         seed: int | None,
         dealing: Dealing | None = None,
     ) -> None:
-        self._windows = even_windows(length, batch)
+        self._length, self._batch = length, batch
         self._shares, self._rank, self._seed = shares, rank, seed
         self._max_micro_batch, self._dealing = max_micro_batch, dealing
 
     def __len__(self) -> int:
-        return len(self._windows)
+        return -(-self._length // self._batch)
+
+    @property
+    def batches_at_most(self) -> int:
+        """Batches that a rank may have in a pass, whatever its shares."""
+        steps = len(self)
+        if self._max_micro_batch is None:
+            return steps
+        largest = -(-self._length // steps)
+        return steps * -(-largest // self._max_micro_batch)
 
     def __iter__(self) -> Iterator[Keys]:
         for mine in self._of_steps(self._shares()):
@@ -71,7 +78,7 @@ class EvalSampler:
     def _of_steps(self, shares: Shares) -> Iterator[IntArray]:
         """Yield this rank's samples of each step in which it has any."""
         dealing = self._dealing
-        for step, window in enumerate(self._windows):
+        for step, window in enumerate(even_windows(self._length, self._batch)):
             of_step = step_shares(shares, len(window))
             if dealing is not None:
                 dealing, mine = dealing.step(step, of_step, self._rank)
@@ -86,6 +93,19 @@ class EvalSampler:
             return list(indices.tolist())
         seeds = item_seeds(self._seed, 0, indices)
         return list(zip(indices.tolist(), seeds.tolist(), strict=True))
+
+
+class EvalStream(BatchStream):
+    """The batches of an `EvalLoader`; another loader that asks for them is refused."""
+
+    def __init__(self, source: EvalSampler) -> None:
+        super().__init__(source)
+        self.expected = False  # whether it is the loader itself that begins a pass
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        if not self.expected:
+            raise misuse.evaluated_elsewhere()
+        return super().__iter__()
 
 
 class EvalLoader(DataLoader[Any]):
@@ -106,15 +126,35 @@ class EvalLoader(DataLoader[Any]):
         torch_options: DataLoaderOptions,
         sharded: Callable[[], Iterable[nn.Module]],
     ) -> None:
-        self._sharded = sharded
-        super().__init__(samples, batch_sampler=BatchStream(sampler), **torch_options)
+        self._sharded, self._stream = sharded, EvalStream(sampler)
+        self.batches_at_most = sampler.batches_at_most
+        """Batches that a rank may have in a pass: more than ``len`` where they are cut."""
+        self._countable = self.batches_at_most == len(sampler)
+        super().__init__(samples, batch_sampler=self._stream, **torch_options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Return an iterator over this rank's batches; collective if a model is sharded."""
         with contextlib.ExitStack() as stack:
             for model in self._sharded():
                 stack.enter_context(gathered(model))
-            yield from super().__iter__()
+            self._stream.expected = True
+            try:
+                batches = super().__iter__()
+            finally:
+                self._stream.expected = False
+            yield from batches if self._countable else self._counted(batches)
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches, and warn if a loop stops at the number of steps with some left."""
+        count = 0
+        try:
+            for count, batch in enumerate(batches, 1):  # noqa: B007
+                yield batch
+        except GeneratorExit:
+            if count == len(self) and next(batches, None) is not None:
+                self._countable = True  # once is enough
+                misuse.tell_of_missed_batches(count)
+            raise
 
 
 class Evaluated(Protocol):
@@ -128,6 +168,11 @@ class Evaluated(Protocol):
 
     def split(self) -> Shares:
         """Return the shares by which all ranks cut data alike."""
+        ...
+
+    @property
+    def seed_to_compare(self) -> int | None:
+        """The seed of samples that are compared with other ranks'."""
         ...
 
     def begin_evaluation(self) -> Iterator[nn.Module]:
@@ -155,6 +200,7 @@ class Evaluation:
         options: DataLoaderOptions,
         *,
         seeded: bool,
+        check_data: bool,
     ) -> EvalLoader:
         """Return a loader for evaluation; see `Stride.loader`; collective."""
         settings = self._settings
@@ -164,8 +210,11 @@ class Evaluation:
             check_options(options)
             check_whole("global_batch", batch, least=1)
             check_micro_batch(max_micro_batch)
-            asked = LoaderOptions(shuffle=False, max_micro_batch=max_micro_batch)
-            return {**layout(dataset, asked, options.get("num_workers", 0)), "global_batch": batch}
+            asked = LoaderOptions(
+                shuffle=False, max_micro_batch=max_micro_batch, check_data=check_data
+            )
+            processes, seed = options.get("num_workers", 0), self._member.seed_to_compare
+            return {**layout(dataset, asked, processes, seed), "global_batch": batch}
 
         judge = partial(judge_loader, topic="an evaluation loader")
         verdict = self._member.agree("loader(train=False)", show, judge)
@@ -181,49 +230,3 @@ class Evaluation:
         )
         options.setdefault("generator", own_generator(settings.seed, self._rank))
         return EvalLoader(sampler, samples, options, self._member.begin_evaluation)
-
-
-def exact_mean(
-    total: float | Tensor,
-    count: float | Tensor,
-    group: dist.ProcessGroup | None,
-    summed: Callable[[list[float]], list[float]] | None = None,
-) -> float | Tensor:
-    """Return the sum of all ranks' totals over the sum of their counts; collective.
-
-    Summed in float64. A tensor of several elements gives a tensor of the same shape, anything
-    else a float. With a count of 0 over all ranks the result is nan.
-
-    Args:
-        total: this rank's.
-        count: likewise.
-        group: of the ranks; ``None`` for this one alone.
-        summed: returns the sums of all ranks' values where that is not for the group to do.
-    """
-    totals = torch.as_tensor(total, dtype=torch.float64, device="cpu").detach()
-    sums = torch.cat([totals.reshape(-1), torch.tensor([float(count)], dtype=torch.float64)])
-    if group is not None:
-        if summed is None:
-            sums = _summed(sums.to(_device(group)), group)
-        else:
-            sums = torch.tensor(summed(sums.tolist()), dtype=torch.float64)
-    mean = sums[:-1] / sums[-1]
-    return float(mean) if totals.numel() == 1 else mean.reshape(totals.shape)
-
-
-def _summed(sums: Tensor, group: dist.ProcessGroup) -> Tensor:
-    rank = dist.get_rank(group)
-    if sums.is_cuda:
-        with told(rank, "mean()"):
-            dist.all_reduce(sums, group=group)
-            return sums.cpu()
-    work = dist.all_reduce(sums, group=group, async_op=True)
-    assert work is not None, "this rank is in the group"
-    finish(work, rank, "mean()")
-    return sums
-
-
-def _device(group: dist.ProcessGroup) -> torch.device:
-    if dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

@@ -23,6 +23,7 @@ from evenstride.core.events import (
     KeepShares,
     LetGo,
     MembersChanged,
+    NotMeasured,
     OpeningSkipped,
     Recalled,
     SaveAfter,
@@ -36,7 +37,7 @@ from evenstride.core.profiles import Profile
 from evenstride.errors import TraceError
 
 _TAGGED = (
-    *(FleetFormed, Exchanged, OpeningSkipped, MembersChanged, Recalled, EpochEnded),
+    *(FleetFormed, Exchanged, OpeningSkipped, MembersChanged, Recalled, EpochEnded, NotMeasured),
     *(SetShares, KeepShares, SetBatch, Expect, ExchangeAfter, SaveAfter, LetGo),
 )
 _BY_TAG = {cls.__name__: cls for cls in _TAGGED}
@@ -60,25 +61,28 @@ def encode(value: Event | Instruction) -> dict[str, Any]:
     plain = {"type": type(value).__name__, **_plain(value)}
     if plain.get("last") is False:  # as hardly any is; older traces do not say it either
         del plain["last"]
+    if plain.get("epoch", 0) is None:  # older traces do not say it either
+        del plain["epoch"]
     return plain
 
 
-def decode(plain: dict[str, Any]) -> Event | Instruction:
+def decode(plain: Any) -> Event | Instruction:
     """Return the event or instruction that `encode` wrote.
 
     A field that an older version did not write has its default.
 
     Raises:
-        TraceError: the type is not known, or its fields do not fit.
+        TraceError: the value is not an object, its type is not known, or its fields do not fit.
     """
-    tag = plain.get("type")
+    tag = plain.get("type") if isinstance(plain, dict) else plain
     if not isinstance(tag, str) or tag not in _BY_TAG:
-        raise TraceError(f"{tag!r} is neither an event nor an instruction of this version")
+        shown = str(tag)[:40]
+        raise TraceError(f"{shown!r} is neither an event nor an instruction of this version")
     try:
         known = [f for f in fields(_BY_TAG[tag]) if f.name in plain or f.default is MISSING]
         values = {f.name: _value(tag, f.name, plain[f.name]) for f in known}
         return _BY_TAG[tag](**values)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise TraceError(f"a {tag} lacks a field or has a wrong one: {error}") from None
 
 
@@ -93,8 +97,14 @@ def encode_observation(observation: Observation) -> dict[str, Any]:
     return plain
 
 
-def decode_observation(plain: dict[str, Any]) -> Observation:
-    """Return the observation that `encode_observation` wrote."""
+def decode_observation(plain: Any) -> Observation:
+    """Return the observation that `encode_observation` wrote.
+
+    Raises:
+        TypeError: the value is not an object, or its fields do not fit.
+    """
+    if not isinstance(plain, dict):
+        raise TypeError(f"an observation must be an object, not {str(plain)[:40]}")
     values = {name: _tuples(value) for name, value in plain.items()}
     for name in _MAYBE_UNKNOWN:
         if name in values:
@@ -129,7 +139,7 @@ def _jsonable(value: Any) -> Any:
 def _value(tag: str, name: str, plain: Any) -> Any:
     match tag, name:
         case "FleetFormed", "workers":
-            return tuple(Worker(**item) for item in plain)
+            return tuple(map(_worker, plain))
         case "Exchanged", "observations":
             return Measured.of(map(decode_observation, plain))
         case "Exchanged", "memory":
@@ -138,7 +148,22 @@ def _value(tag: str, name: str, plain: Any) -> Any:
             return tuple(Happening(**{**item, "change": Change(item["change"])}) for item in plain)
         case "Recalled", "profiles":
             return tuple(map(Profile.from_plain, plain))
+        case _, "shares":
+            return _whole_numbers(plain)
     return _tuples(plain)
+
+
+def _whole_numbers(plain: Any) -> tuple[int, ...]:
+    if not isinstance(plain, list) or not all(isinstance(one, int) for one in plain):
+        raise TypeError(f"shares must be a list of whole numbers, not {str(plain)[:40]}")
+    return tuple(plain)
+
+
+def _worker(plain: Any) -> Worker:
+    worker = Worker(**plain)
+    if not isinstance(worker.name, str):
+        raise TypeError(f"a worker's name must be text, not {str(worker.name)[:40]}")
+    return worker
 
 
 def _tuples(plain: Any) -> Any:

@@ -7,18 +7,17 @@ beyond the place where it goes on is dropped, since that was undone.
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from math import floor, inf, isnan, nan
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from evenstride.core.gradient_noise import GradientNorms
 from evenstride.core.reaching import Value
 from evenstride.errors import TraceError
-from evenstride.trace.read import norms_of, read_records
+from evenstride.trace.read import is_number, norms_of, read_records
 
 _SAME = 1e-9  # epochs, by which sums of steps may differ from a position
 
@@ -118,7 +117,7 @@ class _Course:
         """
         if header is not self._header:
             self._header, batch = header, header.get("global_batch", 0)
-            if not _is_number(batch):
+            if not is_number(batch):
                 raise self._broken("header", "global_batch")
             if batch != self._batch and header.get("bounds") is None:
                 self.metrics, self.steps, self.batches = {}, [], []
@@ -129,7 +128,7 @@ class _Course:
         """Begin a pass, and drop what it goes back on."""
         numbers = self._numbers(record, "step", "epochs", "samples")
         batch = record.get("global_batch", self._batch)  # older versions changed none in a run
-        if not _is_number(batch):
+        if not is_number(batch):
             raise self._broken("pass", "global_batch")
         self._batch = int(batch)
         self._passes.append(_Pass(int(numbers[0]), numbers[1], int(numbers[2]), self._batch))
@@ -143,7 +142,7 @@ class _Course:
         """Take what an evaluation found."""
         (epochs,) = self._numbers(record, "epochs")
         value = record.get("value")
-        if not isinstance(record.get("name"), str) or not (value is None or _is_number(value)):
+        if not isinstance(record.get("name"), str) or not (value is None or is_number(value)):
             raise self._broken("metric", "name or value")
         number = inf if value is None else float(value)
         self.metrics.setdefault(record["name"], []).append(Value(epochs, number))
@@ -152,14 +151,14 @@ class _Course:
     def measured(self, record: dict[str, Any]) -> None:
         """Take a step, of which the leader may have heard some passes later."""
         step, norms = norms_of(record, self._run)
-        if not all(map(_is_number, (step, *astuple(norms)))) or norms.batch <= 0:
+        if not all(map(is_number, (step, *astuple(norms)))) or norms.batch <= 0:
             raise self._broken("noise", "step, parts, batch, local, mean")
         begun = bisect_right(self._passes, step, key=lambda one: one.step)
         loss = record.get("loss")
         of = self._passes[begun - 1] if begun else None
         epochs = self._after(step, of)
         if not any(epochs > later.epochs + _SAME for later in self._passes[begun:]):
-            known = float(loss) if _is_number(loss) else None
+            known = float(loss) if is_number(loss) else None
             batch = of.batch if of is not None else self._batch
             batch = batch or round(norms.batch)  # written by hand, say
             self.steps.append(Step(epochs, batch, norms, known))
@@ -183,7 +182,7 @@ class _Course:
 
     def _numbers(self, record: dict[str, Any], *names: str) -> list[float]:
         values = [record.get(name) for name in names]
-        if not all(map(_is_number, values)):
+        if not all(map(is_number, values)):
             raise self._broken(record["kind"], ", ".join(names))
         return [float(value) for value in values if value is not None]
 
@@ -192,11 +191,6 @@ class _Course:
             f"a {kind} record in {self._run} lacks one of {names}, or has no finite number there; "
             "it was changed after it was written"
         )
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    """Return whether something is a finite number; JSON as Python reads it has others, too."""
-    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _place(one: Value) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from evenstride.core.gradient_noise import GradientNorms
 from evenstride.errors import TraceError
@@ -15,6 +17,7 @@ from evenstride.trace.write import FORMAT
 TRACE_NAME = "trace.jsonl"
 """Name of the trace file inside a run's folder."""
 _MOST_BELOW = 6
+_RECORD_BYTES, _WORKER_BYTES, _MOST_WORKERS = 1 << 22, 1 << 18, 100_000
 
 
 def trace_path(run: Path) -> Path:
@@ -57,8 +60,13 @@ def read_records(run: Path) -> Iterator[dict[str, Any]]:
     """
     path = trace_path(run)
     broken: int | None = None
+    most = longest_record(None)
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number in count(1):
+            if not (line := file.readline(most)):
+                break
+            if len(line) == most:
+                raise _too_long(path, number, most)
             record = _parse(line)
             if record is None:
                 if broken is not None:
@@ -67,6 +75,7 @@ def read_records(run: Path) -> Iterator[dict[str, Any]]:
                 continue
             if record["kind"] == "header":
                 _check_header(path, number, record)
+                most = longest_record(record.get("world_size"))
             elif broken is not None or number == 1:
                 raise _unreadable(path, broken or 1)
             broken = None
@@ -108,6 +117,24 @@ def norms_of(record: dict[str, Any], run: Path) -> tuple[int, GradientNorms]:
     return record["step"], GradientNorms(**{name: record[name] for name in names})
 
 
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a JSON value is a finite number that fits a float."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+
+
+def longest_record(workers: object) -> int:
+    """Return the number of bytes that one record may have, in a run of so many workers.
+
+    An exchange holds up to 512 steps of each worker, some 130 kB if each of them has another share.
+    A longer line is damaged, or was never written by a run; to decode it could take minutes.
+
+    Args:
+        workers: the ``world_size`` of the run's header, of any type.
+    """
+    known = workers if isinstance(workers, int) else 1
+    return _RECORD_BYTES + min(max(known, 1), _MOST_WORKERS) * _WORKER_BYTES
+
+
 def _parse(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
@@ -140,6 +167,13 @@ def foreign_format(version: Any) -> str:
 def _may_be_cut_header(path: Path) -> bool:
     with path.open("rb") as file:
         return not file.read().endswith(b"\n")
+
+
+def _too_long(path: Path, number: int, most: int) -> TraceError:
+    return TraceError(
+        f"{path}, line {number} is longer than {most / 1e6:.1f} MB, the most that a record of this "
+        "run can have; restore the file, or remove that line"
+    )
 
 
 def _unreadable(path: Path, number: int) -> TraceError:

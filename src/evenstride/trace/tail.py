@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from evenstride.trace.read import foreign_format, trace_path
+from evenstride.trace.read import foreign_format, longest_record, trace_path
 
 _AT_ONCE = 1 << 24
 _LOOKED_AT = 256
@@ -40,6 +40,8 @@ class TraceTail:
         self._broken: tuple[int, int] | None = None  # first and last line
         self._told: list[str] = []
         self._headers = 0
+        self._most = longest_record(None)
+        self._skipped = 0  # bytes read so far of a line that is too long to be a record
 
     @property
     def restarts(self) -> int:
@@ -50,12 +52,12 @@ class TraceTail:
     def unread(self) -> tuple[str, ...]:
         """What could not be read so far, one sentence each."""
         told = [*self._told, *self._of_broken()]
-        if self._rest:
+        if unended := self._skipped + len(self._rest):
             told.append(
-                f"line {self._line + 1} is not whole: {len(self._rest)} bytes that are still being "
+                f"line {self._line + 1} is not whole: {unended} bytes that are still being "
                 "written, or were cut off by a crash"
             )
-        if not self._line and not self._rest:
+        if not self._line and not unended:
             told.append("the file is empty: nothing was written yet")
         elif not self._headers:  # which lines are passed over then says nothing
             return (
@@ -72,7 +74,8 @@ class TraceTail:
             Some of them if there are many: call again until there are none.
 
         Cost:
-            memory for 16 MiB of the file or its longest line, and its records.
+            memory for 16 MiB of the file or its longest record, and its records. A line that is
+            longer than any record of the run is skipped, not decoded.
 
         Raises:
             OSError: the file cannot be read any more.
@@ -94,12 +97,26 @@ class TraceTail:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._line += 1
+            if self._too_long(line):
+                continue
             record = _parsed(line)
             if record is None:
                 self._pass_over(line)
             elif self._of_run(record):
                 found.append(record)
+        if self._skipped + len(self._rest) >= self._most:
+            self._skipped, self._rest = self._skipped + len(self._rest), b""
         return found
+
+    def _too_long(self, line: bytes) -> bool:
+        """Return whether a line has more bytes than any record of the run, and report it."""
+        size, self._skipped = self._skipped + len(line), 0
+        if size >= self._most:
+            self._told.append(
+                f"line {self._line} has {size / 1e6:.1f} MB, more than any record of this run, and "
+                "is skipped"
+            )
+        return size >= self._most
 
     def _look_at(self, file: BinaryIO) -> None:
         """Begin anew if it is another file, or no longer goes on from what was read of it."""
@@ -121,6 +138,7 @@ class TraceTail:
             foreign = foreign_format(record.get("format"))
             self._headers += 1
             self._known = not foreign
+            self._most = longest_record(record.get("world_size"))
             self._told += self._of_broken(mended=True)
             self._broken = None
             if foreign:

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from evenstride.cli.main import app
-from evenstride.errors import EvenstrideError
+from evenstride.errors import EvenstrideError, TraceError
+from evenstride.planner.evidence import profile_of_run
+from tests.unit.planner.recordings import recorded as simulated_run
 from tests.unit.report.virtual import VirtualRun
 
 Place = tuple[str | int, ...]
@@ -166,3 +169,45 @@ def test_values_as_far_apart_as_numbers_go_are_drawn(
     number = next(n for n, one in enumerate(records) if one["kind"] == "metric")
     lines = [changed(records[number], ("value",), value) for value in (1e308, -1e308, 1e308)]
     shown(records, number, "\n".join(lines), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def plannable(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("plannable")
+    simulated_run(folder, np.full((2, 20), [[0.1], [0.2]]), (32, 16), steps_each=10)
+    lines = (folder / "trace.jsonl").read_text().splitlines()
+    norms = {"kind": "noise", "at_s": 1.0, "step": 5, "loss": 1.5, "parts": 2, "batch": 48}
+    return [*map(json.loads, lines), {**norms, "local": 2.0, "mean": 1.0}]
+
+
+def test_a_plan_from_a_changed_trace_is_made_or_refused(
+    plannable: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [json.dumps(one) for one in plannable]
+    cases = [(n, place) for n in representative(plannable) for place in places(plannable[n])]
+    for number, place in cases:
+        for value in VALUES:
+            line = changed(plannable[number], place, value)
+            path.write_text("\n".join([*lines[:number], line, *lines[number + 1 :]]) + "\n")
+            try:
+                profile_of_run(path, ["box"])
+            except EvenstrideError:
+                continue
+            except Exception as error:
+                raise AssertionError(f"{place} was changed to {str(value)[:40]}") from error
+
+
+def test_the_plan_command_names_the_trace_whose_observation_is_no_object(
+    plannable: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    number = next(n for n, one in enumerate(plannable) if "observations" in one.get("event", {}))
+    lines = [json.dumps(one) for one in plannable]
+    lines[number] = changed(plannable[number], ("event", "observations", 0), 3)
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+
+    error = CliRunner().invoke(app, ["plan", str(path), "--as", "box"]).exception
+
+    assert isinstance(error, TraceError)
+    assert "an observation must be an object" in str(error)

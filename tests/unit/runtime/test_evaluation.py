@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import Dataset
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.evaluation import EvalSampler, exact_mean
+from evenstride.runtime.evaluation import EvalSampler
+from evenstride.runtime.means import exact_mean
 from evenstride.runtime.seeding import item_seeds
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import Trainer, numbered
@@ -81,6 +83,23 @@ def test_seeds_are_the_same_in_every_pass_and_split() -> None:
 
     expected = item_seeds(5, 0, np.arange(9)).tolist()
     assert first == second == list(zip(range(9), expected, strict=True))
+
+
+class Endless(Dataset[int]):
+    """More samples than a list of batches could have."""
+
+    def __len__(self) -> int:
+        return 10**15
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_loader_of_any_length_yields_at_once(make_stride: MakeStride) -> None:
+    loader = make_stride(global_batch=4).loader(Endless(), train=False)
+
+    assert len(loader) == 10**15 // 4
+    assert [batch.tolist() for batch in islice(loader, 2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_alone_it_is_a_plain_loader_in_even_batches(make_stride: MakeStride) -> None:
@@ -160,19 +179,19 @@ def test_a_loader_that_cannot_be_is_refused(make_stride: MakeStride, name: str) 
     ],
 )
 def test_a_mean_of_one_number_is_a_float(total: Any, count: Any, mean: float) -> None:
-    answer = exact_mean(total, count, None)
+    answer = exact_mean(total, count)
 
     assert type(answer) is float
     assert answer == mean
 
 
 def test_a_float_is_taken_as_it_is() -> None:
-    assert exact_mean(0.1, 1, None) == 0.1
-    assert exact_mean(2.0**24 + 1, 1, None) == 2.0**24 + 1
+    assert exact_mean(0.1, 1) == 0.1
+    assert exact_mean(2.0**24 + 1, 1) == 2.0**24 + 1
 
 
 def test_a_mean_of_several_numbers_keeps_their_shape() -> None:
-    answer = exact_mean(torch.tensor([[1, 2], [3, 4]]), 2, None)
+    answer = exact_mean(torch.tensor([[1, 2], [3, 4]]), 2)
 
     assert torch.equal(
         torch.as_tensor(answer), torch.tensor([[0.5, 1.0], [1.5, 2.0]], dtype=torch.float64)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from evenstride.core.observation import Observation
+from evenstride.errors import TraceError
+from evenstride.trace.codec import dumps, encode_observation
+from evenstride.trace.read import longest_record, read_records
 from evenstride.trace.tail import TraceTail
 from evenstride.trace.write import FORMAT
 
@@ -151,8 +156,31 @@ def test_a_file_that_only_grows_is_not_read_anew(tmp_path: Path) -> None:
     assert tail.restarts == 0
 
 
-def test_a_line_longer_than_one_look_hides_nothing_behind_it(tmp_path: Path) -> None:
-    long = json.dumps({"kind": "note", "x": "z" * (1 << 25)})
-    tail = written(tmp_path, HEADER, long, NOTE)
+LARGE = json.dumps({"kind": "note", "x": "z" * (1 << 25)})
+
+
+def test_a_line_longer_than_one_read_hides_nothing_behind_it(tmp_path: Path) -> None:
+    header = json.dumps({"kind": "header", "format": FORMAT, "world_size": 1000})
+    tail = written(tmp_path, header, LARGE, NOTE)
 
     assert everything(tail) == ["header", "note", "metric"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, None, "many", -5])
+def test_a_line_longer_than_any_record_is_skipped(tmp_path: Path, world_size: Any) -> None:
+    header = json.dumps({"kind": "header", "format": FORMAT, "world_size": world_size})
+    tail = written(tmp_path, header, NOTE, LARGE, NOTE)
+
+    assert everything(tail) == ["header", "metric", "metric"]
+    assert tail.unread == ("line 3 has 33.6 MB, more than any record of this run, and is skipped",)
+    with pytest.raises(TraceError, match="line 3 is longer than"):
+        list(read_records(tail.path))
+
+
+def test_the_limit_of_a_record_leaves_room_for_every_exchange() -> None:
+    """An exchange may hold 512 steps of each worker, each step at another share."""
+    seen = Observation(9999, 123456, 12345678, (0.0123456789012345,), (0.0123456789012345,))
+    one = len(dumps(encode_observation(seen)))
+    for workers in (1, 2, 64, 10_000):
+        assert longest_record(workers) > 512 * one * workers
+    assert longest_record(None) == longest_record(1)
