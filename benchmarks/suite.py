@@ -63,6 +63,7 @@ FLEET_SIZES = (10, 100, 1_000, 10_000, 100_000)
 MOST_DECIDE_S, MOST_SIMULATE_S = 0.010, 20.0
 VARIANTS = (
     "dbs:epoch_steps=10",
+    "dynamic-batching:window=10",
     "lb-bsp-cpu:predictor=ema",
     "lb-bsp-gpu:version=2018",
     "omnilearn:epoch_steps=10",

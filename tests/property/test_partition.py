@@ -106,7 +106,7 @@ def test_evaluation_gives_every_worker_work_in_every_window(
 ) -> None:
     batch = workers * per_worker
 
-    windows = even_windows(length, batch)
+    windows = list(even_windows(length, batch))
 
     assert [p for window in windows for p in window] == list(range(length))
     assert all(len(window) <= batch for window in windows)

@@ -227,3 +227,15 @@ def test_whoever_is_left_out_is_needed_where_bounds_have_narrowed() -> None:
     assert sum(control.shares) == 50
     assert control.fleet is not None
     assert all(n <= most for n, most in zip(control.shares, control.fleet.upper, strict=True))
+
+
+def test_what_a_share_may_grow_to_is_no_limit_of_memory() -> None:
+    """A small model far below its limit: only the growth of its share is held back."""
+    held = (Held(0, 23, 700_000_000, 3_000_000_000), Held(1, 41, 700_000_000, 900_000_000))
+    memory = Memory().learn(held, 2, 0.9)
+
+    assert memory.caps == (46, 47)
+    assert (memory.ends(0), memory.ends(1)) == (None, 47)
+    told = memory.reason(Memory(), (Worker("a"), Worker("b")), 64)
+    assert "a may grow to 46" in told
+    assert "b may hold 47" in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from evenstride.core.events import (
     KeepShares,
     LetGo,
     MembersChanged,
+    NotMeasured,
     Recalled,
     SaveAfter,
     SetShares,
@@ -288,3 +290,39 @@ def test_a_group_that_what_happened_does_not_explain_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"differs from what has happened .* by h/1"):
         run.put(FleetFormed(1, 0, BATCH, WORKERS[:1], (Happening("h/2", Change.LOST),)))
     assert len(run.control.roster.workers) == 3
+
+
+def test_where_steps_cannot_be_measured_the_split_is_equal_and_stays() -> None:
+    run = Run()
+    run.exchange(5)
+    known = run.control.known
+    assert max(run.shares) - min(run.shares) > 1, "it had been moved by times"
+
+    run.put(NotMeasured(6, "no clock"))
+    equal = run.shares
+    run.put(Recalled(6, 6, known, 1))
+    run.put(Exchanged(9, 10, Measured.of(())))
+
+    assert max(equal) - min(equal) <= 1
+    assert run.shares == equal
+    assert run.control.not_measured == "no clock"
+
+
+def test_a_given_split_stays_where_steps_cannot_be_measured() -> None:
+    run = Run("static:10,20,40")
+
+    instructions = run.put(NotMeasured(0, "no clock"))
+
+    assert run.shares == (10, 20, 40)
+    assert "no clock" in next(one.reason for one in instructions if isinstance(one, KeepShares))
+
+
+def test_a_group_that_meets_later_is_not_measured_either() -> None:
+    run = Run()
+    run.put(NotMeasured(0, "no clock"))
+    bounded = (replace(WORKERS[0], max_share=10), *WORKERS[1:])
+
+    run.put(FleetFormed(1, 0, BATCH, bounded))
+
+    assert run.shares == (10, 30, 30), "bounds hold"
+    assert run.control.opening_left == 0

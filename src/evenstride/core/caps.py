@@ -115,13 +115,19 @@ class Memory:
             return None if workers != fleet.workers else fleet
         return bound
 
+    def ends(self, rank: int) -> int | None:
+        """Return the most samples that fit into a worker's memory; ``None`` if not known yet."""
+        cap = self.caps[rank] if self.caps else None
+        return cap if cap is not None and self.models[rank].ends_at(cap) else None
+
     def reason(self, before: Memory, workers: tuple[Worker, ...], global_batch: int) -> str:
         """Return a clause about the caps that are new, or nothing; at most two are named."""
         was = before.caps or (None,) * len(self.caps)
         news = [rank for rank, cap in enumerate(self.caps) if cap != was[rank]]
         binding = [r for r in news if (self.caps[r] or global_batch) < global_batch]
         named = [
-            f"{workers[r].name} may hold {self.caps[r]} ({self.models[r].reason()})"
+            f"{workers[r].name} may {'grow to' if self.ends(r) is None else 'hold'} "
+            f"{self.caps[r]} ({self.models[r].reason()})"
             for r in binding[:2]
         ]
         return "; memory: " + ", ".join(named) if named else ""

@@ -70,6 +70,8 @@ class Residuals:
         steps: steps that the time is the median of.
         time_s: the time itself, in seconds.
         interval_s: seconds of all its work since the exchange before.
+        cold: whether it is a slow first step at a share that is new to the worker.
+        excused: such steps in a row before this one; they are no spikes.
     """
 
     workers: IntArray | slice
@@ -82,6 +84,13 @@ class Residuals:
     steps: IntArray
     time_s: FloatArray
     interval_s: FloatArray
+    cold: Mask
+    excused: IntArray
+
+    @property
+    def slow(self) -> Mask:
+        """Which times are longer than noise makes them, or may be because the share is new."""
+        return np.asarray((self.part > self.highest) | self.cold)
 
     @property
     def highest(self) -> FloatArray:
@@ -146,7 +155,7 @@ class Changes:
     def judge(self, seen: Residuals) -> tuple[Changes, Judgement]:
         """Judge one new time of some workers."""
         workers, steps = seen.workers, seen.steps
-        fast, slow = self._faster(seen), seen.part > seen.highest
+        fast, slow = self._faster(seen), seen.slow
         far = fast | slow
         watched = self._watched(workers, slow)
         run = _Run.of(self, seen.at(watched))
@@ -224,12 +233,13 @@ class _Run:
     confirmed: Mask
     clear: Mask
     level: FloatArray
+    excused: IntArray
 
     @classmethod
     def of(cls, before: Changes, seen: Residuals) -> _Run:
         workers = np.asarray(seen.workers)
         part, std, highest = seen.part, seen.std, seen.highest
-        slow = part > highest
+        slow = seen.slow
         # A slow median tells of half the steps, a slow shortest time of all of them.
         count = np.where(seen.least > highest, seen.steps, -(-seen.steps // 2))
         first = before.run[workers] == 0
@@ -247,17 +257,18 @@ class _Run:
         hazard = np.maximum(_HAZARD, often / (before.steps[workers] + _STEPS_FIRST))
         change = np.log(hazard) + np.where(alike, 0.0, np.log(rate))
         confirmed = slow & (length * seen.time_s >= seen.hiccup_s) & (odds < change)
+        confirmed &= ~seen.cold  # the next step at that share tells
         level = np.where(alike, np.sqrt(low * high), low)
         clear = np.log(level) > _FAST_STD * std
-        return cls(
-            workers, seen.steps, slow, length, odds, low, high, rate, confirmed, clear, level
-        )
+        of_run = length, odds, low, high, rate, confirmed, clear, level, seen.excused
+        return cls(workers, seen.steps, slow, *of_run)
 
     def put(self, after: Changes, usual: Mask) -> None:
         """Write the runs; those that were confirmed begin anew."""
         workers = self.workers
-        # A run that ended without being confirmed was spikes.
-        after.spikes[workers] += np.where(self.slow, 0.0, after.run[workers])
+        # A run that ended without being confirmed was spikes, first steps at new shares apart.
+        spikes = np.maximum(after.run[workers] - self.excused, 0.0)
+        after.spikes[workers] += np.where(self.slow, 0.0, spikes)
         after.run[workers] = np.where(self.confirmed, 0.0, self.length)
         after.run_odds[workers] = np.where(self.confirmed, 0.0, self.odds)
         after.run_low[workers], after.run_high[workers] = self.low, self.high

@@ -23,6 +23,7 @@ from evenstride.core.events import (
     Instruction,
     KeepShares,
     MembersChanged,
+    NotMeasured,
     OpeningSkipped,
     Recalled,
     SetShares,
@@ -30,7 +31,7 @@ from evenstride.core.events import (
 from evenstride.core.fleet import Fleet, IntArray
 from evenstride.core.observation import Measured, communication_s
 from evenstride.core.policy import Move, Situation
-from evenstride.core.regrouping import change, form, recall
+from evenstride.core.regrouping import change, form, not_measured, recall
 from evenstride.core.state import Control, allowed, expected
 
 _SMOOTHING = 0.3  # of the communication time, per exchange
@@ -53,6 +54,8 @@ def advance(control: Control, event: Event) -> tuple[Control, tuple[Instruction,
             return recall(control, event)
         case EpochEnded():
             return epoch_ended(control, event)
+        case NotMeasured():
+            return not_measured(control, event)
         case OpeningSkipped():
             after = ExchangeAfter(control.cadence.fewest_steps, False)
             return replace(control, opening_left=0), (after,)
@@ -93,7 +96,9 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
     fleet, estimate, shared_s = control.fleet, control.estimate, control.communication_s
     assert fleet is not None, "it was there before"
     assert estimate is not None, "it was there before"
-    situation = Situation(fleet, control.shares, event.step, measured, estimate, shared_s)
+    situation = Situation(
+        fleet, control.shares, event.step, measured, estimate, shared_s, event.epoch
+    )
     policy_state, decision = control.policy.decide(control.policy_state, situation)
     shares = decision.shares if isinstance(decision, Move) else control.shares
     shares = allowed(within(shares, fleet), fleet, running=True)

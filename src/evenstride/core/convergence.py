@@ -124,7 +124,7 @@ def gamma_of(noise_batch: float, batch: float, parts: int) -> float:
     """Return the normalised gain that a noise scale means at a batch.
 
     From ``E A = |G|^2 (1 + K n / B)`` and ``E T = |G|^2 (1 + n / B)`` with the noise scale ``n``;
-    Scavenger takes the mean of a ratio, we the ratio of means.
+    Scavenger's equation 2 is such a ratio of means; its code smooths the ratio of each step.
 
     Args:
         noise_batch: the noise scale in samples, at least 0; may be infinite.
@@ -195,9 +195,11 @@ def _raised(batch: float, power: float) -> float:
 def fit_best(runs: Sequence[Trained]) -> Convergence:
     """Return the law that tells left-out batches best.
 
-    Every batch is left out in turn, with all its runs. With fewer than three batches nothing can be
-    left out, and the noise law is taken, which needs no gradients. Of laws that do nearly as well,
-    the simplest is taken; the power law is tried with four batches or more.
+    Every batch is left out in turn, with all its runs. With two batches nothing can be left out,
+    so no error tells which law is better. Then it is the gain law where the noise of the gradients
+    is known, as in Scavenger's partial search, else the noise law, which needs no gradients. Of
+    laws that do nearly as well, the simplest is taken; the power law is tried with four batches or
+    more.
 
     Raises:
         ValueError: there are trainings at one batch only.
@@ -205,6 +207,9 @@ def fit_best(runs: Sequence[Trained]) -> Convergence:
     Cost:
         O(batches * runs).
     """
+    if len({run.batch for run in runs}) < 3:
+        noisy = {run.batch for run in runs if run.gamma is not None}
+        return fit(runs, Law.GAIN if len(noisy) > 1 else Law.NOISE)
     found = []
     for law in (Law.NOISE, Law.GAIN, Law.POWER):  # the simplest first
         try:

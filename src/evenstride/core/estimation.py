@@ -38,6 +38,12 @@ _BACK_STD = 2.0
 # Of the doubt that a change leaves about the shape, so much comes with the return: two wrong
 # curves that take turns must not last either.
 _BACK_DOUBT = 0.5
+# A first step at a new share is slow if it takes so many times its prediction. After so many of
+# them in a row the next one counts: a worker whose share changes all the time is not ignored.
+_SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 3
+# Shares that each worker is known to have had. And the bounds of what is remembered of the cost
+# of new ones: two cheap first steps show that there is none, until a dear one is seen.
+_HAD, _COST = 8, (-2, 2)
 # How far a worker that was never measured may be off the middle of the others.
 _GUESS_STD = 0.5
 # Relative drift of the speed per square root of a step, and the doubt that never averages out.
@@ -54,6 +60,113 @@ _NOISE_FAR = 6.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Firsts:
+    """What is remembered of ``W`` workers' first steps at shares that are new to them.
+
+    A compiler, an autotuner or a growing allocator slows down such a step, and the next one is
+    usual. So a slow first step changes nothing by itself: the next step at that share tells. This
+    holds until the worker has shown that new shares cost it nothing: from then on a slow step is
+    evidence of a slower worker, whatever the share.
+
+    Args:
+        share: of each worker's latest step; 0 before the first.
+        had: ``(_HAD, W)``, the latest shares that were new to it; 0 where there are fewer.
+        row: slow first steps in a row that did not count.
+        slow_s: time of the latest step if it was a slow first one, else 0.
+        cost: first steps that were slow without a change of speed, less those that were not;
+            kept within ``_COST``.
+    """
+
+    share: IntArray
+    had: IntArray
+    row: IntArray
+    slow_s: FloatArray
+    cost: IntArray
+
+    @classmethod
+    def none(cls, workers: int) -> Firsts:
+        """Return the memory before anything was seen."""
+        none = np.zeros(workers, dtype=np.int64)
+        return cls(none, np.zeros((_HAD, workers), dtype=np.int64), none, np.zeros(workers), none)
+
+    def new(self, workers: IntArray, shares: IntArray) -> Mask:
+        """Return which shares are new to their workers."""
+        new = self.share[workers] != shares
+        at = np.flatnonzero(new)
+        new[at] = (self.had[:, workers[at]] != shares[at]).all(axis=0)
+        return np.asarray(new)
+
+    def after(self, batch: _Batch, first: _First) -> Firsts:
+        """Return the memory after one observation each of some workers."""
+        w = batch.workers
+        moved, before_s = self.share[w] != batch.share, self.slow_s[w]
+        if not (moved.any() or self.row[w].any() or before_s.any()):
+            return self
+        # The second step at a share tells what the slow first one was.
+        second = ~moved & (before_s > 0)
+        dear = first.dropped | (second & (_SLOW_FIRST * batch.time_s < before_s))
+        cheap = (first.new | second) & ~dear & ~first.open
+        share, had, row = self.share.copy(), self.had, self.row.copy()
+        slow_s, cost = self.slow_s.copy(), self.cost.copy()
+        if first.new.any():
+            whose = first.workers[first.new]
+            had = had.copy()
+            had[1:, whose] = had[:-1, whose]
+            had[0, whose] = batch.share[first.new]
+        share[w], row[w] = batch.share, np.where(batch.cold, row[w] + 1, 0)
+        slow_s[w] = np.where(first.open, batch.time_s, 0.0)
+        known = self.share[w] > 0
+        cost[w] = np.clip(cost[w] + known * (1 * dear - 1 * cheap), *_COST)
+        return Firsts(share, had, row, slow_s, cost)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _First:
+    """What a turn's observations say about first steps at new shares, arrays ``(n,)``.
+
+    Args:
+        workers: whose they are.
+        new: whether the share is new to the worker.
+        open: whether it is a single step, slow at a new share: the next one tells why.
+        dropped: whether its slow first step was left out, as those after it were usual.
+    """
+
+    workers: IntArray
+    new: Mask
+    open: Mask
+    dropped: Mask
+
+    @classmethod
+    def of(cls, estimate: Estimate, measured: Measured, turn: IntArray) -> tuple[_First, Measured]:
+        """Return it with the observations that are left to learn from.
+
+        Args:
+            estimate: before these observations.
+            measured: all observations.
+            turn: those of them that come next, each worker at most once.
+        """
+        workers, shares = measured.worker[turn], measured.share[turn]
+        new = estimate.firsts.new(workers, shares)
+        slow = new & (estimate.steps[workers] > 0)
+        at = np.flatnonzero(slow)
+        if len(at):
+            usual_s = estimate.now.of(workers[at]).time_s(shares[at])
+            slow[at] = measured.first_s(turn[at]) > _SLOW_FIRST * usual_s
+        alone = measured.steps[turn] == 1
+        told = measured.without_slow_first(turn[slow & ~alone], _SLOW_FIRST)
+        return cls(workers, new, slow & alone, told.steps[turn] < measured.steps[turn]), told
+
+    def excused(self, estimate: Estimate) -> Mask:
+        """Return which slow steps may be due to the share alone."""
+        firsts, w = estimate.firsts, self.workers
+        row = firsts.row[w]
+        alone = (row > 0) | (estimate.changes.run[w] == 0)  # no other step was slow before
+        return np.asarray(
+            self.open & alone & (row < _MOST_SLOW_FIRSTS) & (firsts.cost[w] > _COST[0])
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Estimate:
     """What is believed about ``W`` workers' step times, with its uncertainty.
 
@@ -66,6 +179,7 @@ class Estimate:
         latest: ``(W,)``, latest time as a part of its prediction; not a number if none.
         steps: ``(W,)``, steps learned from; 0 means the worker is unknown.
         changes: what is remembered of the latest residuals.
+        firsts: what is remembered of first steps at new shares.
     """
 
     now: Curves
@@ -76,6 +190,7 @@ class Estimate:
     latest: FloatArray
     steps: IntArray
     changes: Changes
+    firsts: Firsts
 
     @classmethod
     def unknown(cls, workers: int) -> Estimate:
@@ -90,6 +205,7 @@ class Estimate:
             latest=np.full(workers, np.nan),
             steps=np.zeros(workers, dtype=np.int64),
             changes=Changes.none(workers),
+            firsts=Firsts.none(workers),
         )
 
     def taking(self, other: Estimate, pairs: list[tuple[int, int]]) -> Estimate:
@@ -151,9 +267,11 @@ class Estimate:
         usable = measured.only(measured.modelled & (measured.share > 0))
         estimate = self
         for turn in usable.turns():
-            batch = _Batch.of(usable, turn, interval_s)
+            first, told = _First.of(estimate, usable, turn)
+            batch = _Batch.of(told, turn, interval_s, first.excused(estimate))
             fresh = estimate.steps[batch.workers] == 0
-            estimate = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
+            after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
+            estimate = replace(after, firsts=estimate.firsts.after(batch, first))
         return estimate
 
 
@@ -183,9 +301,10 @@ class _Batch:
     steps: IntArray
     spread: FloatArray  # relative variance within the observation, nan if too short to say
     interval_s: FloatArray  # of work since the exchange before, this observation's included
+    cold: Mask  # whether it is a slow first step at a new share
 
     @classmethod
-    def of(cls, measured: Measured, at: IntArray, interval_s: FloatArray) -> _Batch:
+    def of(cls, measured: Measured, at: IntArray, interval_s: FloatArray, cold: Mask) -> _Batch:
         whose: Which = measured.worker[at]
         if len(at) == len(interval_s):
             whose = slice(None)  # all of them, in order of rank
@@ -197,6 +316,7 @@ class _Batch:
             measured.steps[at],
             measured.relative_variance[at],
             interval_s[whose],
+            cold,
         )
 
     def only(self, mask: Mask) -> _Batch:
@@ -215,6 +335,7 @@ class _Batch:
             self.steps[places],
             self.spread[places],
             self.interval_s[places],
+            self.cold[places],
         )
 
     def variance(self, noise: FloatArray) -> FloatArray:
@@ -270,7 +391,7 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
         anchors=_anchored(estimate, changes, w, curves),
         changes=changes,
     )
-    unclear = residuals.doubt**2 > _NOISE_FAR * estimate.noise[w]
+    unclear = (residuals.doubt**2 > _NOISE_FAR * estimate.noise[w]) | batch.cold
     return _noted(learnt, batch, residuals.part, judged, unclear)
 
 
@@ -294,6 +415,8 @@ def _residuals(
         steps=batch.steps,
         time_s=batch.time_s,
         interval_s=batch.interval_s,
+        cold=batch.cold,
+        excused=estimate.firsts.row[w],
     )
 
 

@@ -45,6 +45,7 @@ class Exchanged:
         observations: everything measured since the exchange before.
         memory: the most memory that workers have held since then, as far as it is known.
         last: whether the run ends, so that nobody would go by another decision.
+        epoch: number of the data's epoch that the next step belongs to; ``None`` if not known.
     """
 
     step: int
@@ -52,6 +53,7 @@ class Exchanged:
     observations: Measured
     memory: tuple[Held, ...] = ()
     last: bool = False
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,22 @@ class EpochEnded:
     scale_high: float | None = None
 
 
-Event = FleetFormed | Exchanged | OpeningSkipped | MembersChanged | Recalled | EpochEnded
+@dataclass(frozen=True, slots=True)
+class NotMeasured:
+    """The steps of this run cannot be measured, so no decision can rest on times.
+
+    Args:
+        step: steps the leader had committed; no rank has drawn it.
+        reason: why, as a part of a sentence.
+    """
+
+    step: int
+    reason: str
+
+
+Event = (
+    FleetFormed | Exchanged | OpeningSkipped | MembersChanged | Recalled | EpochEnded | NotMeasured
+)
 
 
 @dataclass(frozen=True, slots=True)

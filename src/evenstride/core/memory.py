@@ -195,6 +195,14 @@ class MemoryModel:
             most.append(self.ran + (self.too_large - self.ran) // 2)
         return max(min(most), self.ran, 1) if most else None
 
+    def ends_at(self, cap: int) -> bool:
+        """Return whether memory ends at a cap; else a share only grows no faster than that.
+
+        Far below the limit, a cap is twice the largest size seen, whatever memory a sample takes.
+        """
+        line = self.line()
+        return self.too_large is not None or (line is not None and cap < _MOST_GROWTH * line.top)
+
     def reason(self) -> str:
         """Return what is known as one sentence without its full stop."""
         line, failure = self.line(), ""

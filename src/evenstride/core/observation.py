@@ -225,6 +225,34 @@ class Measured:
             self.loads[:, mask],
         )
 
+    def first_s(self, places: IntArray) -> FloatArray:
+        """Return the busy time of the first step of some observations."""
+        return np.asarray(self.busy_s[(np.cumsum(self.steps) - self.steps)[places]])
+
+    def without_slow_first(self, places: IntArray, factor: float) -> Measured:
+        """Return the observations without first steps that are slower than those after them.
+
+        Args:
+            places: of observations of at least two steps; the others stay whole.
+            factor: how many times the median of the later steps a slow first step takes.
+        """
+        if not len(places):
+            return self
+        short = self._short(places)
+        slow = places[self.first_s(places) > factor * short.median_s[places]]
+        return self._short(slow)
+
+    def _short(self, places: IntArray) -> Measured:
+        """Return the observations with some of them short of their first step."""
+        steps, first_step = self.steps.copy(), self.first_step.copy()
+        of_times = np.ones(len(self.busy_s), dtype=np.bool_)
+        of_times[(np.cumsum(steps) - steps)[places]] = False
+        steps[places] -= 1
+        first_step[places] += 1
+        columns = (self.worker, self.share, first_step, steps)
+        times_s = (self.busy_s[of_times], self.wait_s[of_times])
+        return Measured(*columns, *times_s, self.sums_s, self.modelled, self.loads)
+
     def renumbered(self, worker: IntArray) -> Measured:
         """Return the same observations as those of other workers, ``(n,)``."""
         columns = (self.share, self.first_step, self.steps, self.busy_s, self.wait_s)

@@ -8,6 +8,7 @@ the set of samples of a step does not depend on who trains which of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -178,10 +179,14 @@ def micro_batches(positions: range, at_most: int | None) -> tuple[range, ...]:
     """
     if at_most is None or len(positions) <= at_most:
         return (positions,)
+    return tuple(_even_pieces(positions, at_most))
+
+
+def _even_pieces(positions: range, at_most: int) -> Iterator[range]:
     count = -(-len(positions) // at_most)
-    small, larger = divmod(len(positions), count)
-    bounds = [positions.start + i * small + min(i, larger) for i in range(count + 1)]
-    return tuple(range(a, b) for a, b in pairwise(bounds))
+    small, larger = divmod(len(positions), max(count, 1))
+    bounds = (positions.start + i * small + min(i, larger) for i in range(count + 1))
+    return (range(a, b) for a, b in pairwise(bounds))
 
 
 def whole_micro_batches(positions: range, size: int) -> tuple[range, ...]:
@@ -200,8 +205,8 @@ def whole_micro_batches(positions: range, size: int) -> tuple[range, ...]:
     return tuple(positions[at : at + size] for at in range(0, max(len(positions), 1), size))
 
 
-def even_windows(length: int, at_most: int) -> tuple[range, ...]:
-    """Return windows for an evaluation pass: every position once, none padded.
+def even_windows(length: int, at_most: int) -> Iterator[range]:
+    """Yield windows for an evaluation pass: every position once, none padded.
 
     All windows differ by at most one in size, so the last is not a stub. With ``at_most`` at
     least twice the number of workers, and one sample per worker in the data set, each window
@@ -210,4 +215,4 @@ def even_windows(length: int, at_most: int) -> tuple[range, ...]:
     >>> [len(w) for w in even_windows(10, 4)]
     [4, 3, 3]
     """
-    return micro_batches(range(length), at_most) if length else ()
+    return _even_pieces(range(length), at_most)

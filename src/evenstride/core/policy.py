@@ -47,6 +47,7 @@ class Situation:
         observations: what was measured since the previous exchange, each with its own share.
         estimate: the fitted time model, these observations included.
         communication_s: part of every step that no split can change, as far as it is known.
+        epoch: number of the data's epoch that the next step belongs to; ``None`` if not known.
     """
 
     fleet: Fleet
@@ -55,6 +56,7 @@ class Situation:
     observations: Measured
     estimate: Estimate
     communication_s: float = 0.0
+    epoch: int | None = None
 
 
 class Policy(Protocol[StateT]):

@@ -13,6 +13,7 @@ from evenstride.core.events import (
     KeepShares,
     LetGo,
     MembersChanged,
+    NotMeasured,
     Recalled,
     SaveAfter,
     SetShares,
@@ -21,6 +22,8 @@ from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.leaving import Leave, leave
 from evenstride.core.membership import Change, Member, Membership, Standing
 from evenstride.core.observation import Measured
+from evenstride.core.policies.static import is_fixed
+from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Move, Situation
 from evenstride.core.profiles import merged, recalled
 from evenstride.core.roster import Roster
@@ -94,7 +97,9 @@ def serving(
     policy_state, opening = control.policy.init(fleet)
     opening = (begin_with(fleet) if begin_with else None) or opening
     opening = replace(opening, shares=allowed(opening.shares, fleet))
-    estimate = recalled(_remembered(control, fleet), fleet.workers, profiles)
+    estimate = _remembered(control, fleet)
+    if not control.not_measured:
+        estimate = recalled(estimate, fleet.workers, profiles)
     if estimate.steps.any():
         known = Situation(fleet, opening.shares, step, Measured.of(()), estimate.guessed())
         policy_state, decision = control.policy.decide(policy_state, known)
@@ -209,6 +214,26 @@ def recall(control: Control, event: Recalled) -> tuple[Control, tuple[Instructio
     shares, expect = after.rank_shares, expected(after)[0]
     reason = f"{reason}; {opening.reason}"
     return after, (SetShares(event.effective, shares, reason), expect, following)
+
+
+def not_measured(control: Control, event: NotMeasured) -> tuple[Control, tuple[Instruction, ...]]:
+    assert control.fleet is not None, "a fleet forms before it is known how it is measured"
+    fixed = control.policy if is_fixed(control.policy) else Uniform()
+    blank = replace(
+        control,
+        policy=fixed,
+        estimate=Estimate.unknown(len(control.fleet)),
+        communication_s=0.0,
+        opening_left=0,
+        not_measured=event.reason,
+    )
+    after, opening = serving(blank, control.roster, control.fleet.global_batch, event.step)
+    following = ExchangeAfter(control.cadence.fewest_steps, False)
+    reason = f"steps cannot be measured ({event.reason}): {opening.reason}"
+    verdict: Instruction = KeepShares(reason)
+    if after.rank_shares != control.rank_shares:
+        verdict = SetShares(event.step, after.rank_shares, reason)
+    return after, (verdict, expected(after)[0], following)
 
 
 def _still_refused(control: Control, workers: tuple[Worker, ...]) -> tuple[int, ...]:

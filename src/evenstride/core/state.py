@@ -37,6 +37,8 @@ class Control:
     that were ``asked`` for, and what ``memory`` (of all ranks) allows within ``memory_fraction``
     of each worker's limit (``None`` to let it allow anything). ``policy_state``, ``shares`` and
     ``estimate`` are of the fleet. ``profiles`` are of workers that were there before.
+    ``not_measured`` says why steps cannot be measured; empty if they can. The policy is a fixed one
+    then, and nothing is learned.
     """
 
     policy: Policy[Any]
@@ -55,6 +57,7 @@ class Control:
     membership: Membership = field(default_factory=Membership)
     profiles: tuple[Profile, ...] = ()
     saved_for: frozenset[str] = frozenset()
+    not_measured: str = ""
 
     @property
     def generation(self) -> int:

@@ -4,33 +4,62 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 _REPEATS = 5
+# A product that is timed takes at least this long: to start one takes a GPU some 20 microseconds.
+_LONG_ENOUGH_S = 0.002
+_SMALLEST, _LARGEST = 256, 8192  # edges of the matrices
 
 
-def measured_flops_per_s(device: torch.device | None = None, size: int = 384) -> float:
-    """Return the speed of a matrix product in the default dtype, in FLOP/s.
-
-    The fastest of a few products counts: what slows some of them down is not the device.
+def measured_flops_per_s(device: torch.device | None = None) -> float:
+    """Return the speed of a matrix product in the dtype in use, in FLOP/s.
 
     Args:
         device: where to measure; ``None`` means the current accelerator, else the CPU.
-        size: edge of the square matrices.
+
+    Cost:
+        Some 50 ms on a CPU, less on a GPU.
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    a = torch.ones(size, size, device=device, dtype=torch.get_default_dtype())
-    a @ a  # the first product also initialises the libraries
-    best_s = float("inf")
-    for _ in range(_REPEATS):
-        _wait_for(device)
-        started_s = time.perf_counter()
-        a @ a
-        _wait_for(device)
-        best_s = min(best_s, time.perf_counter() - started_s)
-    return 2.0 * size**3 / best_s
+    dtype = dtype_in_use(device)
+    return fastest_flops_per_s(lambda size: _product_s(size, device, dtype))
+
+
+def dtype_in_use(device: torch.device) -> torch.dtype:
+    """Return the dtype of matrix products: autocast's where that is on, else the default."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    return torch.get_default_dtype()
+
+
+def fastest_flops_per_s(product_s: Callable[[int], float]) -> float:
+    """Return the FLOP/s of the fastest of a few products that are large enough to matter.
+
+    The matrices grow until a product takes 2 ms: the time of a small one is that of its start,
+    which is the same for all GPUs. The fastest counts, because the device is not what slows
+    down the others.
+
+    Args:
+        product_s: multiplies two square matrices with an edge of this size, and returns the
+            seconds it took.
+    """
+    size = _SMALLEST
+    while min(product_s(size), product_s(size)) < _LONG_ENOUGH_S and size < _LARGEST:
+        size *= 2
+    return 2.0 * size**3 / min(product_s(size) for _ in range(_REPEATS))
+
+
+def _product_s(size: int, device: torch.device, dtype: torch.dtype) -> float:
+    a = torch.ones(size, size, device=device, dtype=dtype)
+    _wait_for(device)
+    started_s = time.perf_counter()
+    torch.matmul(a, a)
+    _wait_for(device)
+    return time.perf_counter() - started_s
 
 
 def _wait_for(device: torch.device) -> None:
@@ -65,3 +94,19 @@ def _quota_cores(membership: Path, root: Path) -> float | None:
     except (OSError, ValueError):
         return None
     return None
+
+
+def comparable(resources: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    """Return what all workers are compared by: cores where all know them, which are CPUs then.
+
+    Args:
+        resources: of each worker; ``cores`` of a CPU alone.
+
+    >>> comparable([{"cores": 4, "flops_per_s": 5e10}, {"cores": 2, "flops_per_s": 1e10}])
+    [{'cores': 4}, {'cores': 2}]
+    >>> comparable([{"flops_per_s": 5e12}, {"cores": 2, "flops_per_s": 1e10}])
+    [{'flops_per_s': 5000000000000.0}, {'cores': 2, 'flops_per_s': 10000000000.0}]
+    """
+    if all("cores" in one for one in resources):
+        return [{"cores": one["cores"]} for one in resources]
+    return list(resources)

@@ -75,6 +75,7 @@ class Cluster:
         self._noise, self._spike_rate = column("noise"), column("spike_rate")
         self._spike_factor = column("spike_factor")
         self.handling_s = column("handling_s")
+        self._new_share_s, self._had = column("new_share_s"), set[tuple[int, int]]()
         self._rng = np.random.default_rng([seed, 0])
 
     def next_noise(self) -> FloatArray:
@@ -85,6 +86,20 @@ class Cluster:
         normal = self._rng.standard_normal(len(self._noise))
         spiked = self._rng.random(len(self._noise)) < self._spike_rate
         return np.asarray(np.exp(self._noise * normal) * np.where(spiked, self._spike_factor, 1.0))
+
+    def new_share_s(self, workers: IntArray, shares: IntArray) -> FloatArray:
+        """Return the seconds that a step takes longer because its shares are new to workers.
+
+        Args:
+            workers: the numbers of those who train it.
+            shares: theirs in the step, which then are no longer new.
+        """
+        added_s = self._new_share_s[workers]
+        if added_s.any():
+            now = list(zip(workers.tolist(), shares.tolist(), strict=True))
+            added_s[[pair in self._had for pair in now]] = 0.0
+            self._had.update(now)
+        return added_s
 
 
 def _named(groups: list[WorkerGroup]) -> list[Worker]:

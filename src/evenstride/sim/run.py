@@ -111,6 +111,7 @@ class Simulation(Steering):
     def _step(self, step: int) -> tuple[float, float]:
         mean_s = self._mean_s(self._shares)
         busy_s = mean_s * self._cluster.next_noise()[self._present]
+        busy_s += self._cluster.new_share_s(self._present, self._shares)
         communication_s = self._scenario.communication.step_s(len(busy_s))
         longest_s = float(busy_s.max())
         self._note(step, self._shares, busy_s, longest_s - busy_s + communication_s)

@@ -110,6 +110,11 @@ class WorkerGroup(Part):
     spike_factor: float = Field(
         default=3.0, ge=1, le=1000, description="factor by which a spike lengthens a step"
     )
+    new_share_s: Seconds = Field(
+        default=0.0,
+        description="seconds that a worker's first step at each new share takes longer, as "
+        "compilers and autotuners make it: 0.5 is half a second",
+    )
     handling_s: Seconds = Field(
         default=0.0,
         description="seconds of its own, to pack and unpack, for each update with parameter "
@@ -198,11 +203,17 @@ class Scenario(Part):
     )
     epoch_samples: Samples | None = Field(
         default=None,
-        description="samples of an epoch, at whose end all wait for each other; all that are "
-        "trained if left out",
+        description="samples of an epoch, at whose end all wait for each other, and dbs and "
+        "omnilearn decide; if left out all that are trained, and these two take 100 steps for one",
     )
     exchange: Exchange = Exchange()
     events: list[Event] = Field(default=[], description="what happens, in any order")
+
+    def epoch_of(self, step: int) -> int | None:
+        """Return the epoch that a step belongs to; ``None`` where no length is given."""
+        if self.epoch_samples is None:
+            return None
+        return step * self.global_batch // self.epoch_samples
 
     @property
     def size(self) -> int:

@@ -151,7 +151,8 @@ class Steering:
         effective = self._effective(step, lag)
         self._tell(self._control.membership)
         load = self._timeline.load(step)[self._present]
-        event = Exchanged(step + 1, effective, self._told(load))
+        epoch = self._scenario.epoch_of(step + 1)
+        event = Exchanged(step + 1, effective, self._told(load), epoch=epoch)
         started_s = time.perf_counter()
         self._control, instructions = advance(self._control, event)
         self._took(time.perf_counter() - started_s)

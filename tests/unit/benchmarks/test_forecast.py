@@ -53,7 +53,7 @@ ONE, TWO, FOUR = (1e-4,), (1e-4, 2e-4), (1e-4, 1e-4, 2e-4, 4e-4)
 
 def trainings(least: float = 2.0, noise: float = 500.0) -> list[Any]:
     return [
-        {"batch": b, "epochs": least * (1 + b / noise), "noise": noise, "seed": 0} for b in BATCHES
+        {"batch": b, "epochs": least * (1 + b / noise), "noise": None, "seed": 0} for b in BATCHES
     ]
 
 

@@ -129,6 +129,13 @@ def test_epochs_never_fall_below_0() -> None:
     assert found.epochs(4096).low == 0.0
 
 
+def test_two_batches_follow_the_gain_law_where_the_gradients_noise_is_known() -> None:
+    first, *_, last = by_gain(60.0, 120.0)
+
+    assert fit_best([first, last]).law is Law.GAIN
+    assert fit_best([first, Trained(last.batch, last.epochs)]).law is Law.NOISE
+
+
 def test_one_batch_tells_no_law() -> None:
     with pytest.raises(ValueError, match="two different places"):
         fit_best([Trained(64, 10.0), Trained(64, 11.0)])

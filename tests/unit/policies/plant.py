@@ -45,9 +45,11 @@ class Plant:
         *,
         lag: int = 1,
         members: tuple[Worker, ...] | None = None,
+        epoch_steps: int | None = None,
     ) -> None:
         self.fixed_s, self.per_sample_s = np.array(fixed_s), np.array(per_sample_s)
         self.batch, self.lag, self.step = batch, lag, 0
+        self.epoch_steps = epoch_steps  # of the data
         self.control = Control(policy_from_spec(spec))
         self.pending: list[tuple[int, Shares]] = []
         self.reasons: list[str] = []
@@ -69,7 +71,8 @@ class Plant:
 
     def tell(self, seen: Iterable[Observation]) -> Shares:
         """Tell of steps and return what the policy now wants."""
-        event = Exchanged(self.step, self.step + self.lag - 1, Measured.of(seen))
+        epoch = None if self.epoch_steps is None else self.step // self.epoch_steps
+        event = Exchanged(self.step, self.step + self.lag - 1, Measured.of(seen), epoch=epoch)
         self.control, instructions = advance(self.control, event)
         self._obey(instructions)
         return self.control.shares

@@ -128,6 +128,27 @@ def test_bounds_hold_and_a_worker_without_a_share_gets_its_least() -> None:
     assert decision.shares == (70, 46, 4)
 
 
-def test_an_epoch_without_steps_is_refused() -> None:
-    with pytest.raises(ConfigError, match="epoch_steps is 0"):
-        policy_from_spec("dbs:epoch_steps=0")
+def test_a_negative_number_of_steps_is_refused() -> None:
+    with pytest.raises(ConfigError, match="epoch_steps is -1"):
+        policy_from_spec("dbs:epoch_steps=-1")
+
+
+@pytest.mark.parametrize("policy", ["dbs", "omnilearn:b_min=1"])
+def test_an_epoch_is_that_of_the_data_where_it_is_known(policy: str) -> None:
+    plant = Plant(policy, 120, [0.0, 0.0], [0.001, 0.003], epoch_steps=20)
+
+    assert plant.run(19) == (60, 60)
+    assert plant.kept == "the epoch of the data is not over"
+    after_one = plant.exchange()
+    assert after_one != (60, 60)
+    plant.per_sample_s = np.array([0.003, 0.001])
+    assert plant.run(19) == after_one
+    assert plant.exchange() != after_one
+
+
+def test_steps_that_are_asked_for_count_instead_of_the_epochs_of_the_data() -> None:
+    plant = Plant("dbs:epoch_steps=50", 120, [0.0, 0.0], [0.001, 0.003], epoch_steps=20)
+
+    assert plant.run(49) == (60, 60)
+    assert plant.kept == "an epoch of 50 steps is not over"
+    assert plant.exchange() == (90, 30)

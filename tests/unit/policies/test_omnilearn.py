@@ -124,7 +124,7 @@ def test_a_worker_without_a_share_gets_its_least() -> None:
     assert decision.shares[2] == 1
 
 
-@pytest.mark.parametrize("setting", ["epoch_steps=0", "b_min=-1", "b_max=15", "b_min=5,b_max=4"])
+@pytest.mark.parametrize("setting", ["epoch_steps=-1", "b_min=-1", "b_max=15", "b_min=5,b_max=4"])
 def test_settings_that_make_no_sense_are_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match="must be at least"):
         policy_from_spec(f"omnilearn:{setting}")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 from evenstride.runtime import resources
-from evenstride.runtime.resources import _quota_cores, measured_flops_per_s, usable_cores
-from evenstride.runtime.timing import StepTimer
-from evenstride.runtime.watch import watch_forward
+from evenstride.runtime.resources import (
+    _quota_cores,
+    comparable,
+    fastest_flops_per_s,
+    measured_flops_per_s,
+    usable_cores,
+)
 
 
 def _written(path: Path, text: str) -> None:
@@ -53,30 +55,55 @@ def test_usable_cores_are_no_more_than_the_threads() -> None:
     assert 0 < usable_cores() <= torch.get_num_threads()
 
 
-def test_the_speed_of_a_product_is_that_of_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    times_s = iter([0.0, 4.0, 10.0, 12.0, 20.0, 20.5, 30.0, 33.0, 40.0, 41.0])
-    monkeypatch.setattr(resources, "time", SimpleNamespace(perf_counter=lambda: next(times_s)))
+def test_the_speed_of_a_product_is_that_of_the_fastest() -> None:
+    times_s = iter([0.5, 4.0, 9.0, 2.0, 0.5, 3.0, 1.0])
 
-    assert measured_flops_per_s(torch.device("cpu"), size=10) == 2 * 10**3 / 0.5
+    assert fastest_flops_per_s(lambda _: next(times_s)) == 2 * 256**3 / 0.5
 
 
-def test_a_bare_model_among_several_ranks_is_warned_about(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("flops_per_s", [5e9, 5.5e12, 65e12, 600e12])
+def test_the_time_to_start_a_product_hides_no_difference_between_devices(
+    flops_per_s: float,
 ) -> None:
-    timer = StepTimer(lambda _: None)
+    def product_s(size: int) -> float:
+        return 20e-6 + 2 * size**3 / flops_per_s
 
-    watch_forward(nn.Linear(1, 1), lambda: timer, world_size=1)
-    assert not caplog.records
-    watch_forward(nn.Linear(1, 1), lambda: timer, world_size=3)
-
-    assert "nothing averages its gradients over the 3 ranks" in caplog.text
+    assert fastest_flops_per_s(product_s) == pytest.approx(flops_per_s, rel=0.02)
 
 
-def test_a_model_with_a_wrapped_part_is_not_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    class Sharded(nn.Linear):
-        def set_requires_gradient_sync(self, on: bool) -> None:
-            raise NotImplementedError
+def test_a_device_without_a_clock_that_moves_is_not_measured_for_ever() -> None:
+    sizes: list[int] = []
 
-    watch_forward(nn.Sequential(Sharded(1, 1)), lambda: StepTimer(print), world_size=3)
+    def product_s(size: int) -> float:
+        sizes.append(size)
+        return 1e-9
 
-    assert not caplog.records
+    fastest_flops_per_s(product_s)
+
+    assert max(sizes) == 8192
+
+
+def test_products_are_measured_in_the_dtype_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[torch.dtype] = set()
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> None:
+        seen.update((a.dtype, b.dtype))
+
+    monkeypatch.setattr(torch, "matmul", matmul)
+    monkeypatch.setattr(resources, "_LARGEST", 256)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        measured_flops_per_s(torch.device("cpu"))
+    assert seen == {torch.bfloat16}
+
+    seen.clear()
+    measured_flops_per_s(torch.device("cpu"))
+    assert seen == {torch.float32}
+
+
+def test_cores_count_on_cpus_alone_and_flops_beside_a_gpu() -> None:
+    cpu, other = {"cores": 4.0, "flops_per_s": 5e10}, {"cores": 1.0, "flops_per_s": 5e10}
+    gpu = {"flops_per_s": 5e12}
+
+    assert comparable([cpu, other]) == [{"cores": 4.0}, {"cores": 1.0}]
+    assert comparable([cpu, gpu]) == [cpu, gpu]
+    assert comparable([{}, {}]) == [{}, {}]

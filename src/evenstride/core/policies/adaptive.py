@@ -18,6 +18,7 @@ from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.pooling import pooled
 from evenstride.core.timemodel import TimeModel
+from evenstride.errors import InfeasibleShares
 
 # Known so well that measuring need not be frequent; and so well that no margin is needed.
 _SETTLED_DOUBT, _NO_DOUBT = 0.02, 0.002
@@ -30,6 +31,9 @@ _FEW = 8
 # A share that should be larger by this factor tells too little about its worker's speed: what is
 # believed of it, by mistake maybe, would never be corrected.
 _STARVED = 3
+# So doubtful that no move may look worth it. And the part of the step that a trial must promise:
+# where less is left, a split has been found.
+_BLOCKING, _TRIAL = 0.10, 0.05
 # Steps that may each wait for a decision, as is promised of every policy.
 _MOST_OPENING = 8
 # A margin makes no curve flatter than this part of what it is.
@@ -112,6 +116,11 @@ class Adaptive:
             reason = f"worker {some} gets more, because its speed cannot be told from so little"
             return Move(as_shares(best), reason, settled=False)
         if gain <= self.min_gain:
+            trial = outlook.trial(now) if doubt > _BLOCKING else None
+            if trial is not None:
+                some = fleet.workers[int(np.argmax(trial - now))].name
+                reason = f"worker {some} finishes early: it gets more, to learn what that takes"
+                return Move(as_shares(trial), reason, settled=False)
             reason = f"best split would be {gain:.1%} faster, under {self.min_gain:.1%}"
             return Keep(reason, settled=doubt < _SETTLED_DOUBT)
         slowest = fleet.workers[int(np.argmax(estimate.model.at(np.maximum(now, 1))))].name
@@ -187,6 +196,32 @@ class Outlook:
 
     def _better(self, found: tuple[IntArray, float], model: TimeModel) -> tuple[IntArray, float]:
         return min(found, self._finishing(model, found[0]), key=lambda split: split[1])
+
+    def trial(self, now: IntArray) -> IntArray | None:
+        """Return a split that is tried although it is doubtful; ``None`` if none is worth it.
+
+        Doubt about curves away from where they were measured can forbid every move for ever. The
+        time per sample does not grow with the share, so a worker that finishes early can take
+        more in proportion to its slack without becoming the last. A trial does no more than that,
+        where the late workers may well be faster with less: by curves that are steeper by a
+        standard deviation.
+        """
+        if not ((self.estimate.firsts.share == now) | (now == 0)).all():
+            return None  # what is in force has not been measured yet
+        at, curves = np.maximum(now, 1), self.estimate.now
+        now_s, std = self.estimate.model.at(at), curves.relative_std(at)
+        slope = np.minimum(curves.per_sample_s + np.sqrt(curves.rows[4]), now_s / at)
+        model = TimeModel.affine(now_s - slope * at, slope)
+        upper = np.minimum(self.upper, (at * (now_s.max() / now_s)).astype(np.int64))
+        bounds = self.lower, np.maximum(upper, np.minimum(now, self.upper))
+        batch, quantum = self.fleet.global_batch, self.fleet.quanta
+        try:
+            split = equal_finish(model, *bounds, batch, quantum=quantum, near=now)
+        except InfeasibleShares:
+            return None
+        then_s = model.at(np.maximum(split, 1))
+        before_s, after_s = expected_max(now_s, std * now_s), expected_max(then_s, std * then_s)
+        return split if after_s < (1.0 - _TRIAL) * before_s else None
 
     def finishing_together(self) -> tuple[IntArray, float]:
         """Return the split in which all are believed to finish together, and its step."""

@@ -12,7 +12,10 @@ Source:
 How we differ:
     * The batch may come out short by that rounding (the authors renormalise and train on less);
       here missing units go to the largest remainders left, so the sum is always ``B``.
-    * A policy does not know how long an epoch of the data is; ``epoch_steps`` stands for it.
+    * It decides at the first exchange after an epoch of the training loader. Until then, in an
+      epoch of many minutes too, the split stays. ``epoch_steps`` counts steps instead, and 100
+      steps are an epoch where the data's is not known: with `asp` and `ssp`, under torchft, and
+      in a scenario without ``epoch_samples``.
     * ``t_i`` is a mean per step instead of a sum over the epoch, which is the same where all
       steps count. Steps at an earlier share, the first of a pass and tails do not count.
     * The bounds of the workers are kept; who lies outside gets the bound.
@@ -67,12 +70,16 @@ class Means:
         return np.asarray(self.total_s / np.maximum(self.steps, 1))
 
 
+# Steps that count as an epoch where nothing says how long the data's is.
+UNKNOWN_EPOCH_STEPS = 100
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Epoch:
     """What policies that decide at the end of an epoch remember.
 
     Args:
-        number: of the epoch the times belong to; ``None`` before the first.
+        number: of the epoch the times belong to; ``None`` before the first time.
         means: step times in it.
     """
 
@@ -88,13 +95,15 @@ class Epoch:
         """Return it with what is newly told."""
         number, told = self.number, situation.observations
         if number is None and len(told):
-            number = int(told.first_step.min()) // epoch_steps
+            number = epoch_of(situation, epoch_steps, int(told.first_step.min()))
         return Epoch(number, self.means.including(situation))
 
     def unfinished(self, situation: Situation, epoch_steps: int) -> str | None:
         """Return why it is too early to decide, or ``None`` when it is time."""
-        if self.number is None or situation.step // epoch_steps <= self.number:
-            return f"an epoch of {epoch_steps} steps is not over"
+        if self.number is None or epoch_of(situation, epoch_steps, situation.step) == self.number:
+            if epoch_steps == 0 and situation.epoch is not None:
+                return "the epoch of the data is not over"
+            return f"an epoch of {epoch_steps or UNKNOWN_EPOCH_STEPS} steps is not over"
         unseen = (as_array(situation.shares) > 0) & (self.means.steps == 0)
         if unseen.any():
             name = situation.fleet.workers[int(np.argmax(unseen))].name
@@ -107,10 +116,10 @@ class Dbs:
     """In proportion to the speeds of the epoch that has just ended.
 
     Args:
-        epoch_steps: steps that count as an epoch.
+        epoch_steps: steps that count as an epoch; 0 for an epoch of the data.
     """
 
-    epoch_steps: int = 100
+    epoch_steps: int = 0
 
     def __post_init__(self) -> None:
         check_epoch("dbs", self.epoch_steps)
@@ -131,7 +140,8 @@ class Dbs:
         too_early = state.unfinished(situation, self.epoch_steps)
         if too_early is not None:
             return state, Keep(too_early)
-        following = Epoch.begin(len(situation.fleet), situation.step // self.epoch_steps)
+        now = epoch_of(situation, self.epoch_steps, situation.step)
+        following = Epoch.begin(len(situation.fleet), now)
         shares = as_array(situation.shares)
         mean_s = np.maximum(state.means.mean_s, SHORTEST_S)
         after = _split(shares / mean_s, situation.fleet)
@@ -140,14 +150,24 @@ class Dbs:
         return following, Move(after, "in proportion to the speeds of the epoch")
 
 
+def epoch_of(situation: Situation, epoch_steps: int, step: int) -> int:
+    """Return the number of the present epoch of the data, or of the epoch of a step."""
+    if epoch_steps == 0 and situation.epoch is not None:
+        return situation.epoch
+    return step // (epoch_steps or UNKNOWN_EPOCH_STEPS)
+
+
 def check_epoch(policy: str, epoch_steps: int) -> None:
-    """Raise unless an epoch has a step.
+    """Raise for a negative number of steps.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it is negative.
     """
-    if epoch_steps < 1:
-        raise ConfigError(f"policy {policy}: epoch_steps is {epoch_steps}; it must be at least 1")
+    if epoch_steps < 0:
+        raise ConfigError(
+            f"policy {policy}: epoch_steps is {epoch_steps}; it must be at least 1, or 0 for an "
+            "epoch of the data"
+        )
 
 
 def _split(speed: FloatArray, fleet: Fleet) -> Shares:

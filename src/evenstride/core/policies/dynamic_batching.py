@@ -15,6 +15,7 @@ How we differ:
     * The constant of the moving average is not in the paper: 0.3 here.
     * ``window`` steps at the new shares precede a change: 1, as the paper acts at every
       iteration outside the dead-band. (The example in the authors' code has 10.)
+    * In training it acts at exchanges, every 4 to 512 steps, not at every iteration.
     * The paper takes any loss of throughput after a raise for a reason to cap a worker, for good.
       Under noise half of all raises lose a little, so all would be capped wrongly: here the loss
       must be more than ``drop``, a part of the throughput, of which the paper says nothing. And
@@ -22,6 +23,8 @@ How we differ:
       at the raised share; it is judged once, when there are so many. A true change of speed in
       these steps, or a long spike in the latest of them, still caps a worker for good. Where noise
       makes each step a change, nothing is ever proven. (``proof=1`` judges at once, as published.)
+    * The open loop goes by cores where all ranks train on CPUs, as in the paper, and else by
+      measured FLOP/s. A scenario that declares both for all workers is split by FLOP/s.
     * When learned upper bounds leave no room for the global batch they are not heeded.
     * Shares change at a step boundary; the paper kills and restarts the job. A change takes
       effect some steps after the times it came from; times at any other share than the one in
@@ -75,7 +78,7 @@ class Smoothed:
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
-    """The closed loop, started from the open one (FLOP/s, else cores, else equal).
+    """The closed loop, started from the open one (cores on CPUs, else FLOP/s, else equal).
 
     Args:
         dead_band: largest change, as a part of a share, that is not worth making.

@@ -12,6 +12,8 @@ How we differ:
     * Workers report at an exchange, which may tell of several steps. The predictor is told of
       each of them in order, and at most one change follows. It takes effect some steps later
       than those that were told; the prediction is for the step after these.
+    * In training the shares then stay for 4 to 512 steps, up to 5 s, until the next exchange. The
+      prediction of one step ahead stays in force as long. The simulator exchanges after each step.
     * The newest loads known are those of the last observation, not of the moment in which the
       next iteration begins. Unknown loads (not a number) are left to the predictor.
     * Any share tells the speed, as time is linear for this policy; so steps at an earlier share

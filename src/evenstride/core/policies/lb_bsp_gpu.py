@@ -24,6 +24,8 @@ How we differ:
       its outermost points, and it rises everywhere by at least a little, so that noise cannot
       make it fall. After that the split is fixed, as in the poster: changes are not followed.
     * Steps at an earlier share do not count.
+    * In training it acts at exchanges, every 4 to 512 steps. A window counts the steps since the
+      last move and ends at the first exchange after it, so it may be longer than asked.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ How we differ:
       is three times an equal share, as the authors' is of their 32: with 96, workers with a batch
       of more each would stay equal for ever.
     * ``t_k`` is the whole time at work (data, compute, and what is between steps).
-    * A policy does not know how long an epoch of the data is; ``epoch_steps`` stands for it.
+    * It decides at the first exchange after an epoch of the training loader, and keeps the split
+      until then. ``epoch_steps`` counts steps instead, and 100 steps are an epoch where the
+      data's is not known, as in `dbs`.
     * Steps at an earlier share, the first of a pass and tails do not count.
     * Only the shares are set: no scaling of the learning rate, no asynchronous mode.
 """
@@ -30,7 +32,7 @@ import numpy as np
 
 from evenstride.core.allocation import apportion
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
-from evenstride.core.policies.dbs import Epoch, check_epoch
+from evenstride.core.policies.dbs import Epoch, check_epoch, epoch_of
 from evenstride.core.policies.dynamic_batching import proportional_step
 from evenstride.core.policies.settings import check_range
 from evenstride.core.policies.uniform import Uniform
@@ -43,13 +45,13 @@ class OmniLearn:
     """In proportion to the mean speeds of the epoch that has just ended, unless nearly so.
 
     Args:
-        epoch_steps: steps that count as an epoch.
+        epoch_steps: steps that count as an epoch; 0 for an epoch of the data.
         dead_band: smallest change, as a part of the new share, that a worker makes.
         b_min: share below which a candidate is raised.
         b_max: share above which a candidate is lowered; 0 for three times an equal share.
     """
 
-    epoch_steps: int = 100
+    epoch_steps: int = 0
     dead_band: float = 0.2
     b_min: int = 16
     b_max: int = 0
@@ -79,7 +81,8 @@ class OmniLearn:
         too_early = state.unfinished(situation, self.epoch_steps)
         if too_early is not None:
             return state, Keep(too_early)
-        following = Epoch.begin(len(fleet), situation.step // self.epoch_steps)
+        now = epoch_of(situation, self.epoch_steps, situation.step)
+        following = Epoch.begin(len(fleet), now)
         shares = as_array(situation.shares)
         target = self._target(shares, state.means.mean_s, fleet)
         after = as_shares(apportion(target, fleet.global_batch, fleet.lower, fleet.upper))

@@ -3,8 +3,13 @@
 Source:
     The open loop of Dynamic Batching (Tyagi & Sharma, ACSOS 2020, arXiv 2305.12213):
     ``b_k = B X_k / sum X`` with ``X`` the number of cores on CPU clusters and the peak
-    half-precision FLOP/s where GPUs take part. We use a measured matrix product instead of
-    data-sheet FLOP/s, and bounds; rounding is by largest remainder.
+    half-precision FLOP/s where GPUs take part. We measure a matrix product instead of reading
+    data sheets, in the dtype in use: that of autocast if `Stride` is created inside it, else
+    torch's default. Bounds hold; rounding is by largest remainder.
+
+How we differ:
+    * The resource is named in the policy: ``static`` is FLOP/s on CPU clusters too, and
+      ``static:cores`` is the paper's rule for them. `dynamic-batching` chooses as the paper does.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import numpy as np
 
 from evenstride.core.allocation import apportion
 from evenstride.core.fleet import Fleet, Shares, as_shares
+from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.errors import ConfigError
 
@@ -101,6 +107,11 @@ class Given:
         """Keep it."""
         del state, situation
         return None, Keep("the given split is fixed")
+
+
+def is_fixed(policy: object) -> bool:
+    """Return whether a policy never uses measured times."""
+    return isinstance(policy, Uniform | Static | Given)
 
 
 def split_by(resource: Resource, fleet: Fleet) -> Shares | None:
