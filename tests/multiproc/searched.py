@@ -61,7 +61,7 @@ def main(folder: Path, mode: str) -> None:
     checkpoint = None
     if mode != "unsaved":
         checkpoint = evenstride.Checkpointer(
-            folder / "checkpoints", stride, model=model, optimizer=optimizer, every=10_000
+            folder / "saved", stride, model=model, optimizer=optimizer, every=10_000
         )
         if mode != "anew":
             checkpoint.restore()

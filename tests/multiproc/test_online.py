@@ -7,6 +7,7 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from evenstride.lab.online.terms import Asked
 from evenstride.planner.choosing import Objective
 from evenstride.planner.foreseen import Choice, Probe
 from evenstride.planner.workload import Noise, Point
+from tests.files import contents
 from tests.multiproc import searched
 
 SCRIPT = Path(searched.__file__)
@@ -188,6 +190,38 @@ def test_what_was_trained_before_a_search_is_no_part_of_its_cost(tmp_path: Path)
     assert not found.continued and found.overhead is not None
     assert (found.overhead.search_s, found.overhead.useful_s) == (0.0, 0.0)
     assert next(iter(noted(tmp_path))) == 1 and found.journal.samples > searched.SAMPLES * 20
+
+
+def forget(folder: Path) -> None:
+    """Delete what searches have left in a folder, but for the script's own checkpoints."""
+    for left in (*folder.glob("phase-*"), folder / "checkpoints"):
+        shutil.rmtree(left)
+    for file in (*folder.glob("notes-*.jsonl"), folder / "online.json"):
+        file.unlink()
+
+
+def test_the_scripts_checkpoints_are_read_only_if_asked_and_never_changed(tmp_path: Path) -> None:
+    only, lines = asked(tmp_path, "whole", workers=(1,), batches=(16,)), list[str]()
+    search(only)
+    (made,) = (tmp_path / "checkpoints").glob("saved-*")
+    saved = shutil.copytree(made, tmp_path / "saved")  # as if a training had left them
+    last, before = max(noted(tmp_path)), contents(saved)
+    forget(tmp_path)
+
+    search(only, lines.append)
+
+    assert next(iter(noted(tmp_path))) == 1
+    assert contents(saved) == before
+    assert (
+        lines.count(
+            f"Checkpoints of this run go to {made}; those in {saved} are not read or changed."
+        )
+        == 1
+    )
+    forget(tmp_path)
+    search(replace(only, restore=True))
+    assert next(iter(noted(tmp_path))) == last + 1
+    assert contents(saved) == before
 
 
 @pytest.mark.parametrize(

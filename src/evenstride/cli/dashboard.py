@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evenstride.report.run.view import View, WorkerView
-from evenstride.report.words import duration
+from evenstride.report.words import duration, not_measured_text
 
 _BESIDE = 3  # headings, workers that are left out, and the cursor
 _WIDE, _MIDDLE, _NARROW = 118, 92, 78  # columns from which on more is shown
@@ -68,7 +68,9 @@ def _state(view: View) -> str:
 
 def _gains(view: View) -> Iterator[str | Text]:
     totals = view.totals
-    if not view.lockstep:
+    if view.not_measured:
+        yield not_measured_text(view.not_measured)
+    elif not view.lockstep:
         yield "workers do not keep step in this mode: nobody waits for another"
     elif totals.efficiency_model is None or totals.speedup_model is None:
         yield "efficiency not known yet: every worker has to be measured first"
@@ -110,7 +112,7 @@ def _table(view: View, workers: list[WorkerView], console: Console) -> Table:
     memory = wide and any(one.peak_bytes for one in workers)
     if memory:
         table.add_column("memory", justify="right", no_wrap=True)
-    kept = view.lockstep and not narrow
+    kept = view.lockstep and not narrow and not view.not_measured
     if kept:
         table.add_column("kept others", justify="right", no_wrap=True)
     longest_s = max((_total_s(one) for one in workers), default=0.0)

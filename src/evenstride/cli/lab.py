@@ -44,6 +44,12 @@ _Calibrate = Annotated[
 _Out = Annotated[
     Path | None, typer.Option(help="Folder for traces and logs; runs/lab-TIME if not given.")
 ]
+_Restore = Annotated[
+    bool,
+    typer.Option(
+        "--restore", help="Start each run from the script's newest checkpoint, which is only read."
+    ),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -57,12 +63,15 @@ def lab(
     sync: _Sync = None,
     calibrate: _Calibrate = True,
     out: _Out = None,
+    restore: _Restore = False,
     as_json: _AsJson = False,
 ) -> None:
     """Run a training script on local workers of chosen speed, under several policies.
 
     The script is launched through torchrun, one process per speed, each under a CPU limit. It
-    must use evenstride and leave policy= out of its Stride; EVENSTRIDE_POLICY sets it.
+    must use evenstride and leave policy= out of its Stride; EVENSTRIDE_POLICY sets it. Every run
+    starts from scratch: its Checkpointer writes to a folder of its own, which is deleted
+    afterwards.
 
     With --sync, each mode is run under every policy, and a table tells samples per second,
     waiting, staleness, and the shortest and longest of the workers' own periods, after 40 steps
@@ -100,6 +109,7 @@ def lab(
         folder=folder.resolve(),
         calibrate=calibrate,
         modes=modes,
+        restore=restore,
     )
     if modes:
         compare_modes(plan, as_json)

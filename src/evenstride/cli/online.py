@@ -48,8 +48,15 @@ Folder = Annotated[
 ProbeSteps = Annotated[
     int, typer.Option(min=5, help="With --online: steps by which a configuration is measured.")
 ]
+Restore = Annotated[
+    bool,
+    typer.Option(
+        "--restore",
+        help="With --online: start from the script's newest checkpoint, which is only read.",
+    ),
+]
 
-_OURS = frozenset({"online", "workers", "speeds", "usd_per_h", "folder", "probe_steps"})
+_OURS = frozenset({"online", "workers", "speeds", "usd_per_h", "folder", "probe_steps", "restore"})
 _SHARED = frozenset({"runs", "epochs", "batches", "objective", "as_json"})
 
 
@@ -87,6 +94,7 @@ class Options:
     speeds: str | None
     folder: Path | None
     probe_steps: int
+    restore: bool = False
 
 
 def perform(options: Options, *, as_json: bool) -> None:
@@ -151,6 +159,7 @@ def asked_of(options: Options) -> Asked:
         speeds=speeds,
         folder=options.folder or Path("runs") / time.strftime("online-%Y%m%d-%H%M%S"),
         probe_steps=options.probe_steps,
+        restore=options.restore,
     )
 
 
@@ -196,6 +205,7 @@ def _objective(text: str | None) -> Any:
 
 def tell(found: Found) -> str:
     """Return what was found, as people read it."""
+    from evenstride.lab.online.terms import CHECKPOINTS
     from evenstride.report.online import table
 
     journal, lines = found.journal, list[str]()
@@ -215,11 +225,14 @@ def tell(found: Found) -> str:
         )
     elif found.continued:
         lines.append("What the search took is not known, as it was ended and continued.")
-    return "\n".join([*lines, f"run {journal.file.parent}"])
+    run = journal.file.parent
+    return "\n".join([*lines, f"run {run}", f"checkpoints {run / CHECKPOINTS}"])
 
 
 def to_dict(found: Found) -> dict[str, Any]:
     """Return what was found, as JSON types."""
+    from evenstride.lab.online.terms import CHECKPOINTS
+
     journal = found.journal.to_plain()
     cost = found.overhead
     return {
@@ -245,6 +258,7 @@ def to_dict(found: Found) -> dict[str, Any]:
         "continued": found.continued,
         "trained_s": found.total_s,
         "folder": str(found.journal.file.parent),
+        "checkpoints": str(found.journal.file.parent / CHECKPOINTS),
     }
 
 

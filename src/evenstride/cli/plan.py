@@ -165,6 +165,7 @@ def plan(
     usd_per_h: by_training.Price = 1.0,
     folder: by_training.Folder = None,
     probe_steps: by_training.ProbeSteps = 40,
+    restore: by_training.Restore = False,
     as_json: _AsJson = False,
 ) -> None:
     """Say which machines to rent for a measured workload, how many, and at which batch.
@@ -193,6 +194,7 @@ def plan(
         asked_online = by_training.Options(
             *(tuple(runs), workers, batches, epochs, objective, usd_per_h, speeds, folder),
             probe_steps,
+            restore,
         )
         by_training.perform(asked_online, as_json=as_json)
         return

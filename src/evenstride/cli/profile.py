@@ -30,6 +30,12 @@ _Parts = Annotated[
     str, typer.Option(help="Sizes to measure, as parts of the script's global batch.")
 ]
 _Out = Annotated[Path, typer.Option(help="File for the profile.")]
+_Restore = Annotated[
+    bool,
+    typer.Option(
+        "--restore", help="Start from the script's newest checkpoint, which is only read."
+    ),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")]
 
 
@@ -39,6 +45,7 @@ def profile(
     seconds: _Seconds = 60.0,
     parts: _Parts = "1/16,1/8,1/4,1/2,1",
     out: _Out = Path("profile.json"),
+    restore: _Restore = False,
     as_json: _AsJson = False,
 ) -> None:
     """Measure how long steps of a script take on this machine, and store it for evenstride plan.
@@ -46,8 +53,8 @@ def profile(
     The script runs as one process, on its own data and model, at several batch sizes, and ends.
     It must use evenstride, and may make a process group of one. Profiles of other machines are
     measured there; evenstride plan puts them together. What is computed on a processor says nothing
-    of a machine's accelerator, and plan refuses it for a type that has one. A script that saves
-    does so meanwhile: give it a folder for that of which no training goes on.
+    of a machine's accelerator, and plan refuses it for a type that has one. Checkpoints of the
+    script's training are neither read nor changed: its Checkpointer writes to a temporary folder.
 
     Examples:
         evenstride profile --type g5.xlarge -- train.py
@@ -68,6 +75,7 @@ def profile(
         parts=quantities.parts(parts, "--parts"),
         seconds=seconds,
         made_on=time.strftime("%Y-%m-%d"),
+        restore=restore,
     )
     with waiting("measuring", seconds) as watch:
         found = measured(measuring, lambda line: say(line, err=True), watch)

@@ -190,8 +190,12 @@ def _in_vain(scenario: Scenario) -> str | None:
 def _too_short(spec: str, scenario: Scenario) -> str | None:
     """Return why a policy could not decide, if it waits for the end of an epoch that has none."""
     from evenstride.core.policies import policy_from_spec
+    from evenstride.core.policies.dbs import UNKNOWN_EPOCH_STEPS
 
     epoch = getattr(policy_from_spec(spec), "epoch_steps", None)
+    if epoch == 0:
+        data_steps = -(-(scenario.epoch_samples or 0) // scenario.global_batch)
+        epoch = data_steps or UNKNOWN_EPOCH_STEPS
     if epoch is None or (first := _in_force(scenario, epoch)) < scenario.steps:
         return None
     return (

@@ -66,6 +66,7 @@ class RunFigures:
         changes: of the split after the opening.
         communication_s: of a step, what was left of it for the worker that waited least.
         sync: mode of synchronisation; empty if the run did not end in order.
+        steps: measured steps of the run.
     """
 
     policy: str
@@ -75,6 +76,7 @@ class RunFigures:
     changes: int
     communication_s: float
     sync: str
+    steps: int
 
     @property
     def warm_s(self) -> tuple[float, ...]:
@@ -114,6 +116,23 @@ def run_figures(trace: Path) -> RunFigures:
         changes=len(told.splits) - 1,
         communication_s=communication_s(Measured.of(observations(trace)), told.splits[-1]) or 0.0,
         sync=told.ended.get("sync", ""),
+        steps=len(steps_s),
+    )
+
+
+def ended_early(steps: Iterable[float], asked: int) -> str:
+    """Return a sentence if a run trained fewer steps than it was asked for, else nothing.
+
+    Args:
+        steps: of each run, in global batches. The last one may be missing from a trace.
+        asked: of each run.
+    """
+    fewest = round(min(steps))
+    if fewest >= asked - 1:
+        return ""
+    return (
+        f"a run ended after {fewest} of the {asked} steps asked for, because the script has no "
+        "more epochs; let it train more epochs, or give a lower --steps"
     )
 
 

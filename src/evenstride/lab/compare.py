@@ -10,7 +10,7 @@ from evenstride.core.fleet import Fleet, Shares, Worker, as_shares
 from evenstride.core.observation import median
 from evenstride.core.sync import sync_from_spec
 from evenstride.errors import ConfigError
-from evenstride.lab.blocks import RunFigures, run_figures
+from evenstride.lab.blocks import RunFigures, ended_early, run_figures
 from evenstride.lab.calibration import Curve, true_model
 from evenstride.lab.limits import PERIOD_S
 from evenstride.lab.result import Calibrated, Comparison, Oracle, Run, calibrated
@@ -117,8 +117,15 @@ def _comparison(
         bound=verdict.bound if verdict and not plan.changes else None,
         linear_bound=verdict.linear_bound if verdict and not plan.changes else None,
         trace=str(session.trace(balanced, 0)),
-        caveats=tuple(filter(None, (session.caveat, short_steps(run.step_s for run in runs)))),
+        caveats=_caveats(made, runs),
     )
+
+
+def _caveats(made: _Runs, runs: list[Run]) -> tuple[str, ...]:
+    session = made.session
+    steps = [one.steps for some in made.figures.values() for one in some]
+    short = short_steps(run.step_s for run in runs)
+    return tuple(filter(None, (session.caveat, short, ended_early(steps, session.plan.steps))))
 
 
 def _communication_s(runs: _Runs) -> float:

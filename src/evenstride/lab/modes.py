@@ -7,7 +7,7 @@ from typing import Any
 
 from evenstride.core.observation import median
 from evenstride.errors import ConfigError
-from evenstride.lab.blocks import BLOCK_STEPS
+from evenstride.lab.blocks import BLOCK_STEPS, ended_early
 from evenstride.lab.calibration import Curve, mean_curves, true_model
 from evenstride.lab.compare import short_steps
 from evenstride.lab.rates import Rates, rates
@@ -126,7 +126,17 @@ def _comparison(
         global_batch=batch,
         runs=tuple(runs),
         folder=str(plan.folder),
-        caveats=tuple(filter(None, (session.caveat, short_steps(steps_s), _few_steps(plan.steps)))),
+        caveats=tuple(
+            filter(
+                None,
+                (
+                    session.caveat,
+                    short_steps(steps_s),
+                    _few_steps(plan.steps),
+                    ended_early((run.steps for run in runs), plan.steps),
+                ),
+            )
+        ),
     )
 
 

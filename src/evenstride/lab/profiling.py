@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evenstride.errors import ConfigError, LaunchError, TraceError
-from evenstride.lab.launch import end_all, free_port, last_words, started
+from evenstride.lab.launch import end_all, last_words, meeting_alone, started
+from evenstride.lab.trials import Trials
 from evenstride.planner.evidence import curve_points, facts
 from evenstride.planner.workload import Device, Model, Profile
+from evenstride.runtime.interfaces import ON_LOOPBACK
 
 _NOT_OURS = ("EVENSTRIDE_MAX_STEPS", "EVENSTRIDE_POLICY", "EVENSTRIDE_SYNC", "EVENSTRIDE_NOISE")
 _START_S, _SLACK = 600.0, 4.0  # of the deadline: to start, and by how much stages may take longer
@@ -33,6 +35,7 @@ class Measuring:
         parts: of the script's global batch, above 0 and at most 1; measured from small to large.
         seconds: in all, apart from starting.
         made_on: today's date.
+        restore: whether the script starts from the newest checkpoint in its own folder.
     """
 
     command: tuple[str, ...]
@@ -40,6 +43,7 @@ class Measuring:
     parts: tuple[float, ...]
     seconds: float
     made_on: str
+    restore: bool = False
 
 
 def profile(
@@ -50,7 +54,8 @@ def profile(
     """Return the profile of a script on this machine.
 
     The script runs as one process and ends when all sizes have had their time. If it ends for want
-    of memory at a large size, what was measured before counts, and is the limit.
+    of memory at a large size, what was measured before counts, and is the limit. Its checkpoints
+    go to a temporary folder.
 
     Args:
         measuring: what is measured.
@@ -67,8 +72,15 @@ def profile(
     with tempfile.TemporaryDirectory(prefix="evenstride-") as name:
         folder = Path(name)
         trace = folder / "trace.jsonl"
+        trials = Trials(folder / "checkpoints", restore=measuring.restore, temporary=True)
         stages = ",".join(f"{part}:{each_s}" for part in parts)
-        failed = _run(measuring, _environment(stages, trace), folder / "script.log", watch)
+        try:
+            with meeting_alone() as alone:
+                environment = {**_environment(stages, trace), **trials.variables(), **alone}
+                failed = _run(measuring, environment, folder / "script.log", watch)
+        finally:
+            for line in trials.news():
+                say(line)
         return _told(measuring, trace, failed, say)
 
 
@@ -84,10 +96,8 @@ def require_script(script: str) -> None:
 
 def _environment(stages: str, trace: Path) -> dict[str, str]:
     plain = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ours = {"EVENSTRIDE_CALIBRATE": stages, "EVENSTRIDE_TRACE": str(trace)}
-    return {**plain, **alone, **meeting, **ours}
+    return {**ON_LOOPBACK, **plain, **ours}
 
 
 def _run(

@@ -42,6 +42,7 @@ class Rates:
         staleness: ``mean`` and ``maximum`` of the updates; ``None`` where all wait for all.
         shares: in force at the end.
         changes: of the split after the opening.
+        steps: global batches that were trained.
     """
 
     sync: str
@@ -53,6 +54,7 @@ class Rates:
     staleness: tuple[float, int] | None
     shares: Shares
     changes: int
+    steps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def rates(trace: Path) -> Rates:
         staleness=_staleness(told),
         shares=told.splits[-1],
         changes=len(told.splits) - 1,
+        steps=sum(float(own.samples[-1]) for own in workers) / told.global_batch,
     )
 
 

@@ -19,6 +19,7 @@ from evenstride.lab.folder import make_folder
 from evenstride.lab.launch import Launch, Standing, run
 from evenstride.lab.limits import Limits, open_limits
 from evenstride.lab.speeds import Change, Speeds, check_fit, usable_cpus
+from evenstride.lab.trials import Trials, temporary_trials
 
 _SIZE_S = 2.0
 _NOT_OURS = {"EVENSTRIDE_CALIBRATE": "", "EVENSTRIDE_TRACE": "", "EVENSTRIDE_MAX_STEPS": ""}
@@ -42,6 +43,8 @@ class LabPlan:
         fixed_splits: whether to run the calibrated optimum, and where ``adaptive`` ended, as fixed
             splits beside the policies; needs ``calibrate``.
         modes: of synchronisation to compare, each under every policy; the script's own if empty.
+        restore: whether every run starts from the newest checkpoint in the script's own folder;
+            else from scratch.
     """
 
     command: tuple[str, ...]
@@ -54,6 +57,7 @@ class LabPlan:
     calibrate: bool
     fixed_splits: bool = True
     modes: tuple[SyncMode, ...] = ()
+    restore: bool = False
 
 
 @dataclass(slots=True)
@@ -80,12 +84,14 @@ class Session:
         limits: of the workers.
         caveat: what makes them less than they could be; empty if nothing does.
         viewer: told what goes on.
+        trials: the folder of the runs' checkpoints; runs share none.
     """
 
     plan: LabPlan
     limits: Limits
     caveat: str
     viewer: Viewer
+    trials: Trials
 
     def calibrate(self, name: str) -> list[Curve]:
         """Return every worker's curve, all measured at once, each running the script alone.
@@ -104,6 +110,7 @@ class Session:
             {
                 "EVENSTRIDE_CALIBRATE": ",".join(f"{part}:{_SIZE_S}" for part in mine),
                 "EVENSTRIDE_TRACE": str(folder / f"worker-{worker}.jsonl"),
+                **self.trials.variables(f"{name}/worker-{worker}"),
             }
             for worker, mine in enumerate(parts)
         )
@@ -111,7 +118,7 @@ class Session:
         launch = Launch(self.plan.command, self.plan.speeds, environment=same, alone=alone)
         for worker in range(workers):
             (folder / f"worker-{worker}.jsonl").unlink(missing_ok=True)
-        run(launch, self.limits, folder)
+        self._run(launch, folder)
         return [
             measured_curve(self._made(folder / f"worker-{worker}.jsonl"))
             for worker in range(workers)
@@ -135,15 +142,25 @@ class Session:
             "EVENSTRIDE_MAX_STEPS": str(self.plan.steps),
             "EVENSTRIDE_TRACE": str(trace),
             **({"EVENSTRIDE_SYNC": sync} if sync else {}),
+            **self.trials.variables(trace.parent.name),
         }
         launch = Launch(self.plan.command, self.plan.speeds, self.plan.changes, environment)
-        run(launch, self.limits, trace.parent, self.viewer.watch)
+        self._run(launch, trace.parent, self.viewer.watch)
         return self._made(trace)
 
     def trace(self, policy: str, repeat: int, sync: str = "") -> Path:
         """Return where a run's trace is."""
         parts = (re.sub(r"[^\w.=+-]+", "-", part).strip("-") for part in (sync, policy) if part)
         return self.plan.folder / f"{'-'.join(parts)}-{repeat + 1}" / "trace.jsonl"
+
+    def _run(
+        self, launch: Launch, folder: Path, watch: Callable[[Standing], None] = lambda _: None
+    ) -> None:
+        try:
+            run(launch, self.limits, folder, watch)
+        finally:
+            for line in self.trials.news():
+                self.viewer.say(line)
 
     def _made(self, trace: Path) -> Path:
         if not trace.is_file():
@@ -173,7 +190,8 @@ def opened(plan: LabPlan, viewer: Viewer) -> Iterator[Session]:
     limits, caveat = open_limits(len(plan.speeds))
     viewer.say(f"Workers are slowed down by {limits.kind}." + (f" {caveat}" if caveat else ""))
     try:
-        yield Session(plan, limits, caveat, viewer)
+        with temporary_trials(plan.folder, restore=plan.restore) as trials:
+            yield Session(plan, limits, caveat, viewer, trials)
     finally:
         limits.close()
 

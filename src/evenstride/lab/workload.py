@@ -49,13 +49,16 @@ def main() -> None:
     stride = Stride(global_batch=GLOBAL_BATCH)
     loader = stride.loader(TensorDataset(rows, rows[:, :CLASSES].argmax(1)))
     model = stride.watch(DistributedDataParallel(net))
-    for _ in range(stride.epoch, EPOCHS):
-        for x, y in loader:
-            stride.scale(F.cross_entropy(model(x), y)).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
-    stride.close()
-    take_down_group()
+    try:
+        for _ in range(stride.epoch, EPOCHS):
+            for x, y in loader:
+                loss = F.cross_entropy(model(x), y)
+                stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        stride.close()
+        take_down_group()
 
 
 if __name__ == "__main__":

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from evenstride.core.events import Event, Exchanged, FleetFormed, Instruction, SetShares
+from evenstride.core.events import Exchanged, FleetFormed, SetShares
 from evenstride.core.fleet import Shares
 from evenstride.core.observation import Observation
 from evenstride.errors import TraceError
 from evenstride.trace.codec import decode
-from evenstride.trace.read import read_records
+from evenstride.trace.read import is_number, read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +138,29 @@ def _lives(trace: Path) -> Iterator[_Life]:
                     case FleetFormed(workers=workers):
                         life.workers = tuple(worker.name for worker in workers)
                     case Exchanged(observations=observations):
-                        life.observations += observations
+                        life.observations += _of_workers(observations, life.workers, trace)
             case "instructions":
-                for one in map(_instruction, _held(record, "instructions", list, trace)):
+                for one in map(decode, _held(record, "instructions", list, trace)):
                     life.shares = one.shares if isinstance(one, SetShares) else life.shares
     yield life
+
+
+def _of_workers(
+    observations: Iterable[Observation], workers: tuple[str, ...], trace: Path
+) -> Iterator[Observation]:
+    for seen in observations:
+        if not 0 <= seen.worker < len(workers):
+            raise TraceError(
+                f"{trace} has times of worker {seen.worker}, but {len(workers)} workers; it was "
+                "changed after it was written; take the run's own file"
+            )
+        yield seen
 
 
 def _pass(record: dict[str, Any], trace: Path) -> list[tuple[float, int]]:
     """Return when a pass began and with which step; nothing if the trace does not tell."""
     begun_s = record.get("at_s")
-    if not isinstance(begun_s, int | float):
+    if not is_number(begun_s):
         return []
     return [(float(begun_s), _held(record, "step", int, trace))]
 
@@ -168,17 +180,14 @@ def _facts(header: dict[str, Any], workload: dict[str, Any], trace: Path) -> Fac
     )
 
 
-def _instruction(plain: Any) -> Event | Instruction:
-    return decode(plain if isinstance(plain, dict) else {})  # which is refused
-
-
 def _held(record: dict[str, Any], name: str, kind: Any, trace: Path) -> Any:
     """Return a field of a record; raises a `TraceError` if it is not there, or is something else.
 
     The lines of a trace are sound JSON, but others may have written or changed them.
     """
     found = record.get(name)
-    if not isinstance(found, kind):
+    usable = isinstance(found, kind) and (is_number(found) or not isinstance(found, int | float))
+    if not usable:
         raise TraceError(
             f"a record of kind {record.get('kind')!r} in {trace} has no {name} that can be used "
             f"({str(found)[:40]}); it was changed after it was written; take the run's own file"

@@ -31,3 +31,15 @@ def plain(text: object, most: int = 1000) -> str:
     """
     told = "".join("�" if unicodedata.category(c) in _HIDDEN else c for c in str(text))
     return told if len(told) <= most else f"{told[: most - 1]}…"
+
+
+def not_measured_text(reason: str) -> str:
+    """Return the sentences about a run whose steps could not be measured.
+
+    Args:
+        reason: why, as a part of a sentence.
+    """
+    return (
+        f"Not measured: {reason}. The shares stayed as they were set at the start, and evenstride "
+        "does not know who worked and who waited."
+    )

@@ -17,6 +17,7 @@ from tests.unit.cli.conftest import Shell
 def _run(sync: str, policy: str, per_s: float, **more: Any) -> Rates:
     workers = (WorkerRates(40.0, 0.2, 0.0), WorkerRates(20.0, 0.4, 0.5))
     told = {"waiting": 0.25, "workers": workers, "staleness": None, "shares": (8, 4), "changes": 1}
+    more = {"steps": 90.0, **more}
     return Rates(sync, policy, 12, per_s, **{**told, **more})
 
 

@@ -107,6 +107,13 @@ def test_an_epoch_that_ends_in_time_is_not_told() -> None:
     scenario = made(steps=101)
 
     assert told(scenario, policies=("dbs", "dbs:epoch_steps=20")) == []
+    in_short_epochs = made(steps=21).model_copy(update={"epoch_samples": 1200})
+    assert told(in_short_epochs, policies=("dbs",)) == []
+    assert (
+        "which here is 20 steps"
+        in told(in_short_epochs.model_copy(update={"steps": 20}), policies=("dbs",))[0]
+    )
+    assert Stage.of(in_short_epochs, 0).run("dbs")[1].decisions
     assert Stage.of(scenario, 0).run("dbs")[1].decisions
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -18,13 +19,14 @@ import pytest
 from tests.unit.report.virtual import VirtualRun
 
 DEADLINE_S = 60.0
+CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 MODULE = [sys.executable, "-m", "evenstride", "top", "--interval", "0.2"]
 
 
 class Terminal:
     """A process on a terminal of its own, and all that it has drawn."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, folder: Path | None = None) -> None:
         mine, theirs = pty.openpty()
         environment = {**os.environ, "COLUMNS": "100", "LINES": "30", "TERM": "xterm"}
         self.process = subprocess.Popen(
@@ -33,13 +35,23 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             env=environment,
+            cwd=folder,
             start_new_session=True,
             # Who was started in the background ignores Ctrl-C, and so do those whom it starts.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         os.close(theirs)
-        self._mine, self.drawn = mine, ""
+        self._mine, self._drawn = mine, b""
         self._until_s = time.monotonic() + DEADLINE_S
+
+    @property
+    def drawn(self) -> str:
+        """What was drawn since `forget`, as one line: where a line ends depends on file names."""
+        return " ".join(CONTROL.sub("", self._drawn.decode(errors="replace")).split())
+
+    def forget(self) -> None:
+        """Look only at what is drawn from here on."""
+        self._drawn = b""
 
     def wait_for(self, text: str) -> None:
         """Read until a text was drawn."""
@@ -48,7 +60,7 @@ class Terminal:
             ready = select.select([self._mine], [], [], max(left_s, 0.0))[0]
             assert ready, f"{text!r} was not drawn in time: {self.drawn[-2000:]}"
             try:
-                self.drawn += os.read(self._mine, 65536).decode(errors="replace")
+                self._drawn += os.read(self._mine, 65536)
             except OSError:  # the other end is closed
                 raise AssertionError(f"ended without {text!r}: {self.drawn[-2000:]}") from None
 
@@ -79,7 +91,7 @@ def watched(folder: Path, terminals: list[Terminal]) -> tuple[VirtualRun, Termin
     run = VirtualRun(folder / "trace.jsonl", lambda _: (1.0, 0.5), workers=2)
     run.begin()
     run.run(30)
-    terminal = Terminal(str(folder))
+    terminal = Terminal(folder.name, folder=folder.parent)
     terminals.append(terminal)
     terminal.wait_for("Ctrl-C leaves")
     return run, terminal
@@ -104,13 +116,17 @@ def test_it_waits_for_the_run_follows_it_and_ends_with_it(
     assert "ended" in terminal.drawn
 
 
+@pytest.mark.parametrize("length", [20, 69])
 def test_a_trace_that_is_removed_leaves_the_last_view_with_a_word(
-    tmp_path: Path, terminals: list[Terminal]
+    tmp_path: Path, terminals: list[Terminal], length: int
 ) -> None:
-    run, terminal = watched(tmp_path, terminals)
-    kept = tmp_path / "kept"
+    """Whatever the length of the folder's name, at which the message is broken into lines."""
+    folder = tmp_path / ("x" * length)
+    folder.mkdir()
+    run, terminal = watched(folder, terminals)
+    kept = folder / "kept"
     run.writer.path.rename(kept)
-    terminal.drawn = ""
+    terminal.forget()
     terminal.wait_for("cannot be read")
     assert "step 30" in terminal.drawn
     kept.rename(run.writer.path)

@@ -68,6 +68,7 @@ class FakeRuns:
     launches: list[Launch] = field(default_factory=list)
     limits: SpyLimits = field(default_factory=SpyLimits)
     caveat: str = ""
+    script_steps: int = 1_000_000  # after which the script ends by itself
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the place of launches, limits and cores."""
@@ -120,7 +121,7 @@ class FakeRuns:
         cold_s, warm_s = (
             tempo * self._step_s(split) + self.communication_s for split in (splits[0], splits[-1])
         )
-        steps = int(environment["EVENSTRIDE_MAX_STEPS"])
+        steps = min(int(environment["EVENSTRIDE_MAX_STEPS"]), self.script_steps)
         steps_s = [cold_s] * min(steps, 40) + [warm_s] * (steps - 40)
         write_run(
             Path(environment["EVENSTRIDE_TRACE"]),

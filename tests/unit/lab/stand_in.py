@@ -28,13 +28,22 @@ from evenstride.lab.muster import MUSTER_VARIABLE, report_for_duty
 
 SERVER_MODULE = "evenstride.runtime.served.process"  # psutil takes long to import
 
-TOLD = ("OMP_NUM_THREADS", "EVENSTRIDE_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OWN")
+TOLD = (
+    "OMP_NUM_THREADS",
+    "EVENSTRIDE_",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_",
+    "TORCHELASTIC_",
+    "OWN",
+)
 
 
 def main(arguments: list[str]) -> None:
     """Be the launcher if that is what is asked for, else a worker."""
     orders = json.loads(os.environ["STAND_IN"])
-    if "torch.distributed.run" not in arguments:
+    if "evenstride.lab.rendezvous" not in arguments:
         worker(int(os.environ["EVENSTRIDE_LAB_WORKER"]), arguments, orders)
         return
     die_with_parent()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,16 @@ def test_figures_come_from_the_runs_and_the_bound_from_the_calibrations(plan: La
     assert outcome.achieved_speeds == pytest.approx((1.0, 0.5), abs=1e-4)
     assert (outcome.global_batch, outcome.workers, outcome.limits) == (BATCH, 2, "numbers")
     assert not outcome.disturbed
+
+
+@pytest.mark.parametrize(("steps", "noted"), [(50, True), (119, False), (120, False)])
+def test_a_script_that_ends_before_the_steps_asked_for_is_noted(
+    plan: LabPlan, steps: int, noted: bool
+) -> None:
+    outcome = outcome_of(replace(plan, steps=120), FakeRuns(script_steps=steps))
+
+    early = [one for one in outcome.caveats if "ended after 50 of the 120 steps" in one]
+    assert len(early) == noted
 
 
 def test_policies_alternate_between_two_calibrations(plan: LabPlan) -> None:
@@ -165,7 +176,11 @@ def test_every_run_gets_policy_steps_and_trace_and_nothing_of_the_callers(plan: 
     first, *_, last = (launch for launch in runs.launches if not launch.alone)
     assert first.command == plan.command
     assert first.speeds == plan.speeds
+    own = first.environment.pop("EVENSTRIDE_CHECKPOINTS")
+    assert Path(own).parent.parent == plan.folder
+    assert not Path(own).exists(), "it is deleted in the end"
     assert first.environment == {
+        "EVENSTRIDE_RESTORE": "",
         "EVENSTRIDE_CALIBRATE": "",
         "EVENSTRIDE_GLOBAL_BATCH": "low",
         "EVENSTRIDE_POLICY": "uniform",

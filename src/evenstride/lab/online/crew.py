@@ -17,11 +17,12 @@ from typing import Any
 from evenstride.errors import ConfigError, LaunchError
 from evenstride.lab.elastic.starters import FromScratch, FromZygote, Order, Starter
 from evenstride.lab.elastic.supervisor import LOCAL
-from evenstride.lab.launch import free_port, last_words
+from evenstride.lab.launch import last_words
 from evenstride.lab.limits import Limits, open_limits
 from evenstride.lab.placement import pin, place
 from evenstride.lab.speeds import Speeds, usable_cpus
 from evenstride.runtime.checkpoint.handover import GO, READY, RESTORED, SAVED, STOP
+from evenstride.runtime.serving import meeting_at, serve_store
 
 LEFT = 143
 """Exit code of a rank that has handed over; that of a rank that leaves."""
@@ -136,12 +137,14 @@ class Crew:
         ground: that they run on.
         pids: in rank order.
         begun_s: when they were started, by a clock that never jumps.
+        resources: what to close once they are gone.
     """
 
     phase: Phase
     ground: Ground
     pids: list[int] = field(default_factory=list)
     begun_s: float = 0.0
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @classmethod
     def started(
@@ -157,7 +160,8 @@ class Crew:
         """
         phase.folder.mkdir(parents=True, exist_ok=False)
         crew = cls(phase, on, begun_s=time.monotonic())
-        environment = {**_STEADY, **os.environ, **own, **_meeting(phase)}
+        store = crew.resources.enter_context(serve_store())
+        environment = {**_STEADY, **os.environ, **own, **_ranks_of(phase), **meeting_at(*store)}
         for rank in range(phase.workers):
             ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             log = phase.folder / f"rank-{rank}.log"
@@ -227,7 +231,7 @@ class Crew:
         until_s = time.monotonic() + _GONE_S
         while time.monotonic() < until_s:
             if all(self.ground.code(pid) is not None for pid in self.pids):
-                return
+                break
             time.sleep(0.02)
         self.kill()
 
@@ -235,9 +239,10 @@ class Crew:
         """End all processes at once."""
         for pid in self.pids:
             self.ground.kill(pid)
+        self.resources.close()
 
 
-def _meeting(phase: Phase) -> dict[str, str]:
+def _ranks_of(phase: Phase) -> dict[str, str]:
     """Return the environment that makes processes the ranks of one phase."""
     return {
         **dict.fromkeys(_NOT_OURS, ""),
@@ -245,8 +250,6 @@ def _meeting(phase: Phase) -> dict[str, str]:
         "EVENSTRIDE_GLOBAL_BATCH": "low" if phase.batch is None else str(phase.batch),
         "WORLD_SIZE": str(phase.workers),
         "LOCAL_WORLD_SIZE": str(phase.workers),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
         "EVENSTRIDE_EPOCHS": str(phase.epochs),
         "EVENSTRIDE_TRACE": str(phase.trace),
         "EVENSTRIDE_PROGRESS": str(phase.folder / "steps"),

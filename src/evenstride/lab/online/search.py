@@ -14,9 +14,10 @@ from evenstride.lab.folder import make_folder
 from evenstride.lab.online.crew import Crew, Ground, Phase, ground
 from evenstride.lab.online.journal import Journal, Switch, opened
 from evenstride.lab.online.measuring import facts_of, probe_of
-from evenstride.lab.online.terms import Asked, Found
+from evenstride.lab.online.terms import CHECKPOINTS, Asked, Found
 from evenstride.lab.online.training import QUICK_S, START_S, Training
 from evenstride.lab.speeds import check_fit, usable_cpus
+from evenstride.lab.trials import Trials
 from evenstride.planner.foreseen import Choice, Foreseen, Job, Probe
 from evenstride.planner.online import (
     USUAL_SWITCH_S,
@@ -59,9 +60,10 @@ def search(asked: Asked, say: Say = lambda _: None) -> Found:
         check_fit(asked.speeds, usable_cpus())
     make_folder(asked.folder)
     journal = opened(asked.folder.resolve(), asked.to_plain())
+    trials = Trials(asked.folder.resolve() / CHECKPOINTS, restore=asked.restore)
     with ground(asked.speeds) as (on, told):
         say(told)
-        return _Search(asked, on, journal, say).run()
+        return _Search(asked, on, journal, trials, say).run()
 
 
 @dataclass(slots=True)
@@ -69,6 +71,7 @@ class _Search:
     asked: Asked
     on: Ground
     journal: Journal
+    trials: Trials
     say: Say
     possible: tuple[Choice, ...] = ()
     foreseen: tuple[Foreseen, ...] = ()
@@ -129,6 +132,7 @@ class _Search:
         batch = choice.batch if self.asked.batches else None
         own = {"EVENSTRIDE_NOISE": str(_NOISE_EVERY)} if len(self.asked.batches) > 1 else {}
         phase = Phase(choice.workers, batch, folder, self._epochs(choice))
+        own |= self.trials.variables()
         return Crew.started(phase, self.asked.command, own, self.on)
 
     def _epochs(self, choice: Choice) -> int:
@@ -147,6 +151,8 @@ class _Search:
         """Learn what is trained, and where from; refuse a script that cannot take part."""
         known = at.facts()
         at.check(known, open_batch=bool(self.asked.batches))
+        for line in self.trials.news():
+            self.say(line)
         at.choice = Choice(at.choice.workers, known.global_batch)
         at.length = known.samples
         self.possible = choices(self.asked.workers, self.asked.batches or (known.global_batch,))

@@ -12,6 +12,9 @@ from evenstride.planner.choosing import Objective
 from evenstride.planner.foreseen import Foreseen, Probe
 from evenstride.planner.online import Overhead
 
+CHECKPOINTS = "checkpoints"
+"""In the folder of a run: where its checkpoints are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -27,6 +30,7 @@ class Asked:
         speeds: of the workers; empty to run them as they are.
         folder: of the run.
         probe_steps: steps of each worker by which a configuration is measured.
+        restore: whether training starts from the newest checkpoint in the script's own folder.
     """
 
     command: tuple[str, ...]
@@ -38,6 +42,7 @@ class Asked:
     speeds: Speeds
     folder: Path
     probe_steps: int = 40
+    restore: bool = False
 
     def to_plain(self) -> dict[str, Any]:
         """Return what another search must share to go on with this one, as JSON types."""
@@ -49,6 +54,7 @@ class Asked:
             "objective": str(self.objective),
             "price": self.usd_per_h,
             "speeds": list(self.speeds),
+            "restore": self.restore,
         }
 
 

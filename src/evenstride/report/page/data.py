@@ -33,6 +33,7 @@ def run_data(run: Run) -> dict[str, Any]:
         "lockstep": run.lockstep,
         "ended": run.story.ended,
         "headline": headline(run),
+        "not_measured": next((one.not_measured for one in reversed(run.story.generations)), ""),
         "who_waited": who_waited(run),
         "samples_per_s": rate_of(run),
         "totals": totals,

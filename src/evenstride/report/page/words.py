@@ -9,7 +9,7 @@ import numpy as np
 from evenstride.core.speedup import WORTH_IT
 from evenstride.report.page.runs import Leg, Run
 from evenstride.report.run.totals import Totals
-from evenstride.report.words import duration, plain
+from evenstride.report.words import duration, not_measured_text, plain
 
 _ALIKE = 0.005
 _MOST_TOLD = 12
@@ -38,6 +38,9 @@ def headline(run: Run) -> str:
         run: any.
     """
     totals = run.totals
+    why = next((one.not_measured for one in reversed(run.story.generations)), "")
+    if why:
+        return not_measured_text(why)
     if not run.legs:
         return "No step was told of yet."
     took = f"{totals.steps:,} steps took {duration(totals.took_s)}"

@@ -60,7 +60,7 @@ def untold(generation: Generation | None, summary: dict[str, Any] | None) -> str
         summary: that it ended with.
     """
     steps = number_of((summary or {}).get("step"))
-    if generation is None or steps is None or not generation.lockstep:
+    if generation is None or steps is None or not generation.lockstep or generation.not_measured:
         return ""
     left_out = int(steps) - generation.first - generation.steps
     if left_out <= 0:

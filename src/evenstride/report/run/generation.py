@@ -64,6 +64,7 @@ class Generation:
         held: the latest that is known of each rank's memory.
         memory: all that was told of it, with the seconds since the process began.
         standing: what each rank is to the run at the end.
+        not_measured: why its steps could not be measured; empty if they could.
         curves: of the ranks that serve, as they were fitted at the end, with their ``serving``
             ranks; ``None`` if not all were measured.
     """
@@ -81,6 +82,7 @@ class Generation:
     held: dict[int, Held] = field(default_factory=dict)
     memory: list[tuple[float, Held]] = field(default_factory=list)
     standing: tuple[str, ...] = ()
+    not_measured: str = ""
     curves: Curves | None = None
     serving: tuple[int, ...] = ()
     _judged_s: FloatArray = field(default_factory=lambda: np.zeros((2, 0)))

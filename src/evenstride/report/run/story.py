@@ -22,6 +22,7 @@ from evenstride.core.events import (
     KeepShares,
     LetGo,
     MembersChanged,
+    NotMeasured,
     Recalled,
     SaveAfter,
     SetBatch,
@@ -224,6 +225,8 @@ class Story:
         self._replay(event)
         if isinstance(event, FleetFormed):
             self._set_equal()
+        if isinstance(event, NotMeasured):
+            now.not_measured = plain(event.reason)
         if not isinstance(event, Exchanged | MembersChanged | Recalled | EpochEnded):
             return
         self._step = event.step
@@ -246,6 +249,7 @@ class Story:
             workers=tuple(plain(worker.name, _LONGEST_NAME) for worker in event.workers),
             table=StepTable(event.step, len(event.workers)),
             lockstep=_lockstep(life.header),
+            not_measured=life.generations[-1].not_measured if life.generations else "",
         )
         for one in event.happenings:
             formed.incidents.append(
@@ -321,6 +325,7 @@ class Story:
             met=False,
             anchors=[(self._at_s, effective)],
             held=dict(now.held),
+            not_measured=now.not_measured,
             standing=now.standing,
         )
         after.incidents.append(Incident(effective, self._at_s, plain(reason)))

@@ -80,6 +80,7 @@ class View:
             nobody waited for it, as it has fewer samples.
         alerts: notes that warn, the last one first.
         unread: what could not be read.
+        not_measured: why steps could not be measured; empty if they could.
     """
 
     run: str
@@ -101,11 +102,13 @@ class View:
     blames: tuple[str, ...]
     alerts: tuple[str, ...]
     unread: tuple[str, ...]
+    not_measured: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the view as JSON types, with the figures that totals give."""
         names = ("efficiency_model", "speedup_model", "bound_model", "saved_s", "waiting_part")
-        figures = {name: getattr(self.totals, name) for name in names}
+        unknown = bool(self.not_measured) and not self.totals.steps
+        figures = {name: None if unknown else getattr(self.totals, name) for name in names}
         return {**asdict(self), "totals": {**asdict(self.totals), **figures}}
 
 
@@ -151,6 +154,7 @@ def view_of(story: Story, now_unix_s: float) -> View | None:
         blames=_blames(study),
         alerts=_alerts(life),
         unread=story.unread,
+        not_measured=now.not_measured,
     )
 
 

@@ -1,0 +1,99 @@
+"""The checkpoints of a command's own runs, kept apart from those of the user's training."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from evenstride.errors import ConfigError
+from evenstride.runtime.trial import BEGUN, NOTES, notes_in, sentence
+
+
+class Trials:
+    """A folder for the checkpoints of a command's runs.
+
+    Args:
+        folder: made if it is not there yet.
+        restore: whether a run starts from the newest checkpoint in the script's own folder.
+        temporary: whether the folder is deleted when the command ends.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, *, restore: bool, temporary: bool = False) -> None:
+        self._folder, self._restore, self._temporary = folder, restore, temporary
+        self._begun_ns = _begun_ns(folder)
+        self._told: set[str] = set()
+
+    def variables(self, run: str = "") -> dict[str, str]:
+        """Return the environment variables of a run.
+
+        Args:
+            run: its name; runs of different names share no checkpoints.
+        """
+        folder = self._folder / run
+        _begun_ns(folder)
+        os.utime(folder / BEGUN, ns=(self._begun_ns, self._begun_ns))
+        return {
+            "EVENSTRIDE_CHECKPOINTS": str(folder),
+            "EVENSTRIDE_RESTORE": "1" if self._restore else "",
+        }
+
+    def news(self) -> list[str]:
+        """Return what the runs have told since the last call, one line for each thing."""
+        files = sorted(self._folder.rglob(NOTES))
+        lines = dict.fromkeys(self._line(told) for file in files for told in notes_in(file))
+        new = [line for line in lines if line and line not in self._told]
+        self._told.update(new)
+        return new
+
+    def _line(self, told: dict[str, Any]) -> str:
+        """Return what to say of one note; empty for nothing."""
+        if "saved" in told:
+            saved = told["saved"]
+            if not self._temporary or not Path(saved).exists():
+                return ""
+            return (
+                f"warning: the script saved {saved} itself, in a run that only measures; delete "
+                "it before a training loads it"
+            )
+        place = f"{self._folder}, which is deleted afterwards" if self._temporary else ""
+        return sentence(place or told["folder"], told["replaced"], read=told["read"])
+
+
+@contextlib.contextmanager
+def temporary_trials(within: Path | None, *, restore: bool) -> Iterator[Trials]:
+    """Yield a new folder for checkpoints, which is deleted afterwards.
+
+    Args:
+        within: folder to make it in; ``None`` for that of temporary files.
+        restore: whether a run starts from the newest checkpoint in the script's own folder.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix="checkpoints-", dir=within, ignore_cleanup_errors=True
+    ) as name:
+        yield Trials(Path(name), restore=restore, temporary=True)
+
+
+def _begun_ns(folder: Path) -> int:
+    """Make a folder, and return when it was made, by the clock of its file system.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        marker = folder / BEGUN
+        if not marker.exists():
+            marker.touch()
+        return marker.stat().st_mtime_ns
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the folder {folder} for checkpoints ({error.strerror}); give the command "
+            "another folder"
+        ) from None
