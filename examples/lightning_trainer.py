@@ -40,7 +40,7 @@ class Classifier(L.LightningModule):
         self.args, self.net = args, small_net()
 
     def setup(self, stage: str) -> None:  # the first hook that has the process group
-        if stage == "fit":
+        if not hasattr(self, "stride"):  # "fit", "validate" and "test" share it
             self.stride = evenstride.Stride(self.args.global_batch)  # 1: over all workers
 
     def train_dataloader(self) -> TrainerLoader:
@@ -49,6 +49,13 @@ class Classifier(L.LightningModule):
 
     def val_dataloader(self) -> DataLoader:
         return self.stride.loader(rows(self.args.samples // 4, seed=2), train=False)  # 4
+
+    def test_dataloader(self) -> DataLoader:
+        return self.stride.loader(rows(self.args.samples // 4, seed=3), train=False)
+
+    def predict_dataloader(self) -> TrainerLoader:  # so that Lightning does not make it again
+        loader = self.stride.loader(rows(self.args.samples // 4, seed=3), train=False)
+        return TrainerLoader(self.stride, loader)
 
     def on_train_start(self) -> None:
         self.stride.watch(self.trainer.strategy.model)  # 5: DistributedDataParallel is there now
@@ -67,10 +74,23 @@ class Classifier(L.LightningModule):
         self.count += len(y)
 
     def on_validation_epoch_end(self) -> None:
-        tested = self.stride.mean(self.loss, self.count)  # 7: each row counts once
-        self.log("test_loss", tested, sync_dist=True)  # the same number on all workers
+        mean = self.stride.mean(self.loss, self.count)  # 7: each row counts once
+        self.log("val_loss", mean, sync_dist=True)  # the same number on all workers
         if not self.trainer.sanity_checking:
-            self.print(f"epoch {self.current_epoch + 1}: test loss {tested:.4f}")
+            self.print(f"epoch {self.current_epoch + 1}: validation loss {mean:.4f}")
+
+    def on_test_epoch_start(self) -> None:
+        self.loss, self.count = 0.0, 0
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        self.log("test_loss", self.stride.mean(self.loss, self.count), sync_dist=True)
+
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, _ = batch
+        return self.net(x)
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -82,14 +102,15 @@ class Classifier(L.LightningModule):
         checkpoint["stride"] = self.stride.state_dict()  # 8: the position in the data
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.stride.load_state_dict(checkpoint["stride"])  # 9
+        # 9: not to evaluate, nor in load_from_checkpoint(), where only the weights count
+        if hasattr(self, "stride") and self.trainer.state.fn == "fit":
+            self.stride.load_state_dict(checkpoint["stride"])
 
 
-def main(args: argparse.Namespace) -> nn.Module:
+def trainer_for(args: argparse.Namespace) -> L.Trainer:
     workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    model = Classifier(args)
     saving = ModelCheckpoint(args.checkpoint, every_n_train_steps=args.save_every, save_last=True)
-    trainer = L.Trainer(
+    return L.Trainer(
         accelerator=args.accelerator,
         devices=workers,
         num_nodes=int(os.environ.get("WORLD_SIZE", workers)) // workers,
@@ -105,6 +126,10 @@ def main(args: argparse.Namespace) -> nn.Module:
         enable_model_summary=False,
         logger=False,
     )
+
+
+def main(args: argparse.Namespace) -> nn.Module:
+    model, trainer = Classifier(args), trainer_for(args)
     trainer.fit(model, ckpt_path="last" if args.checkpoint else None)
     if trainer.is_global_zero:
         print(model.stride.summary())

@@ -182,11 +182,11 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 def run(bag: Bag, who: NDArray[np.int64], args: argparse.Namespace) -> dict[str, Any]:
     """Simulate and train until both are done; return the counts."""
     begun_s = time.monotonic()
-    launcher = ("torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
+    launcher = "evenstride.lab.rendezvous"
     ranks = f"--nproc-per-node={args.ranks}"
     command = ("-m", "examples.ions.surrogate", str(bag.folder))
     after = f"--epochs-after={args.epochs_after}"
-    training = _start(*launcher, ranks, *command, after, f"--seed={args.seed}")
+    training = _start(launcher, ranks, *command, after, f"--seed={args.seed}")
     slots = Slots(lambda: _worker(bag.folder), _kill)
     try:
         ticks = replay(

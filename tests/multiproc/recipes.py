@@ -63,10 +63,14 @@ class Recipe:
         self.loaded.clear()
         given = [str(one) for one in (*SIZE, *self.more, *more)]
         out = io.StringIO()
-        with contextlib.redirect_stdout(out):
+        net = None  # of a run that a limit of steps has ended
+        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
             net = self.module.main(self.module.arguments().parse_args(given))
-        losses = [float(loss) for loss in re.findall(r"test loss ([\d.]+)", out.getvalue())]
-        return {"weights": weights(net), "loaded": [*self.loaded], "losses": losses}
+        losses = [
+            float(loss) for loss in re.findall(r"(?:test|validation) loss ([\d.]+)", out.getvalue())
+        ]
+        told = {"loaded": [*self.loaded], "losses": losses}
+        return told if net is None else {"weights": weights(net), **told}
 
     def alone(self, accumulate: int = 1) -> dict[str, Any]:
         """Return what one process comes to in plain PyTorch, on the union of the batches."""
@@ -167,16 +171,23 @@ def accelerate(rank: int, folder: str) -> dict[str, Any]:
     recipe = Recipe("accelerate_loop", ("--cpu",))
     loader = evenstride.Stride.loader
 
-    def prepared(stride: evenstride.Stride, *args: Any, **options: Any) -> Any:
-        return Accelerator(cpu=True).prepare(loader(stride, *args, **options))
+    def prepares(which: bool) -> Callable[..., Any]:
+        def prepared(
+            stride: evenstride.Stride, *args: Any, train: bool = True, **options: Any
+        ) -> Any:
+            made = loader(stride, *args, train=train, **options)
+            return Accelerator(cpu=True).prepare(made) if train is which else made
+
+        return prepared
 
     with launched(rank, recipe) as patch:
         try:
             told = {"alone": recipe.alone(), "whole": recipe.run()}
             told["pieces"] = recipe.run("--max-micro-batch", 2)
             told["resumed"] = cut_and_rest(recipe, patch, Path(folder, "saved"))
-            patch.setattr(evenstride.Stride, "loader", prepared)
-            told["prepared"] = {"error": refusal(patch, recipe.run)}
+            for name, which in (("prepared", True), ("evaluation prepared", False)):
+                patch.setattr(evenstride.Stride, "loader", prepares(which))
+                told[name] = {"error": refusal(patch, recipe.run)}
         finally:
             AcceleratorState._reset_state(reset_partial_state=True)
     return told
@@ -219,3 +230,107 @@ def trainer(rank: int, folder: str) -> dict[str, Any]:
             wrong.setattr(evenstride.Stride, "loader", in_pieces)
             told["pieces"] = {"error": refusal(wrong, recipe.run)}
     return told
+
+
+class Stages:
+    """The entry points of a Trainer, each on a fresh one.
+
+    Args:
+        recipe: the example.
+        folder: for its checkpoints.
+        by_datamodule: whether a LightningDataModule keeps the loaders.
+    """
+
+    def __init__(self, recipe: Recipe, folder: str, *, by_datamodule: bool) -> None:
+        self.recipe, self.loaded = recipe, dict[int, list[int]]({1: [], 2: [], 3: []})
+        given = (*SIZE, *recipe.more, "--checkpoint", folder, "--save-every", CUT_AFTER)
+        self.args = recipe.module.arguments().parse_args([str(one) for one in given])
+        self.kind: Any = recipe.module.Classifier
+        self.data: Any = None
+        if by_datamodule:
+            self.kind, self.data = _parted(recipe.module)
+
+    def recorded(self, samples: int, seed: int) -> Any:
+        """Return what the example's ``rows`` does; what is loaded of each set shows."""
+        return Recorded(self.recipe.rows(samples, seed), self.loaded[seed])
+
+    def fresh(self, model: Any = None) -> tuple[Any, Any, dict[str, Any]]:
+        """Return a Trainer, a model, and what to give the one beside the other."""
+        more = {"datamodule": self.data(self.args)} if self.data else {}
+        return self.recipe.module.trainer_for(self.args), model or self.kind(self.args), more
+
+    def of(self, seed: int, run: Callable[[], Any]) -> dict[str, Any]:
+        """Return what was loaded of a set in a stage, and what came of it."""
+        self.loaded[seed].clear()
+        came = run()
+        return {"loaded": [*self.loaded[seed]], "came": came}
+
+
+def stages(rank: int, folder: str, *, by_datamodule: bool) -> dict[str, Any]:
+    """Run every entry point of a Trainer; return what each loaded, and came to."""
+    recipe = Recipe("lightning_trainer", ("--accelerator", "cpu", "--precision", "64-true"))
+    told: dict[str, Any] = {}
+    with launched(rank, recipe) as patch, contextlib.redirect_stdout(io.StringIO()):
+        on = Stages(recipe, folder, by_datamodule=by_datamodule)
+        patch.setattr(recipe.module, "rows", on.recorded)
+
+        trainer, model, data = on.fresh()
+        told["fit"] = on.of(1, lambda: trainer.fit(model, **data)) | {"weights": weights(model.net)}
+        told["test after fit"] = on.of(3, lambda: trainer.test(model, **data))
+        model.stride.close()
+
+        (saved,) = Path(folder).glob("epoch*.ckpt")  # in the midst of the second epoch
+        trainer, model, data = on.fresh()
+        told["validate"] = on.of(2, lambda: trainer.validate(model, ckpt_path=saved, **data))
+        told["resume"] = on.of(1, lambda: trainer.fit(model, ckpt_path=saved, **data))
+        told["resume"]["weights"] = weights(model.net)
+        model.stride.close()
+
+        loaded = on.kind.load_from_checkpoint(saved, args=on.args)
+        told["saved"] = weights(loaded.net)
+        trainer, model, data = on.fresh(loaded)
+        told["test"] = on.of(3, lambda: trainer.test(model, **data))
+        told["predict"] = on.of(3, lambda: sum(map(len, trainer.predict(model, **data))))
+        model.stride.close()
+    return told
+
+
+def _parted(example: Any) -> tuple[type[Any], type[Any]]:
+    """Return the example's module, and a LightningDataModule that has what is about data."""
+    base: Any = example.L.LightningDataModule
+
+    class Data(base):  # type: ignore[misc]
+        stride: evenstride.Stride
+
+        def __init__(self, args: Any) -> None:
+            super().__init__()
+            self.args = args
+
+        setup = example.Classifier.setup
+        train_dataloader = example.Classifier.train_dataloader
+        val_dataloader = example.Classifier.val_dataloader
+        test_dataloader = example.Classifier.test_dataloader
+        predict_dataloader = example.Classifier.predict_dataloader
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.stride.state_dict()
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            if self.trainer.state.fn == "fit":
+                self.stride.load_state_dict(state)
+
+    class Model(example.Classifier):  # type: ignore[misc]
+        @property
+        def stride(self) -> evenstride.Stride:
+            found: evenstride.Stride = self.trainer.datamodule.stride
+            return found
+
+        def setup(self, stage: str) -> None:
+            del stage
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            del checkpoint
+
+        on_load_checkpoint = on_save_checkpoint
+
+    return Model, Data

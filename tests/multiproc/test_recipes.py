@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ def test_accelerate_trains_as_one_process_does(ranks: RankPool, tmp_path: Path) 
     check_resumed([of["resumed"] for of in told], alone)
     for of in told:
         assert of["prepared"]["error"].startswith("UsageError: batches of the training loader")
+        evaluated = of["evaluation prepared"]["error"]
+        assert evaluated.startswith("UsageError: another loader than the one that stride.loader(")
 
 
 @needs("lightning")
@@ -76,3 +79,22 @@ def test_a_trainer_trains_as_one_process_does(ranks: RankPool, tmp_path: Path) -
         assert of["resharded"]["error"].startswith("TypeError")
         assert "use_distributed_sampler=False" in of["resharded"]["error"]
         assert of["pieces"]["error"].startswith("ConfigError: this loader cuts shares")
+
+
+@needs("lightning")
+@pytest.mark.parametrize("by_datamodule", [False, True], ids=["module", "datamodule"])
+def test_every_entry_point_of_a_trainer_works_and_sees_each_sample_once(
+    ranks: RankPool, tmp_path: Path, by_datamodule: bool
+) -> None:
+    run = partial(recipes.stages, by_datamodule=by_datamodule)
+    told = ranks.run(run, 2, str(tmp_path), timeout_s=100.0)
+
+    for name in ("test after fit", "validate", "test", "predict"):
+        seen = sorted(index for of in told for index in of[name]["loaded"])
+        assert seen == list(range(SAMPLES // 4)), name
+        if name != "predict":
+            assert told[0][name]["came"] == told[1][name]["came"], name
+    for of in told:
+        assert of["predict"]["came"] == len(of["predict"]["loaded"])
+        assert of["resume"]["weights"] == of["fit"]["weights"] != of["saved"]
+        assert len(of["resume"]["loaded"]) < len(of["fit"]["loaded"])

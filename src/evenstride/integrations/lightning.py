@@ -1,4 +1,4 @@
-"""A training loader as Lightning's Trainer wants one. Imports nothing of Lightning.
+"""Loaders as Lightning's Trainer wants them. Imports nothing of Lightning.
 
 A script of Fabric has its own loop, and needs nothing of this. See docs/lightning.md.
 """
@@ -12,21 +12,25 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from evenstride.errors import ConfigError
+from evenstride.runtime.evaluation import EvalLoader
 from evenstride.runtime.stride import Stride
 
 __all__ = ["TrainerLoader"]
 
 
 class TrainerLoader:
-    """The training loader of a `Stride`, for ``LightningModule.train_dataloader``.
+    """A loader of a `Stride`, for ``LightningModule.train_dataloader``.
 
     A Trainer stops asking when it has counted ``len(loader)`` batches, and begins the next epoch
     while it still holds the iterator of the last one. This ends the loop before in its place. It
     also has the state that Lightning looks for in a loader that can resume in mid-epoch.
 
+    An evaluation loader needs it only with ``max_micro_batch`` or ``Stride(max_share=)``: then
+    ``len`` is the most batches that a rank may have, so that a Trainer leaves none out.
+
     Args:
         stride: of this rank.
-        loader: what ``stride.loader(dataset)`` returned; without ``max_micro_batch``.
+        loader: what ``stride.loader(dataset)`` returned; for training without ``max_micro_batch``.
 
     Raises:
         ConfigError: in the first step whose share is cut into micro-batches: a Trainer counts
@@ -52,6 +56,8 @@ class TrainerLoader:
         self._latest: Callable[[], Generator[Any] | None] = lambda: None
 
     def __len__(self) -> int:
+        if isinstance(self._loader, EvalLoader):
+            return self._loader.batches_at_most
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from torch import Tensor
 
-from evenstride.errors import ScaleError, StepInFlight, UsageError
+from evenstride.errors import ConfigError, ScaleError, StepInFlight, UsageError
+from evenstride.runtime.callers import line_with, range_behind
 
 if TYPE_CHECKING:
     from evenstride.runtime.settings import Settings
@@ -26,20 +27,47 @@ def not_one_number(loss: object) -> ScaleError:
     )
 
 
+_FETCHED_AHEAD = (
+    "If the script fetches batches ahead (a prefetcher, or next(iterator) before backward()), "
+    "fetch the next batch after backward(); loader(num_workers=, prefetch_factor=) loads ahead"
+)
+
+
 def unscaled(step: int) -> ScaleError:
     """Return the error of a batch whose loss was never scaled."""
     return ScaleError(
-        f"the batch of step {step} was never scaled, so its gradient would be "
-        "wrong for unequal shares; call stride.scale(loss).backward() for every batch"
+        f"the next batch was fetched, but the batch of step {step} was never scaled, so its "
+        "gradient would be wrong for unequal shares. Call stride.scale(loss).backward() for every "
+        f"batch. {_FETCHED_AHEAD}. A CUDA graph of the whole step cannot be replayed: its weight "
+        "is that of the captured batch."
     )
 
 
 def no_backward(step: int) -> ScaleError:
     """Return the error of a batch whose backward pass never ran."""
     return ScaleError(
-        f"the loss of step {step} was scaled, but its backward pass never ran on "
-        "this rank, and the other ranks would wait for it; run backward() for every batch "
-        "(also for those you would rather skip: scale the loss by 0)"
+        f"the next batch was fetched, but the backward pass of step {step} never ran on this rank, "
+        "and the other ranks would wait for it. Run backward() for every batch, also for those "
+        f"you would rather skip (scale their loss by 0). {_FETCHED_AHEAD}."
+    )
+
+
+def compiled_backward() -> UsageError:
+    """Return the error of a backward pass that is compiled."""
+    return UsageError(
+        "the backward pass runs under compiled autograd, which drops the callbacks that tell when "
+        "a gradient is ready; call loss.backward() outside the compiled function, or leave "
+        "torch._dynamo.config.compiled_autograd off. torch.compile of the model itself works"
+    )
+
+
+def captured() -> UsageError:
+    """Return the error of a step that is captured as a CUDA graph."""
+    return UsageError(
+        "scale() was called while a CUDA graph is captured. A replayed graph repeats the weight of "
+        "the captured batch and never calls scale() again; capture the network alone "
+        "(torch.cuda.make_graphed_callables, with a fixed policy such as uniform) and call "
+        "stride.scale(loss).backward() outside the graph"
     )
 
 
@@ -58,6 +86,28 @@ def drawn_elsewhere() -> UsageError:
         "stride.loader() returned, so a framework has made it anew and would deal its batches out "
         "a second time; leave it out of Accelerate's prepare(), give Lightning "
         "use_distributed_sampler=False, and iterate over what stride.loader() returned"
+    )
+
+
+def evaluated_elsewhere() -> UsageError:
+    """Return the error of an evaluation loader that a framework has wrapped in another one."""
+    return UsageError(
+        "another loader than the one that stride.loader(train=False) returned asked for its "
+        "batches. A framework has made the loader again and would deal its batches out a second "
+        "time, so most samples would not be evaluated. Leave the loader out of Accelerate's "
+        "prepare(), give Lightning use_distributed_sampler=False, and iterate over what "
+        "stride.loader() returned"
+    )
+
+
+def tell_of_missed_batches(count: int) -> None:
+    """Warn that a loop counts steps of an evaluation, and leaves batches out."""
+    logger.warning(
+        "an evaluation stopped after %d batches, the number of its steps, but max_micro_batch or "
+        "max_share cuts this rank's data into more batches than that, so the rest was not "
+        "evaluated. In a framework that counts batches, use "
+        "evenstride.integrations.lightning.TrainerLoader(stride, loader)",
+        count,
     )
 
 
@@ -84,6 +134,30 @@ def weight_of_a_piece() -> ScaleError:
         "scale(weight=...) needs one batch per rank and step; with micro-batches (also "
         "those of a batch that did not fit into memory) or a weight_fn give the loader a "
         "weight_fn instead, and call scale(loss) alone"
+    )
+
+
+def unknown_reduction(reduction: object) -> ScaleError:
+    """Return the error of a reduction that there is not."""
+    return ScaleError(
+        f'scale(reduction={reduction!r}) is unknown; use "mean" for a mean over the local samples, '
+        'or "sum" for a loss that adds up over the ranks'
+    )
+
+
+def sum_with_weight() -> ScaleError:
+    """Return the error of a weight for a loss that adds up over the ranks."""
+    return ScaleError(
+        'scale(reduction="sum") takes a loss that adds up over the ranks, which needs no weight; '
+        "leave out weight= and the loader's weight_fn, or use a mean"
+    )
+
+
+def sum_without_steps() -> ScaleError:
+    """Return the error of a loss that adds up over ranks which have no step in common."""
+    return ScaleError(
+        'scale(reduction="sum") adds up the losses of all ranks in a step, and in this mode of '
+        'synchronisation workers have no step in common; use a mean, or sync="bsp"'
     )
 
 
@@ -129,6 +203,37 @@ def in_flight(step: int) -> StepInFlight:
     )
 
 
+_BY_HAND = 'If the script averages gradients itself, create the Stride with engine="none"'
+
+
+def bare(name: str, world_size: int) -> ConfigError:
+    """Return the error of a watched module whose gradients nothing averages."""
+    return ConfigError(
+        f"watch() got a bare {name}, and nothing averages its gradients over the {world_size} "
+        "ranks, so each rank would train a model of its own. Give watch() the wrapper: "
+        f"model = stride.watch(DistributedDataParallel(net)), or FSDP2. {_BY_HAND}"
+    )
+
+
+def no_engine(world_size: int) -> ConfigError:
+    """Return the error of a loop in which nothing averages gradients."""
+    return ConfigError(
+        f"the first step has run on {world_size} ranks, and nothing averages their gradients: "
+        "stride.watch() was not called, and no DistributedDataParallel or FSDP2 module exists. "
+        "No optimizer has stepped. Call model = stride.watch(DistributedDataParallel(net)) before "
+        f"the loop. {_BY_HAND}"
+    )
+
+
+def engine_bypassed(engine: str) -> UsageError:
+    """Return the error of a loop that calls the module inside its engine."""
+    return UsageError(
+        f"the first step's gradients differ between the ranks: the {engine} that stride.watch() "
+        "was given did not run. No optimizer has stepped. Call the wrapper in the loop, not the "
+        "module inside it"
+    )
+
+
 def unwatched() -> UsageError:
     """Return the error of a model that this mode of synchronisation does not know."""
     return UsageError(
@@ -137,12 +242,21 @@ def unwatched() -> UsageError:
     )
 
 
-def tell_of_unwatched(rank: int) -> None:
+def tell_of_unwatched() -> None:
     """Warn that the model is not known, so that waits of its engine are not."""
     logger.warning(
-        "rank %d trains a model that stride.watch() was not given, so its waits for other ranks "
-        "may be taken for work; call model = stride.watch(model) before the loop",
-        rank,
+        "the model was not given to stride.watch(), so the time that its engine waits for other "
+        "ranks may count as work; call model = stride.watch(model) before the loop"
+    )
+
+
+def tell_of_placeholder(step: int) -> None:
+    """Warn that the script may count the placeholder of a rank without samples."""
+    logger.warning(
+        "this rank had no samples in step %d and ran one placeholder sample instead. The script "
+        "never reads stride.samples, and len(batch) counts the placeholder as a sample. Use "
+        "stride.samples (0 in such a step) for counts, sums and running means.",
+        step,
     )
 
 
@@ -180,6 +294,53 @@ def tell_of_late_gradient() -> None:
         "train to the end of an epoch, set the limit of steps by EVENSTRIDE_MAX_STEPS, or save "
         "with a Checkpointer before close(), which applies it"
     )
+
+
+def tell_of_changed_gradients(step: int) -> None:
+    """Warn that gradients were changed between two micro-batches."""
+    logger.warning(
+        "the gradients were changed between two micro-batches of step %d, where they are only a "
+        "part of the step's gradient, on this rank alone. Clip, unscale and zero them under "
+        "`if stride.synced:`. The line is probably %s",
+        step,
+        line_with("clip_grad", "unscale_", "zero_grad"),
+    )
+
+
+def tell_if_epochs_begin_anew(epoch: int) -> None:
+    """Warn if the loop around the training loop does not know that the run was restored.
+
+    Args:
+        epoch: that training goes on in.
+    """
+    if epoch and (found := range_behind(epoch)) is not None:
+        line, text = found
+        logger.warning(
+            "training goes on in epoch %d, but the loop over %s at %s does not begin there. If it "
+            "counts all epochs, the run trains too many: write range(stride.epoch, epochs)",
+            epoch,
+            text,
+            line,
+        )
+
+
+def end_program(rank: int, max_steps: int | None) -> NoReturn:
+    """End the program, with exit code 0, because no further step is allowed.
+
+    A pass without batches would break scripts that use the variables of their loop, and an endless
+    generator over the loader would never end.
+
+    Args:
+        rank: of this process; rank 0 reports it.
+        max_steps: ``EVENSTRIDE_MAX_STEPS``; ``None`` in a calibration, which has its own end.
+    """
+    if rank == 0 and max_steps is not None:
+        logger.warning(
+            "EVENSTRIDE_MAX_STEPS=%d is reached, so the loader has no further batch; the program "
+            "ends here",
+            max_steps,
+        )
+    raise SystemExit(0)
 
 
 def not_stepped(step: int) -> UsageError:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.optim import Optimizer
@@ -23,14 +25,17 @@ from torch.utils.hooks import RemovableHandle
 from evenstride.core.weighting import loss_factor
 from evenstride.errors import UsageError
 from evenstride.runtime import misuse
+from evenstride.runtime.convention import Convention, Scaled
 from evenstride.runtime.drift import DriftGuard
 from evenstride.runtime.fit import Fit
 from evenstride.runtime.ghost import Ghosts
 from evenstride.runtime.holdback import hold_back
 from evenstride.runtime.late import LateSync
 from evenstride.runtime.noise import NoiseMeter
+from evenstride.runtime.noise_loss import mean_of_sum
 from evenstride.runtime.normalising import PlainNorms
 from evenstride.runtime.overflow import register_scaler_update_hook
+from evenstride.runtime.reentrant import InnerWaits
 from evenstride.runtime.retry import Retry
 from evenstride.runtime.sampler import Draw
 from evenstride.runtime.stream_timer import CudaMarks, StreamTimer
@@ -40,10 +45,11 @@ from evenstride.runtime.weights import WeightExchange, checked
 
 logger = logging.getLogger("evenstride")
 
-_queue_callback: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
-
 # Steps after which what ran proves something: optimizers make their states in the first.
 _STEPS_TO_WARM = 2
+
+# Micro-batches after which gradients are looked at: a loop that clips there does so each time.
+_COMPARISONS = 2
 
 
 class Scaling:
@@ -52,9 +58,11 @@ class Scaling:
     Args:
         world_size: ranks the engine averages over.
         timer: gets the marks of the backward pass. Replaced by one that measures on the device
-            as soon as a loss is found there.
+            when a model is watched there, or a loss found there without a watched model.
         commit: called when a step's synchronisation has ended.
         exchange: makes the weight exchange when it is first needed; collective.
+        by_hand: whether the script averages the gradients itself.
+        convention: looks at the first loss, if it is to be looked at.
     """
 
     def __init__(
@@ -63,13 +71,19 @@ class Scaling:
         timer: StepTimer,
         commit: Callable[[Draw], None],
         exchange: Callable[[], WeightExchange],
+        *,
+        by_hand: bool = False,
+        convention: Convention | None = None,
     ) -> None:
         self.world_size, self.timer, self.exchange = world_size, timer, exchange
-        self._commit = commit
+        self._commit, self._by_hand, self.convention = commit, by_hand, convention
         self.micro = False  # whether the loader may cut a share into micro-batches
         self.models: list[nn.Module] = []  # the watched ones
         self.parameters: list[nn.Parameter] = []  # of those
         self.unrecorded = False  # whether one has a static graph whose first step is still to come
+        self.sharded = self.compiled = False  # whether one is sharded, or compiled
+        self.inner_waits = InnerWaits(lambda: self.timer)
+        self._sizes: set[int] = set()  # of the batches that have run
         self.own_s, self._largest = 0.0, 0
         self.draw: Draw | None = None  # of the batch in the training loop's hands
         self.retry = Retry.NO  # what comes again because it did not fit into memory
@@ -87,10 +101,13 @@ class Scaling:
         self._gave = False  # whether an earlier micro-batch of the step has given gradients
         self.clean = False  # whether there were no gradients yet when its step began
         self._weight: float | None = None  # of that batch, from weight_fn
+        self._comparisons = _COMPARISONS  # of gradients between micro-batches, still to come
+        self._left: list[tuple[Tensor, int]] = []  # gradients and their versions, for the next
         self._scaled = self._backward = self._committed = self._stepped = False
         self._accumulating = self._queued = False
         self.by_argument = False  # whether weights were given to `scale`
-        self._ghosts = Ghosts(self.models)
+        self._samples_read = False  # whether the script has ever asked for `samples`
+        self._ghosts = Ghosts(self.models, self._ghost_ended)
 
     def listen(self) -> tuple[RemovableHandle, ...]:
         """Be told of every step that an optimizer takes, until the handles are removed."""
@@ -127,6 +144,17 @@ class Scaling:
     def samples(self) -> int:
         """Samples of the batch in hand that count."""
         return 0 if self.draw is None or self.retry else self.draw.samples
+
+    def read_samples(self) -> int:
+        """Return `samples` to the script, and remember that it asks."""
+        self._samples_read = True
+        return self.samples
+
+    def _ghost_ended(self) -> None:
+        draw = self.draw
+        if draw is not None and not draw.samples and not self._samples_read:
+            self._samples_read = True  # warn once
+            misuse.tell_of_placeholder(draw.step)
 
     @property
     def backward_began(self) -> bool:
@@ -269,26 +297,34 @@ class Scaling:
             raise misuse.unscaled(self.draw.step)
         raise misuse.no_backward(self.draw.step)
 
-    def scale(self, loss: Tensor, weight: float | None) -> Tensor:
+    def scale(self, loss: Tensor, weight: float | Tensor | None, reduction: str = "mean") -> Tensor:
         """Return ``loss * W * n_k / N``; see `Stride.scale`."""
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise misuse.not_one_number(loss)
-        if loss.is_cuda and not self.timer.on_device:
-            self.timer = StreamTimer.instead_of(self.timer, CudaMarks(loss.device))
+        if loss.is_cuda and not self.models:
+            self.time_on(loss.device)
+        if self.timer.capturing:
+            raise misuse.captured()
         started_s, waited_s = self.timer.now(), 0.0
         draw = self.draw
         unusual = self.micro or bool(self.retry) or weight is not None
         if draw is None or unusual or hasattr(loss, "_evenstride_scaled"):
             draw = self._checked(loss, weight)
-        if weight is None and self._weight is None:
+        if reduction != "mean":
+            factor = self._summed(draw, weight, reduction)
+        elif weight is None and self._weight is None:
             whole = loss_factor(self.world_size, draw.samples, draw.window)
             factor = whole if self.sync is None else self.sync.factor(draw)
         else:
             factor, waited_s = self._weighed(draw, weight)
         if self.noise is not None:
-            self.noise.lost(loss)
+            self.noise.lost(loss if reduction == "mean" else mean_of_sum(loss, draw))
         self._queued = False  # a backward pass that raised never came to the callback
-        scaled = loss if factor == 1.0 else loss * factor if factor else self._ghosts.silent(loss)
+        # FSDP2 hooks a loss that its model returns. Our hook must run first, so on another tensor.
+        same = factor == 1.0 and not self.sharded
+        scaled = loss if same else loss * factor if factor else self._ghosts.silent(loss)
+        if self.convention is not None:
+            waited_s += self._see(Scaled(loss, draw, weight, reduction), scaled)
         self._late.make_ready(scaled)
         if scaled.requires_grad:
             scaled.register_hook(self._backward_began)  # type: ignore[no-untyped-call]
@@ -297,6 +333,22 @@ class Scaling:
         self._scaled = True
         self.own_s += self.timer.now() - started_s - waited_s
         return scaled
+
+    def time_on(self, device: torch.device) -> None:
+        """Measure steps on a model's device from now on, if that works on its own time."""
+        if device.type == "cuda" and not self.timer.on_device:
+            self.timer = StreamTimer.instead_of(self.timer, CudaMarks(device))
+
+    def handed_out(self, samples: int) -> None:
+        """Leave a step unmodelled that holds the first batch of its size, where that is slow.
+
+        A device chooses kernels and grows its memory for a new size, and a compiled model may be
+        compiled again.
+        """
+        if samples not in self._sizes:
+            self._sizes.add(samples)
+            if self.compiled or self.timer.on_device:
+                self.timer.spoil()
 
     @contextlib.contextmanager
     def accumulate(self, model: nn.Module) -> Iterator[None]:
@@ -311,7 +363,7 @@ class Scaling:
         if self.guarding:
             self.accumulated.append(model)
         try:
-            engine = self.sync is None
+            engine = self.sync is None and not self._by_hand
             late = self._late if self.guarding and engine else None
             size = self.world_size if engine else 1
             with hold_back(model, last=self.draw.last, world_size=size, late=late):
@@ -326,7 +378,7 @@ class Scaling:
                 "with it; put all of its passes into one `with stride.guard():`"
             )
 
-    def _checked(self, loss: Tensor, weight: float | None) -> Draw:
+    def _checked(self, loss: Tensor, weight: float | Tensor | None) -> Draw:
         self._refuse_after_failure()
         draw = self.draw
         if draw is None:
@@ -339,9 +391,11 @@ class Scaling:
             raise misuse.weight_of_a_piece()
         if self._gave and not draw.first and all(p.grad is None for p in self.parameters):
             raise misuse.gradients_gone(draw.step)
+        if self._left:
+            self._compare_gradients(draw)
         return draw
 
-    def _weighed(self, draw: Draw, weight: float | None) -> tuple[float, float]:
+    def _weighed(self, draw: Draw, weight: float | Tensor | None) -> tuple[float, float]:
         """Return the factor of a batch that has a weight, and the seconds spent waiting."""
         exchange, local = self.exchange(), self._weight
         started_s = self.timer.now()
@@ -355,6 +409,32 @@ class Scaling:
             self.noise.weighed(local, total)
         return loss_factor(self.world_size, local, total), self.timer.now() - started_s
 
+    def _summed(self, draw: Draw, weight: float | Tensor | None, reduction: str) -> float:
+        """Return the factor of a loss that adds up over the ranks to that of the global batch."""
+        if reduction != "sum":
+            raise misuse.unknown_reduction(reduction)
+        if weight is not None or self._weight is not None:
+            raise misuse.sum_with_weight()
+        if draw.claimed:
+            raise misuse.sum_without_steps()
+        if not draw.samples:
+            return 0.0
+        if self.sync is None:
+            return float(self.world_size)
+        return self.sync.factor(draw) * draw.window / draw.samples
+
+    def _see(self, given: Scaled, scaled: Tensor) -> float:
+        """Let the convention look at a loss; return the seconds that it took."""
+        assert self.convention is not None, "the caller has looked"
+        started_s = self.timer.now()
+        if given.weight is None:
+            given = given._replace(weight=self._weight)
+        with self.timer.waiting():
+            self.convention = self.convention.see(given)
+        if self.convention is not None:
+            self.convention.follow(scaled)
+        return self.timer.now() - started_s
+
     def _backward_began(self, _: Tensor) -> None:
         """Ask the engine to tell when this rank's last gradient is there.
 
@@ -362,8 +442,11 @@ class Scaling:
         engine's own wait for other ranks, and one queued from inside it comes after.
         """
         if not self._queued and self.draw is not None:
+            if _in_compiled_autograd():
+                raise misuse.compiled_backward()
             self._queued = True
-            _queue_callback(self._gradients_ready)
+            self.inner_waits.backward_began()
+            Variable._execution_engine.queue_callback(self._gradients_ready)
             if self.noise is not None:
                 self.noise.backward_began()
 
@@ -376,8 +459,21 @@ class Scaling:
         self._gave = any(p.grad is not None for p in self.parameters)
         if self.draw.last and self.sync is None:  # else both happen at the optimizer's step
             self.timer.gradients_ready()
-            _queue_callback(self._synchronised)
+            self.inner_waits.gradients_ready()
+            Variable._execution_engine.queue_callback(self._synchronised)
+        elif self._comparisons and not self.draw.last:
+            self._left = [(p.grad, p.grad._version) for p in self.parameters if p.grad is not None]
         self.own_s += self.timer.now() - started_s
+
+    def _compare_gradients(self, draw: Draw) -> None:
+        """Warn if gradients were changed since the last micro-batch's backward pass."""
+        changed = any(gradient._version != version for gradient, version in self._left)
+        self._left = []
+        if not draw.first:
+            self._comparisons -= 1
+            if changed:
+                self._comparisons = 0
+                misuse.tell_of_changed_gradients(draw.step)
 
     def _synchronised(self) -> None:
         started_s = self.timer.now()
@@ -389,3 +485,11 @@ class Scaling:
                 self.noise.committed()
             self._commit(self.draw)
         self.own_s += self.timer.now() - started_s
+
+
+def _in_compiled_autograd() -> bool:
+    """Return whether a backward pass runs as compiled autograd, without importing that."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "in_compiled_autograd_region", False)) or bool(
+        getattr(compiled, "compiled_autograd_enabled", False)
+    )

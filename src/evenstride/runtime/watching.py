@@ -8,22 +8,40 @@ from typing import Protocol
 
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from evenstride.core.policies import policy_from_spec
+from evenstride.core.policies.static import is_fixed
 from evenstride.core.sync import LocalSgd, SyncMode
 from evenstride.errors import ConfigError
+from evenstride.runtime import misuse
 from evenstride.runtime.agreement import Plain
 from evenstride.runtime.compression import send_compressed
 from evenstride.runtime.drift import USUAL_STEPS, DriftGuard
+from evenstride.runtime.environment import Environment
 from evenstride.runtime.holding import Holding
 from evenstride.runtime.islands import check_island
-from evenstride.runtime.meeting import meet
+from evenstride.runtime.meeting import device_of, meet
+from evenstride.runtime.meshes import tell_of_the_rest
 from evenstride.runtime.noise import check_model
+from evenstride.runtime.progress import Progress
 from evenstride.runtime.scaling import Scaling
+from evenstride.runtime.settings import Settings
 from evenstride.runtime.setup import Team
-from evenstride.runtime.sharded import check_engine, subtract_collectives
+from evenstride.runtime.sharded import check_engine, is_sharded, subtract_collectives
 from evenstride.runtime.synchronising import begin_alike, require_plain, still
 from evenstride.runtime.timing import StepTimer
-from evenstride.runtime.watch import static_graph, watch_forward
+from evenstride.runtime.watch import (
+    averages,
+    bypassed,
+    compiled,
+    engine_exists,
+    engine_of,
+    gradient_digest,
+    static_graph,
+    watch_forward,
+)
+from evenstride.runtime.wire import verdict_to_plain
 
 
 class Watcher(Protocol):
@@ -37,6 +55,15 @@ class Watcher(Protocol):
     @property
     def timer(self) -> StepTimer:
         """The clock of its steps."""
+        ...
+
+    @property
+    def progress(self) -> Progress:
+        """Its position."""
+        ...
+
+    def stop_measuring(self, verdict: Plain) -> None:
+        """Report no steps from now on, and put the leader's decision about that in force."""
         ...
 
     def agree(
@@ -61,17 +88,41 @@ class Watching:
         member: whose they are.
         team: that trains them.
         holding: what of them is held in memory.
-        mode: of synchronisation.
+        settings: of the run.
+        environment: of this process.
     """
 
-    def __init__(self, member: Watcher, team: Team, holding: Holding, mode: SyncMode) -> None:
-        self._member, self._team, self._holding, self._mode = member, team, holding, mode
+    def __init__(
+        self,
+        member: Watcher,
+        team: Team,
+        holding: Holding,
+        settings: Settings,
+        environment: Environment,
+    ) -> None:
+        self._member, self._team, self._holding = member, team, holding
+        self._settings, self._environment = settings, environment
+        self._mode, self._by_hand = settings.mode, settings.engine == "none"
+        self.not_measured = ""
+        """Why steps cannot be measured; empty while they can."""
 
     def watch(self, model: nn.Module, asked: Plain) -> None:
         """Time the model's forward pass, and know its parameters; agree that it can be trained."""
         team, scaling = self._team, self._member.scaling
-        kinds = meet(model, asked, team.group, partial(self._agree, model, asked))
+        met = meet(
+            model,
+            asked,
+            team.group,
+            partial(self._agree, model, asked),
+            self._environment.connections,
+        )
+        kinds = tuple(met["kinds"])
         check_engine(model, kinds)
+        if met["verdict"] is not None:
+            self.not_measured = met["not_measured"]
+            self._member.stop_measuring(met["verdict"])
+        if team.leader is not None and team.group is not None and not scaling.models:
+            self._tell_of_the_rest()
         if any(known is model for known in scaling.models):
             return
         if asked["compress"] is not None:
@@ -81,19 +132,61 @@ class Watching:
             every = USUAL_STEPS if len(set(kinds)) > 1 and _keeps_alike(self._mode) else 0
         if every and team.group is not None:
             self._guard_against_drift(model, every)
-        subtract_collectives(model, lambda: self._member.timer)
-        if scaling.sync is not None:
-            with self._member.timer.waiting():
-                scaling.sync.watch(model)
-                begin_alike(model, team.group)
-            still(model)
-        else:
-            watch_forward(model, lambda: self._member.timer, team.world_size)
+        self._mark_waits(model)
         scaling.watch(model)
+        if asked["check_loss"] and scaling.convention is not None:
+            scaling.convention.watch(model)
         if scaling.noise is not None:
             scaling.noise.watch(model)
         self._holding.watch(model)
         scaling.unrecorded = scaling.unrecorded or static_graph(model)
+
+    def _mark_waits(self, model: nn.Module) -> None:
+        """Time the model on its device, and let its engine's waits be marked as such."""
+        scaling = self._member.scaling
+        scaling.time_on(device_of(model))
+        scaling.sharded = scaling.sharded or is_sharded(model)
+        scaling.compiled = scaling.compiled or compiled(model)
+        subtract_collectives(model, lambda: self._member.timer)
+        if scaling.sync is not None:
+            with self._member.timer.waiting():
+                scaling.sync.watch(model)
+                begin_alike(model, self._team.group)
+            still(model)
+            return
+        watch_forward(model, lambda: self._member.timer)
+        if isinstance(engine := engine_of(model), DistributedDataParallel):
+            scaling.inner_waits.watch(engine)
+
+    def check_first_step(self) -> None:
+        """Raise if the first step's gradients were not averaged; collective if that is in doubt.
+
+        Raises:
+            ConfigError: nothing in any rank's process averages gradients.
+            UsageError: the loop calls the module inside its DistributedDataParallel.
+        """
+        models, world_size = self._member.scaling.models, self._team.world_size
+        if self._team.group is None or self._by_hand or self._member.scaling.sync is not None:
+            return
+        doubtful = [model for model in models if bypassed(model)]
+        if models and not doubtful:
+            return
+
+        def show() -> Plain:
+            engine = bool(models) or engine_exists()
+            return {"engine": engine, "gradients": [gradient_digest(one) for one in doubtful]}
+
+        def judge(shown: list[Plain]) -> Plain:
+            if not all(mine["engine"] for mine in shown):
+                raise misuse.no_engine(world_size)
+            if any(mine["gradients"] != shown[0]["gradients"] for mine in shown):
+                raise misuse.engine_bypassed(type(engine_of(doubtful[0])).__name__)
+            return {}
+
+        with self._member.timer.waiting():
+            self._member.agree("the first step", show, judge)
+        if not models and self._team.rank == 0:
+            misuse.tell_of_unwatched()
 
     def _agree(
         self,
@@ -112,9 +205,33 @@ class Watching:
                 require_plain(model, self._mode)
                 _refuse_hook(asked["compress"], self._mode)
                 _refuse_check(asked["drift_check"], self._mode)
+            elif not self._by_hand and self._team.group is not None:
+                _require_engine(model, self._team.world_size)
             return shown
 
-        return self._member.agree("watch()", checked, judge)
+        def judged(shown: list[Plain]) -> Plain:
+            met = judge(shown)
+            check_engine(model, met["kinds"])
+            return {**met, "verdict": self._decided(met["not_measured"])}
+
+        return self._member.agree("watch()", checked, judged)
+
+    def _decided(self, why: str) -> Plain | None:
+        """Return the leader's decision where steps cannot be measured; ``None`` where they can."""
+        if not why or self.not_measured or self._team.leader is None:
+            return None
+        _refuse_policy(self._settings, self._environment, why)
+        step = self._member.progress.step
+        if step:
+            raise ConfigError(
+                f"watch() got a model whose steps cannot be measured after {step} steps were: "
+                f"{why}; watch all models before the first step"
+            )
+        return verdict_to_plain(self._team.leader.not_measured(step, why))
+
+    def _tell_of_the_rest(self) -> None:
+        if not is_fixed(policy_from_spec(self._settings.policy)) and not self.not_measured:
+            tell_of_the_rest(self._team.world_size, dist.get_world_size())
 
     def _guard_against_drift(self, model: nn.Module, every: int) -> None:
         scaling = self._member.scaling
@@ -122,6 +239,27 @@ class Watching:
             group = self._member.own_group("gloo")
             scaling.drift = DriftGuard(group, every, lambda: self._member.timer.waiting())
         scaling.drift.watch(model)
+
+
+def _require_engine(model: nn.Module, world_size: int) -> None:
+    if not averages(model) and any(p.requires_grad for p in model.parameters()):
+        raise misuse.bare(type(model).__name__, world_size)
+
+
+def _refuse_policy(settings: Settings, environment: Environment, why: str) -> None:
+    """Refuse what was asked for by name and needs measured times.
+
+    Raises:
+        ConfigError: a policy that moves shares, or a calibration.
+    """
+    if environment.calibrate is not None:
+        raise ConfigError(f"the calibration needs measured times, and there are none: {why}")
+    if settings.policy_given and not is_fixed(policy_from_spec(settings.policy)):
+        raise ConfigError(
+            f"policy {settings.policy!r} needs measured times, and there are none: {why}. Leave "
+            'the policy out for equal shares, or set "uniform" or "static:20,100" (in the script '
+            "or in EVENSTRIDE_POLICY)"
+        )
 
 
 def _refuse_hook(compress: str | None, mode: SyncMode) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import Variable
 
 from evenstride.errors import ScaleError
-from evenstride.runtime.scaling import _queue_callback
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.weighing import Rank
 
@@ -102,7 +102,7 @@ def test_a_synchronisation_that_breaks_off_is_known_to_have_failed() -> None:
     rank.take(2, 2)
     # The engine's own wait for the others: queued after ours, and before what follows it.
     rank.model.bias.register_hook(  # type: ignore[no-untyped-call]
-        lambda _: _queue_callback(lose_the_connection)
+        lambda _: Variable._execution_engine.queue_callback(lose_the_connection)
     )
 
     with contextlib.suppress(ConnectionError):
@@ -164,3 +164,24 @@ def test_a_loss_may_have_any_shape_of_one_element(shape: tuple[int, ...]) -> Non
     scaled = rank.scaling.scale(torch.ones(shape, requires_grad=True), None)
 
     assert (scaled.shape, scaled.item()) == (shape, 0.5)
+
+
+def test_a_loss_that_adds_up_is_multiplied_by_the_ranks_alone() -> None:
+    rank = Rank(world_size=3)
+    factors = []
+    for samples in (5, 0):
+        rank.take(samples, 12, share=samples)
+        rank.model.zero_grad()
+        rank.scaling.scale(rank.loss(), None, "sum").backward()  # type: ignore[no-untyped-call]
+        assert rank.model.bias.grad is not None
+        factors.append(float(rank.model.bias.grad))
+
+    assert factors == [3.0, 0.0]
+
+
+def test_a_loss_that_adds_up_needs_steps_in_common() -> None:
+    rank = Rank(world_size=3)
+    rank.take(5, 12, claimed=5)
+
+    with pytest.raises(ScaleError, match="have no step in common"):
+        rank.scaling.scale(rank.loss(), None, "sum")

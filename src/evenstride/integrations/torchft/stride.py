@@ -130,7 +130,7 @@ class LiveStride:
         asked = LoaderOptions(
             shuffle=shuffle, drop_last=drop_last, max_micro_batch=max_micro_batch, seeded=seeded
         )
-        shown: Plain = layout(dataset, asked, 0)
+        shown: Plain = layout(dataset, asked, 0, seed=None)
         run = self._run
         run.progress.attach(order_of(dataset, {**shown, "lanes": (1,)}, asked, run.asked.seed))
         alike = ("length", "shuffle", "drop_last")
@@ -217,7 +217,7 @@ class LiveStride:
     @property
     def samples(self) -> int:
         """Samples of the batch in hand that count: 0 while weights are on their way."""
-        return self._run.scaling.samples
+        return self._run.scaling.read_samples()
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -237,7 +237,7 @@ class LiveStride:
     @property
     def epoch(self) -> int:
         """The current epoch, of all workers; a worker that comes back learns it with its loop."""
-        return self._run.progress.epoch_shown
+        return self._run.progress.epoch
 
     @property
     def step(self) -> int:

@@ -1,0 +1,170 @@
+"""What would train wrongly is refused alike on every rank; what may be in vain is told once."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstride.testing import RankPool
+from tests.multiproc.exactness import alone
+from tests.multiproc.misused import (
+    BATCH,
+    LENGTH,
+    LOOPS,
+    SHARES,
+    clipped,
+    line_of,
+    restored,
+    saved,
+    trained,
+)
+from tests.multiproc.training import Loop, relative_error
+
+
+def check_exact(told: list[dict[str, Any]]) -> None:
+    """Fail unless every rank had the gradients of one process."""
+    truth = alone(Loop(BATCH, LENGTH, SHARES))
+    for of in told:
+        assert of["error"] == ("", "")
+        assert len(of["gradients"]) == len(truth)
+        for actual, expected in zip(of["gradients"], truth, strict=True):
+            assert relative_error(actual, expected) <= 1e-12
+
+
+def check_refused(told: list[dict[str, Any]], kind: str, *texts: str) -> None:
+    """Fail unless all ranks raised the same before any optimizer step."""
+    assert told[0]["error"] == told[1]["error"]
+    assert told[0]["error"][0] == kind
+    for text in texts:
+        assert text in told[0]["error"][1]
+    assert all(of["unchanged"] and not of["gradients"] for of in told)
+
+
+def test_a_bare_module_is_refused(ranks: RankPool) -> None:
+    told = ranks.run(trained, 2, "bare")
+
+    check_refused(told, "ConfigError", "watch() got a bare Sequential", 'engine="none"')
+
+
+def test_training_without_any_engine_is_refused_before_the_optimizer_steps(
+    ranks: RankPool,
+) -> None:
+    told = ranks.run(_unwatched, 2, "bare")
+
+    check_refused(told, "ConfigError", "nothing averages their gradients", 'engine="none"')
+
+
+def test_a_loop_that_calls_the_module_inside_its_engine_is_refused(ranks: RankPool) -> None:
+    told = ranks.run(trained, 2, "module inside")
+
+    check_refused(told, "UsageError", "the DistributedDataParallel that stride.watch()")
+
+
+@pytest.mark.parametrize("name", ["contained", "held", "compiled", "compiled inside"])
+def test_a_wrapper_that_has_an_engine_is_watched(ranks: RankPool, name: str) -> None:
+    told = ranks.run(trained, 2, name)
+
+    check_exact(told)
+    assert not any(of["heard"] for of in told)
+
+
+def test_an_engine_that_is_not_watched_is_told_of_once(ranks: RankPool) -> None:
+    told = ranks.run(_unwatched, 2, "ddp")
+
+    check_exact(told)
+    assert [len(of["heard"]) for of in told] == [1, 0]
+    assert "call model = stride.watch(model) before the loop" in told[0]["heard"][0]
+
+
+@pytest.mark.parametrize("micro", [None, 2])
+def test_a_script_that_averages_by_hand_says_so_and_is_exact(
+    ranks: RankPool, micro: int | None
+) -> None:
+    told = ranks.run(_by_hand, 2, micro)
+
+    check_exact(told)
+    assert not any(of["heard"] for of in told)
+
+
+def test_a_script_that_averages_by_hand_need_not_watch(ranks: RankPool) -> None:
+    told = ranks.run(_unwatched, 2, "by hand")
+
+    check_exact(told)
+
+
+def test_clipping_between_micro_batches_is_told_of_with_its_line(ranks: RankPool) -> None:
+    told = ranks.run(partial(clipped, in_pieces=True), 2)
+
+    for heard in told:
+        (line,) = heard
+        assert "the gradients were changed between two micro-batches" in line
+        assert line.endswith(line_of("# in pieces"))
+
+
+def test_clipping_a_whole_gradient_is_not_told_of(ranks: RankPool) -> None:
+    assert ranks.run(partial(clipped, in_pieces=False), 2) == [[], []]
+
+
+@pytest.mark.parametrize("name", ["from zero", "from zero, inline"])
+def test_epochs_that_begin_again_after_a_restore_are_told_of_once(
+    ranks: RankPool, name: str
+) -> None:
+    told, others = ranks.run(restored, 2, name)
+
+    (line,) = told
+    assert not others, "rank 0 speaks for all"
+    assert "training goes on in epoch 1, but the loop over range(2)" in line
+    assert f"at {line_of('# ' + name)} does not begin there" in line
+
+
+@pytest.mark.parametrize("name", [name for name in LOOPS if not name.startswith("from zero")])
+def test_epochs_that_go_on_after_a_restore_are_not_told_of(ranks: RankPool, name: str) -> None:
+    assert ranks.run(restored, 2, name) == [[], []]
+
+
+def test_checkpoints_that_are_never_restored_are_told_of_once(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    run = partial(saved, restores=False, saves_scheduler=True)
+
+    told, others = ranks.run(run, 2, str(tmp_path))
+
+    (line,) = told
+    assert not others, "rank 0 speaks for all"
+    assert f"{tmp_path} has checkpoints of an earlier run, the newest step-000000003" in line
+    assert f"Call checkpoint.restore() after {_construction()}" in line
+
+
+def test_a_scheduler_that_is_not_saved_is_told_of_once(ranks: RankPool, tmp_path: Path) -> None:
+    run = partial(saved, restores=False, saves_scheduler=False, otherwise=True)
+
+    told, others = ranks.run(run, 2, str(tmp_path))
+
+    (line,) = told
+    assert not others, "rank 0 speaks for all"
+    assert line.startswith("the StepLR of an optimizer is not saved")
+    assert f"Give it to the Checkpointer at {_construction()}" in line
+
+
+def test_a_run_that_restores_and_saves_all_is_told_of_nothing(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    run = partial(saved, restores=True, saves_scheduler=True)
+
+    assert ranks.run(run, 2, str(tmp_path)) == [[], []]
+
+
+def _construction() -> str:
+    file, _, number = line_of("# the Checkpointer").rpartition(":")
+    return f"{file}:{int(number) - 7}"  # where the call begins
+
+
+def _unwatched(rank: int, name: str) -> dict[str, Any]:
+    return trained(rank, name, watch=False)
+
+
+def _by_hand(rank: int, micro: int | None) -> dict[str, Any]:
+    return trained(rank, "by hand", micro=micro)
