@@ -7,6 +7,10 @@
 and CUDA in one job, not two ranks on one card, not the profiler's kernels, not the rival's stream.
 The rehearsal runs the same code with CPU workers in the card's place; its figures mean nothing.
 
+All workers meet over Gloo, as NCCL takes one rank per card. So nothing here shows how NCCL's
+kernels take multiprocessors from a rank that waits, what a single hardware queue
+(``CUDA_DEVICE_MAX_CONNECTIONS=1``) does to the marks, or how a lost rank ends under NCCL.
+
 * ``cluster``: one GPU worker and three CPU workers with 3, 2 and 1 parts of the cores train a small
   convolutional and a small residual net over Gloo. Blocks of the equal split, of ``adaptive`` and
   of some fixed splits (the best one of the calibrated curves, where adaptive is, two neighbours)

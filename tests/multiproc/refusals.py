@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
 
@@ -112,3 +122,71 @@ def missing(rank: int) -> tuple[str, str]:
     if rank == 1:
         return "", ""
     return raised(lambda: evenstride.Stride(global_batch=8))
+
+
+def watched(rank: int, name: str) -> tuple[str, str]:
+    """Watch a model that cannot be watched, on rank 1 alone or on both."""
+    stride = evenstride.Stride(global_batch=8, engine="none")
+    module = net()
+    if name == "an accelerator of another kind on one rank" and rank == 1:
+        module = nn.Linear(2, 1, device="meta")
+    answer = raised(lambda: stride.watch(module))
+    stride.close()
+    return answer
+
+
+def divided(rank: int, name: str) -> tuple[str, str]:
+    """Watch a model on two by two ranks that is divided along a second dimension."""
+    del rank
+    names = ("replicate", "shard") if name == "HSDP" else ("dp", name.partition(" ")[0])
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+    model: Any = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    own: dist.ProcessGroup | None = mesh["dp"].get_group() if "dp" in names else None
+    if name in ("tp", "tp fsdp", "tp ddp"):
+        plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+        parallelize_module(model, mesh["tp"], plan)
+    if name in ("tp fsdp", "cp slice"):
+        model = fully_shard(model, mesh=mesh["dp"])
+    elif name == "cp flat":
+        model, own = fully_shard(model, mesh=mesh["dp", "cp"]._flatten("dp_cp")), None
+    elif name == "HSDP":
+        model = fully_shard(model, mesh=mesh)
+    elif name in ("tp ddp", "cp ddp"):
+        model = DistributedDataParallel(model, device_mesh=mesh["dp"])
+    shard = mesh["shard"].get_group() if name == "HSDP" else None
+    stride = evenstride.Stride(global_batch=8, process_group=own, shard_group=shard)
+    answer = raised(lambda: stride.watch(model))
+    stride.close()
+    return answer
+
+
+def told_of_the_rest(rank: int, policy: str | None) -> list[str]:
+    """Return what this rank warns of when its `Stride` has half of the ranks."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = groups[rank // 2]
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("evenstride")
+    logger.addHandler(handler)
+    stride = evenstride.Stride(global_batch=8, process_group=mine, policy=policy)
+    stride.watch(DistributedDataParallel(net(), process_group=mine))
+    stride.close()
+    logger.removeHandler(handler)
+    return [text for text in records if "of 4 ranks" in text]
+
+
+def on_a_gpu_host(rank: int, chosen: list[bool]) -> tuple[str, str]:
+    """Make a `Stride` on ranks that have a GPU, some of which use it, over the usual backends."""
+    strides: list[evenstride.Stride] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "is_initialized", lambda: chosen[rank])
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        patch.setattr(dist, "get_backend_config", lambda _: "cpu:gloo,cuda:nccl")
+        patch.setattr("evenstride.runtime.peers.fingerprint", lambda *_: "a GPU")
+        answer = raised(lambda: strides.append(evenstride.Stride(global_batch=8)))
+    for stride in strides:
+        stride.close()
+    return answer

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.utils.data import TensorDataset
 import evenstride
 from evenstride.core.observation import median
 from evenstride.runtime.sharded import gathered, island_of
-from evenstride.runtime.timing import StepRecord
+from evenstride.runtime.timing import StepRecord, StepTimer
 from tests.multiproc.loops import burn
 from tests.multiproc.training import FEATURES, Loop, rows
 from tests.order import epoch_order
@@ -103,6 +104,84 @@ def sharded(net: Net, layout: Layout) -> Any:
     return fully_shard(net, **options)
 
 
+class WithLoss(nn.Module):
+    """A model that returns its loss, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 1, dtype=torch.float64)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss."""
+        return nn.functional.mse_loss(self.layer(x), y)
+
+
+def order_of_callbacks(rank: int) -> tuple[list[str], list[float], list[float]]:
+    """Return who acts in what order after a backward pass, and the gradient with its truth."""
+    del rank
+    stride = evenstride.Stride(global_batch=8, policy="uniform")
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(3)
+    whole = WithLoss()
+    model: Any = copy.deepcopy(whole)
+    fully_shard(model.layer, mesh=mesh)
+    stride.watch(fully_shard(model, mesh=mesh))
+    seen: list[str] = []
+
+    def noted(name: str, call: Callable[..., None]) -> Callable[..., None]:
+        def noting(*args: Any) -> None:
+            seen.append(name)
+            call(*args)
+
+        return noting
+
+    state, name = model._get_fsdp_state(), "_root_post_backward_final_callback"
+    loader = stride.loader(rows(8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, name, noted("FSDP2", getattr(state, name)))
+        ready = noted("evenstride", StepTimer.gradients_ready)
+        patch.setattr(StepTimer, "gradients_ready", ready)
+        for _, x, y in loader:
+            stride.scale(model(x, y)).backward()  # type: ignore[no-untyped-call]
+    _, x, y = rows(8).tensors
+    whole(x, y).backward()
+    found = [p.grad.full_tensor().flatten() for p in model.parameters()]
+    truth = [p.grad.flatten() for p in whole.parameters() if p.grad is not None]
+    stride.close()
+    return seen, torch.cat(found).tolist(), torch.cat(truth).tolist()
+
+
+def uncounted(rank: int, trace: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Train a model whose waits cannot be told from work, as on CUDA, with unequal ranks.
+
+    Returns:
+        What was raised, or the shares after each step and the summary.
+    """
+    stride = evenstride.Stride(global_batch=8, trace=trace, **asked)
+    layout = Layout()
+    model = sharded(Net(layout, torch.float32), layout)
+    loader = stride.loader(TensorDataset(torch.ones(8 * 40, FEATURES)))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("evenstride.runtime.sharded._why_uncounted", lambda _: "as on CUDA")
+            stride.watch(model)
+        shares = []
+        for (x,) in loader:
+            burn(128, 20 * rank)
+            stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+            model.zero_grad()
+            shares.append(stride.shares)
+        return {
+            "shares": shares,
+            "summary": stride.summary().to_dict(),
+            "text": str(stride.summary()),
+        }
+    except evenstride.ConfigError as error:
+        return {"error": str(error)}
+    finally:
+        stride.close()
+
+
 def _names(layout: Layout) -> tuple[str, ...]:
     return ("island", "shard")[-len(layout.mesh) :]
 
@@ -168,7 +247,7 @@ def waits_counted(counted: bool) -> Iterator[None]:
         # Exact for any split, also for those that islands do not have in a run.
         patch.setattr("evenstride.runtime.watching.check_island", lambda *_: None)
         if not counted:
-            patch.setattr("evenstride.runtime.watching.subtract_collectives", lambda *_: False)
+            patch.setattr("evenstride.runtime.watching.subtract_collectives", lambda *_: None)
         yield
 
 

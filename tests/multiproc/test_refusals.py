@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from evenstride.testing import RankPool
-from tests.multiproc.refusals import loaders, loops, missing, settings
+from tests.multiproc.refusals import (
+    divided,
+    loaders,
+    loops,
+    missing,
+    on_a_gpu_host,
+    settings,
+    told_of_the_rest,
+    watched,
+)
+from tests.multiproc.sharded import needs_shards_on_cpu
 
 SAME = {"global_batch": 8}
 SETTINGS: dict[str, tuple[list[dict[str, Any]], str, str]] = {
@@ -106,7 +116,7 @@ def test_loaders_that_cannot_be_are_refused_on_every_rank(ranks: RankPool, name:
 
 LOOPS = {
     "not scaled": ("ScaleError", "was never scaled"),
-    "no backward": ("ScaleError", "backward pass never ran"),
+    "no backward": ("ScaleError", "backward pass of step 0 never ran"),
     "scaled twice": ("ScaleError", "scaled twice"),
     "two loops": ("LoaderBusy", "still going on"),
     "micro-batches without accumulate": ("ScaleError", "with stride.accumulate(model)"),
@@ -136,3 +146,57 @@ def test_a_rank_that_never_comes_is_named(ranks: RankPool) -> None:
     assert answers[0][0] == answers[2][0] == "WorkerLost"
     assert "rank 1 did not reach Stride()" in answers[0][1]
     assert answers[0][1] == answers[2][1]
+
+
+def test_a_device_that_one_rank_cannot_time_is_refused_on_every_rank(ranks: RankPool) -> None:
+    answers = ranks.run(watched, 2, "an accelerator of another kind on one rank")
+
+    for kind, text in answers:
+        assert kind == "ConfigError"
+        assert "meta device" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tp", "parameter 0.weight is a DTensor on (tp=2)"),
+        ("tp fsdp", "parameter 0.weight is a DTensor on (dp=2, tp=2)"),
+        ("tp ddp", "its device mesh (dp=2, tp=2) has tp=2"),
+        ("cp slice", "its device mesh (dp=2, cp=2) has cp=2"),
+        ("cp flat", "its device mesh (dp=2, cp=2) has cp=2"),
+        ("cp ddp", "its device mesh (dp=2, cp=2) has cp=2"),
+    ],
+)
+@needs_shards_on_cpu
+def test_a_model_whose_samples_are_divided_over_ranks_is_refused(
+    ranks: RankPool, name: str, text: str
+) -> None:
+    for kind, told in ranks.run(divided, 4, name):
+        assert kind == "ConfigError"
+        assert text in told
+        assert "evenstride gives each rank samples of its own" in told
+
+
+@needs_shards_on_cpu
+def test_hsdp_divides_nothing_but_data(ranks: RankPool) -> None:
+    assert ranks.run(divided, 4, "HSDP") == [("", "")] * 4
+
+
+@pytest.mark.parametrize(("policy", "warnings"), [(None, 1), ("uniform", 0)])
+def test_one_rank_tells_that_only_a_part_of_the_job_is_balanced(
+    ranks: RankPool, policy: str | None, warnings: int
+) -> None:
+    told = ranks.run(told_of_the_rest, 4, policy)
+
+    assert [len(one) for one in told] == [warnings, 0, warnings, 0]
+
+
+def test_a_cpu_rank_on_a_gpu_host_is_refused_on_every_rank_before_the_engine_hangs(
+    ranks: RankPool,
+) -> None:
+    for kind, text in ranks.run(on_a_gpu_host, 2, [True, False]):
+        assert kind == "ConfigError"
+        assert "rank 0 uses its GPU and rank 1 does not use its own yet" in text
+
+    for alike in (True, False):
+        assert ranks.run(on_a_gpu_host, 2, [alike, alike]) == [("", "")] * 2

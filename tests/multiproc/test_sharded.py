@@ -25,6 +25,7 @@ from tests.multiproc.sharded import (
     evaluated_unequally,
     islands,
     needs_shards_on_cpu,
+    order_of_callbacks,
     resumed,
     timed,
     train,
@@ -207,3 +208,11 @@ def test_an_island_is_who_shards_one_replica(ranks: RankPool) -> None:
 def test_one_run_does_not_meet_the_groups_of_another_one(ranks: RankPool) -> None:
     for groups in (3, 0):
         assert ranks.run(doubled, 4, groups) == [[0.0, 2.0, 4.0, 6.0, 8.0, 10.0]] * 4
+
+
+def test_the_last_gradient_is_marked_before_fsdp_waits_for_a_model_that_returns_its_loss(
+    ranks: RankPool,
+) -> None:
+    for seen, gradient, truth in ranks.run(order_of_callbacks, 2):
+        assert seen == ["evenstride", "FSDP2"]
+        assert gradient == pytest.approx(truth, rel=1e-5)

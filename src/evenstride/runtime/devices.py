@@ -13,6 +13,7 @@ Source:
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 
 from evenstride.errors import ConfigError
 
@@ -224,6 +226,24 @@ def require(
     )
 
 
+def check_kind(device: torch.device) -> None:
+    """Refuse a device whose steps evenstride cannot time.
+
+    Raises:
+        ConfigError: the device is neither a CPU nor a CUDA (or ROCm) card.
+    """
+    if device.type == "meta":
+        raise ConfigError(
+            "watch() got a model whose parameters are on the meta device, so its device is not "
+            "known yet; call watch() after to_empty() and the initialisation of the weights"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"watch() got a model on {device.type!r}; evenstride can time steps on CPU and CUDA "
+            "(ROCm included) only. Use one of these devices on every rank"
+        )
+
+
 def check_backends(kinds: Sequence[str], backend_config: str) -> None:
     """Refuse a process group in which ranks would wait for each other in different libraries.
 
@@ -252,6 +272,63 @@ def check_backends(kinds: Sequence[str], backend_config: str) -> None:
             'which never ends; call init_process_group("gloo"), so that all ranks meet on gloo, '
             "or use one kind of device"
         )
+
+
+def check_chosen(chosen: Sequence[bool | None], backend_config: str) -> None:
+    """Refuse ranks of which only some use their GPU where that decides whom they wait for.
+
+    Args:
+        chosen: for each rank whether it has begun to use its GPU; ``None`` if it has none.
+        backend_config: as in `check_backends`.
+
+    Raises:
+        ConfigError: the group waits in one library on CPU, and in another one on CUDA.
+    """
+    cpu, cuda = (backend_of(kind, backend_config) for kind in ("cpu", "cuda"))
+    if True in chosen and False in chosen and cpu and cuda and cpu != cuda:
+        raise ConfigError(
+            f"rank {chosen.index(True)} uses its GPU and rank {chosen.index(False)} does not use "
+            f"its own yet, and the process group's backend {backend_config!r} makes CPU and CUDA "
+            "ranks wait in different libraries, which never ends. Ranks that compute on a GPU "
+            "must call torch.cuda.set_device(local_rank) before Stride(); if some compute on the "
+            'CPU, call init_process_group("gloo")'
+        )
+
+
+def has_chosen_cuda(group: dist.ProcessGroup | None) -> bool:
+    """Return whether this process uses its GPU, or its process group is bound to one."""
+    bound = getattr(group, "bound_device_id", None)
+    initialised = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return initialised or (bound is not None and bound.type == "cuda")
+
+
+def backend_of(kind: str, backend_config: str) -> str:
+    """Return the backend on which ranks of a kind of device meet; empty if there is none."""
+    return _served(backend_config).get(kind, "")
+
+
+def likely_device(group: dist.ProcessGroup | None = None) -> torch.device:
+    """Return the device that this rank is likely to compute on, before it has a model.
+
+    That which the process group is bound to, else the current one. A rank that has not called
+    ``torch.cuda.set_device`` has device 0 as the current one, like all others of its host; its
+    local rank tells them apart.
+
+    Args:
+        group: of the ranks that train.
+    """
+    bound = getattr(group, "bound_device_id", None)
+    if isinstance(bound, torch.device):
+        return bound
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    # To ask for the current device would start CUDA, also on a rank that computes on its CPU.
+    started = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    current = torch.cuda.current_device() if started else 0
+    local = os.environ.get("LOCAL_RANK", "")
+    if current == 0 and local.isdecimal() and int(local) < torch.cuda.device_count():
+        current = int(local)
+    return torch.device("cuda", current)
 
 
 def read_device(device: torch.device) -> Device:

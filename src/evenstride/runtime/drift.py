@@ -20,6 +20,8 @@ logger = logging.getLogger("evenstride")
 USUAL_STEPS = 100
 """Steps between two comparisons where ranks compute on devices of several kinds."""
 
+# Elements that are widened to 8 bytes at once: 32 MiB.
+_MOST_AT_ONCE = 2**22
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -27,13 +29,18 @@ def fingerprint(parameters: Iterable[Tensor]) -> Tensor:
     """Return two numbers that equal bits have in common; int64 of shape ``(2,)``, on the CPU.
 
     The sum over all bits as integers, and that of their squares: differences of a last digit up
-    and down may cancel in one of them. Wraps around. Costs two passes over the parameters.
+    and down may cancel in one of them. Wraps around. Costs two passes over the parameters, and
+    memory for a few millions of their elements at a time.
     """
     total = torch.zeros(2, dtype=torch.int64)
     for parameter in parameters:
         bits = torch.view_as_real(parameter) if parameter.is_complex() else parameter
-        bits = bits.detach().view(_BITS[bits.element_size()]).to(torch.int64)
-        total += torch.stack([bits.sum(), bits.square().sum()]).cpu()
+        bits = bits.detach().view(_BITS[bits.element_size()]).reshape(-1)
+        sums = torch.zeros(2, dtype=torch.int64, device=bits.device)
+        for piece in torch.split(bits, _MOST_AT_ONCE):
+            wide = piece.to(torch.int64)
+            sums += torch.stack([wide.sum(), wide.square_().sum()])
+        total += sums.cpu()
     return total
 
 

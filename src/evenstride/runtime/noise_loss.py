@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from evenstride.runtime.sampler import Draw
 from evenstride.runtime.squares import wide
 
 
@@ -49,3 +50,8 @@ class StepLoss:
     def total(self) -> Tensor | None:
         """The sum, 0-d and on the device; ``None`` if the loss of a batch is not known."""
         return self._sum if self._known else None
+
+
+def mean_of_sum(loss: Tensor, draw: Draw) -> Tensor:
+    """Return the mean over a batch of a loss that adds up to that of the global batch."""
+    return loss.detach() * (draw.window / draw.samples) if draw.samples else loss

@@ -19,14 +19,13 @@ from evenstride.core.events import FleetFormed
 from evenstride.core.fleet import Shares, Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.dynamic_batching import DynamicBatching
-from evenstride.core.policies.static import Given, Static
-from evenstride.core.policies.uniform import Uniform
+from evenstride.core.policies.static import Static, is_fixed
 from evenstride.core.quanta import spans
 from evenstride.core.state import Control
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, agree, require_equal
 from evenstride.runtime.channel import Channel, open_channel
-from evenstride.runtime.devices import check_backends
+from evenstride.runtime.devices import check_backends, check_chosen, has_chosen_cuda, likely_device
 from evenstride.runtime.environment import Environment, read_environment
 from evenstride.runtime.fit import Spans
 from evenstride.runtime.islands import Islands, islands_of, show_island
@@ -34,11 +33,13 @@ from evenstride.runtime.leader import Leader
 from evenstride.runtime.misuse import tell_if_overruled
 from evenstride.runtime.open_batch import batch_of
 from evenstride.runtime.peers import Peer, myself
-from evenstride.runtime.resources import measured_flops_per_s, usable_cores
+from evenstride.runtime.resources import comparable, measured_flops_per_s, usable_cores
+from evenstride.runtime.script_saves import guard_saves
 from evenstride.runtime.settings import Asked, Settings, averages, check, settings_of
 from evenstride.runtime.sinks.board import Board
 from evenstride.runtime.sinks.opening import open_sinks
 from evenstride.runtime.step_file import StepFile
+from evenstride.runtime.trial import keep_apart
 from evenstride.runtime.wire import verdict_from_plain, verdict_to_plain
 from evenstride.trace.read import TRACE_NAME
 from evenstride.trace.write import TraceWriter
@@ -122,7 +123,8 @@ def settle(
             or there is no process group where there must be one.
     """
     try:
-        environment = read_environment(os.environ)
+        environment = keep_apart(read_environment(os.environ))
+        guard_saves(environment.checkpoints)
         sync = asked["sync"] or environment.sync or "bsp"
         batch = batch_of(global_batch, bounds, environment.global_batch, averages=averages(sync))
         if environment.calibrate is not None:  # which tries sizes of its own
@@ -157,14 +159,17 @@ def form_team(
     led: list[tuple[Leader, StepFile | None]] = []
 
     def show(rank: int) -> Plain:
-        return {**_show(settings, rank), "island": show_island(shard_group, group)}
+        chosen = has_chosen_cuda(group)  # before anything here looks at the GPU
+        return {
+            **_show(settings, rank, likely_device(group)),
+            "uses_gpu": chosen,
+            "island": show_island(shard_group, group),
+        }
 
     def judge(shown: list[Plain]) -> Plain:
         _compare(shown)
         if group is not None:
-            # Before the engine is made, which would wait for ever. Who has an accelerator uses it.
-            kinds = ["cuda" if mine["cuda"] else "cpu" for mine in shown]
-            check_backends(kinds, dist.get_backend_config(group))
+            _check_devices(shown, dist.get_backend_config(group))
         control = Control(
             policy_from_spec(settings.policy), memory_fraction=settings.memory_fraction
         )
@@ -187,6 +192,13 @@ def form_team(
     return _team(plain, channel.rank, group, channel, *(led[0] if led else (None, None)))
 
 
+def _check_devices(shown: list[Plain], backend_config: str) -> None:
+    """Refuse devices that would wait for each other before the engine is made, where they hang."""
+    # A rank that has an accelerator is taken to use it.
+    check_backends(["cuda" if mine["cuda"] else "cpu" for mine in shown], backend_config)
+    check_chosen([mine["uses_gpu"] if mine["cuda"] else None for mine in shown], backend_config)
+
+
 def refuse_everywhere(error: ConfigError, group: dist.ProcessGroup | None) -> None:
     """Raise an error of this rank on all ranks, so that none waits for it to make its `Stride`.
 
@@ -205,7 +217,7 @@ def refuse_everywhere(error: ConfigError, group: dist.ProcessGroup | None) -> No
     raise error
 
 
-def _show(settings: Settings, rank: int) -> Plain:
+def _show(settings: Settings, rank: int, device: torch.device) -> Plain:
     check(settings)
     return {
         "evenstride": __version__,
@@ -214,6 +226,7 @@ def _show(settings: Settings, rank: int) -> Plain:
         "seed": settings.seed,
         "policy": settings.policy,
         "sync": str(settings.mode),
+        "engine": settings.engine,
         "noise_every": settings.noise_every,
         "bounds": None if settings.bounds is None else list(settings.bounds),
         "chosen": settings.chosen,
@@ -222,26 +235,36 @@ def _show(settings: Settings, rank: int) -> Plain:
         "min_share": settings.min_share,
         "max_share": settings.max_share,
         "quantum": settings.quantum,
-        "resources": _resources(settings.policy),
+        "resources": _resources(settings.policy, device),
         "cuda": torch.cuda.is_available(),
-        "peer": myself(rank).to_plain(),
+        "peer": myself(rank, device).to_plain(),
     }
 
 
-def _resources(spec: str) -> Plain:
+def _resources(spec: str, device: torch.device) -> Plain:
     """Return what the policy wants to know about this worker; measuring takes a moment."""
     policy = policy_from_spec(spec)
     match policy:
         case Static(by="cores"):
             return {"cores": usable_cores()}
         case Static(by="flops"):
-            return {"flops_per_s": measured_flops_per_s()}
+            return {"flops_per_s": measured_flops_per_s(device)}
         case DynamicBatching():
-            return {"cores": usable_cores(), "flops_per_s": measured_flops_per_s()}
+            cores = {"cores": usable_cores()} if device.type == "cpu" else {}
+            return {**cores, "flops_per_s": measured_flops_per_s(device)}
     return {}
 
 
-_OF_EACH_RANK = ("min_share", "max_share", "quantum", "resources", "cuda", "peer", "island")
+_OF_EACH_RANK = (
+    "min_share",
+    "max_share",
+    "quantum",
+    "resources",
+    "cuda",
+    "uses_gpu",
+    "peer",
+    "island",
+)
 
 
 def _compare(shown: list[Plain]) -> None:
@@ -297,9 +320,11 @@ def _formed(leader: Leader, settings: Settings, shown: list[Plain]) -> Plain:
             quantum=mine["quantum"],
             device=peer.device,
             slot=peer.slot,
-            **mine["resources"],
+            **known,
         )
-        for peer, mine in zip(peers, shown, strict=True)
+        for peer, mine, known in zip(
+            peers, shown, comparable([mine["resources"] for mine in shown]), strict=True
+        )
     )
     event = FleetFormed(0, 0, settings.global_batch, workers)
     verdict = leader.form(event, [peer.place for peer in peers])
@@ -320,7 +345,7 @@ def _spans(control: Control, islands: Islands | None, shares: Shares) -> Spans:
     """
     fleet = control.fleet
     assert fleet is not None, "the leader has just formed it"
-    if isinstance(control.policy, (Uniform, Static, Given)):
+    if is_fixed(control.policy):
         return tuple((share, share) for share in shares)
     ends = spans(fleet.lower, fleet.upper, fleet.global_batch, fleet.quanta)
     of_workers = zip(*(end.tolist() for end in ends), strict=True)

@@ -23,7 +23,6 @@ the same marks in other places: around those three waits, on the compute stream.
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -33,15 +32,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from evenstride.errors import ConfigError
+from evenstride.runtime.meshes import check_meshes
 from evenstride.runtime.timing import StepTimer
-
-logger = logging.getLogger("evenstride")
 
 _Timer = Callable[[], StepTimer]  # the one in use: it is replaced when training moves to a device
 _AllReduceHook = Callable[[Tensor], None]
 
 
-def subtract_collectives(model: nn.Module, timer: Callable[[], StepTimer]) -> bool:
+def subtract_collectives(model: nn.Module, timer: Callable[[], StepTimer]) -> None:
     """Count the time that FSDP2's collectives block the host as waiting, not as work.
 
     Call it once the model is set up: after `fully_shard`, and after any `set_custom_all_gather`,
@@ -51,26 +49,28 @@ def subtract_collectives(model: nn.Module, timer: Callable[[], StepTimer]) -> bo
     Args:
         model: with FSDP2 somewhere in it, or without.
         timer: returns the timer in use, which gets the waits in forward, backward and evaluation.
-
-    Returns:
-        Whether the waits of all its collectives are counted: true as well for a model without
-        FSDP2; false on CUDA, where the host does not block, and before torch 2.8, which lets
-        nobody replace a collective (the log says so).
     """
-    counted = True
     for part in _parts(model):
         for group in _groups(part):
-            if group.device.type == "cpu" and hasattr(group, "_reduce_scatter_comm"):
+            if not _why_uncounted(group):
                 _mark(group, timer)
-            else:
-                counted = False
-    if not counted:
-        logger.warning(
-            "the waits inside %s cannot be told from its work (they can for FSDP2 on CPU, with "
-            "torch 2.8 or later), so all ranks look equally fast and shares stay as they are",
-            type(model).__name__,
+
+
+def uncounted(model: nn.Module) -> str:
+    """Return why the waits of FSDP2's collectives cannot be told from work; empty if they can."""
+    reasons = (_why_uncounted(group) for part in _parts(model) for group in _groups(part))
+    return next(filter(None, reasons), "")
+
+
+def _why_uncounted(group: Any) -> str:
+    if group.device.type != "cpu":
+        return (
+            "FSDP2 on CUDA waits for other ranks inside every layer, and evenstride cannot tell "
+            "these waits from work yet"
         )
-    return counted
+    if not hasattr(group, "_reduce_scatter_comm"):
+        return "FSDP2 before torch 2.8 does not let evenstride tell its waits from work"
+    return ""
 
 
 def _mark(group: Any, timer: _Timer) -> None:
@@ -256,7 +256,8 @@ def check_engine(model: nn.Module, device_kinds: Sequence[str]) -> None:
 
     Raises:
         ConfigError: the model is FSDP1, `DataParallel` or DeepSpeed; it is FSDP2 over devices of
-            several kinds; or it averages over other ranks than these, or does not average.
+            several kinds; the work on one sample is divided over ranks; or the model averages over
+            other ranks than these, or does not average.
     """
     for part in model.modules():
         _refuse_kind(part)
@@ -267,6 +268,9 @@ def check_engine(model: nn.Module, device_kinds: Sequence[str]) -> None:
             f"watch() got an FSDP2 model over ranks of several kinds ({', '.join(kinds)}), but its "
             "device mesh has one; use DistributedDataParallel over gloo, or ranks of one kind"
         )
+    groups = [group for part in parts for group in _groups(part)]
+    engines = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
+    check_meshes(model, groups, engines)
     for name, ranks in _averaged(model, parts):
         if ranks != len(device_kinds):
             raise ConfigError(
@@ -293,6 +297,12 @@ def _refuse_kind(part: nn.Module) -> None:
         raise ConfigError(
             f"watch() got an nn.{name}, which splits each batch evenly over the devices of one "
             "process; start one process per device and use DistributedDataParallel"
+        )
+    if getattr(part, "_use_python_reducer", False):
+        raise ConfigError(
+            f"watch() got a {name} with torch._dynamo.config.optimize_ddp='python_reducer', which "
+            "waits for other ranks inside a compiled backward pass; leave that setting and "
+            "compiled autograd off"
         )
 
 

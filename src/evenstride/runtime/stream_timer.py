@@ -13,6 +13,7 @@ latest when the loop comes by again, and used anew.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,9 +24,15 @@ import torch
 
 from evenstride.runtime.timing import StepRecord, StepTimer
 
+logger = logging.getLogger("evenstride")
+
 _WAIT = "wait_s"
 # What a stretch counts as that is cut short by waiting, by what the training thread was doing.
 _PART_OF = {"data": "data_s", "compute": "compute_s", "sync": _WAIT, "between": "between_s"}
+_PHASE_OF = {part: phase for phase, part in _PART_OF.items()}
+# How long the program must stand still before the device is asked what it is doing: an event that
+# is queried while another thread captures a CUDA graph breaks the capture.
+_STANDS_STILL_S = 2.5
 
 
 class Mark(Protocol):
@@ -47,6 +54,11 @@ class Mark(Protocol):
 class Marks(Protocol):
     """Where marks come from."""
 
+    @property
+    def capturing(self) -> bool:
+        """Whether the stream is captured as a graph."""
+        ...
+
     def record(self) -> Mark:
         """Return a new mark at the end of the stream."""
         ...
@@ -65,6 +77,11 @@ class CudaMarks:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._free = device, list[torch.cuda.Event]()
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the current stream is captured as a graph."""
+        return torch.cuda.is_current_stream_capturing()
 
     def record(self) -> torch.cuda.Event:
         """Return an event that the device passes after everything queued so far."""
@@ -120,7 +137,7 @@ class StreamTimer(StepTimer):
 
     on_device = True
 
-    __slots__ = ("_fresh", "_in_hand", "_marks", "_queue", "_read_to")
+    __slots__ = ("_fresh", "_in_hand", "_made", "_marks", "_queue", "_read_to", "_seen")
 
     def __init__(
         self,
@@ -134,6 +151,8 @@ class StreamTimer(StepTimer):
         self._read_to: Mark | None = None
         self._in_hand: _Spent | None = None
         self._fresh: _Spent | None = None  # of the step that is being fetched
+        self._made = 0  # marks so far
+        self._seen = (("", -1, -1), 0.0)  # where the program stood, and since when
 
     @classmethod
     def instead_of(cls, timer: StepTimer, marks: Marks) -> StreamTimer:
@@ -141,6 +160,37 @@ class StreamTimer(StepTimer):
         mine = cls(timer.finished, marks, timer.now)
         mine._phase, mine._step = timer.at
         return mine
+
+    @property
+    def capturing(self) -> bool:  # type: ignore[override]
+        """Whether what the program queues for the device becomes a graph."""
+        return self._marks.capturing
+
+    @property
+    def at(self) -> tuple[str, int]:
+        """What this rank is doing, and in which step; for heartbeats, from any thread.
+
+        The program does not wait in a collective of the device: it goes on, and stands still
+        where it next needs a result. So once it has not moved for seconds, the oldest mark that
+        the device has not passed tells what the rank is doing.
+        """
+        stands, now_s = (self._phase, self._step, self._made), self.now()
+        seen, since_s = self._seen
+        if stands != seen:
+            self._seen = (stands, now_s)
+        elif now_s - since_s >= _STANDS_STILL_S:
+            return self._device_at() or stands[:2]
+        return stands[:2]
+
+    def _device_at(self) -> tuple[str, int] | None:
+        """Return what the device is doing; ``None`` if it has nothing to do, or is not ours."""
+        try:
+            for lap in self._queue.copy():
+                if not lap.mark.query():
+                    return None if lap.of is None else (_PHASE_OF[lap.part], self._step)
+        except RuntimeError:  # of the device, which the training thread will meet as well
+            logger.debug("the device could not be asked what it is doing", exc_info=True)
+        return None
 
     def fetch_started(self) -> float:
         """Mark that the training loop asks for its next batch; return when, on the host."""
@@ -199,7 +249,9 @@ class StreamTimer(StepTimer):
         self._read()
 
     def exclude(self, seconds: float) -> None:
-        """Leave what the device did as it is: how long it took for that is not known."""
+        """Leave the step in hand out: how long the device took for that is not known."""
+        del seconds
+        self.spoil()
 
     def control_waited(self, seconds: float) -> None:
         """Count up to ``seconds`` of the fetch in progress as waiting for a decision.
@@ -219,6 +271,7 @@ class StreamTimer(StepTimer):
     def _mark(self, part: str, *, last: bool = False) -> None:
         of = self._fresh if self._phase == "data" and self._fresh is not None else self._in_hand
         self._queue.append(_Lap(self._marks.record(), of, part, last))
+        self._made += 1
 
     def _read(self) -> None:
         while self._queue and self._queue[0].mark.query():

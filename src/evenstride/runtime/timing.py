@@ -69,6 +69,7 @@ class StepTimer:
     """
 
     on_device = False  # whether steps are timed where a device works on them
+    capturing = False  # whether what the program queues for the device becomes a graph
 
     __slots__ = (
         "_between",
@@ -109,6 +110,11 @@ class StepTimer:
     def at(self) -> tuple[str, int]:
         """What the training thread is doing, and in which step; for heartbeats."""
         return self._phase, self._step
+
+    @property
+    def left(self) -> bool:
+        """Whether the loop was left in the middle of an epoch, with no step under way."""
+        return not self._in_step and self._phase in ("compute", "between")
 
     def fetch_started(self) -> float:
         """Mark that the training loop asks for its next batch; return when."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +18,16 @@ from evenstride.runtime.devices import (
     Device,
     carried,
     check_backends,
+    check_chosen,
+    check_kind,
     complaint,
+    likely_device,
     read_device,
     require,
     runs,
     wheel_for,
 )
+from evenstride.runtime.peers import fingerprint, myself
 
 CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 CU126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
@@ -317,3 +323,91 @@ def test_a_processor_computes_bf16_if_it_has_instructions_for_it(
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
 
     assert read_device(torch.device("cpu")).bf16 == bf16
+
+
+@pytest.mark.parametrize("kind", ["xpu", "mps", "hpu", "xla", "privateuseone:0"])
+def test_a_device_whose_steps_cannot_be_timed_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{kind.partition(':')[0]}.*CPU and CUDA"):
+        check_kind(torch.device(kind))
+
+
+def test_a_model_without_a_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"meta device.*after to_empty"):
+        check_kind(torch.device("meta"))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "cuda:1"])
+def test_a_device_whose_steps_can_be_timed_is_accepted(kind: str) -> None:
+    check_kind(torch.device(kind))
+
+
+@pytest.mark.parametrize("backend", ["cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"])
+def test_ranks_of_which_some_use_their_gpu_are_refused_where_it_matters(backend: str) -> None:
+    with pytest.raises(ConfigError, match=r"rank 0 uses its GPU and rank 2 .*set_device.*gloo"):
+        check_chosen([True, True, False], backend)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "backend"),
+    [
+        ([True, True], "cpu:gloo,cuda:nccl"),
+        ([False, False], "cpu:gloo,cuda:nccl"),
+        ([None, None], "cpu:gloo,cuda:nccl"),
+        ([True, False], "gloo"),
+        ([True, False], "nccl"),
+        ([True, False], "cpu:gloo,cuda:gloo"),
+    ],
+)
+def test_ranks_are_accepted_that_are_alike_or_wait_in_one_library(
+    chosen: list[bool | None], backend: str
+) -> None:
+    check_chosen(chosen, backend)
+
+
+@pytest.mark.parametrize(
+    ("bound", "current", "local", "cards", "index"),
+    [
+        (2, 0, "1", 4, 2),  # what the group says
+        (None, 3, "1", 4, 3),  # what the script has set
+        (None, 0, "1", 4, 1),  # nothing was set yet
+        (None, 0, "1", 1, 0),  # each rank sees its own card only
+        (None, 0, "", 4, 0),
+    ],
+)
+def test_a_rank_s_own_device_is_not_that_of_its_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+    bound: int | None,
+    current: int,
+    local: str,
+    cards: int,
+    index: int,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
+    monkeypatch.setenv("LOCAL_RANK", local)
+    group: Any = SimpleNamespace(
+        bound_device_id=None if bound is None else torch.device("cuda", bound)
+    )
+
+    assert likely_device(group) == torch.device("cuda", index)
+
+
+def test_without_a_card_a_rank_computes_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    assert likely_device(None) == torch.device("cpu")
+
+
+def test_a_fingerprint_is_of_the_device_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = {
+        0: SimpleNamespace(name="A", total_memory=1 << 30),
+        1: SimpleNamespace(name="B", total_memory=2 << 30),
+    }
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cards[device.index])
+
+    told = [myself(0, torch.device("cuda", index)).device for index in (0, 1)]
+    fingerprint.cache_clear()
+
+    assert told == ["cuda A 1024 MiB", "cuda B 2048 MiB"]

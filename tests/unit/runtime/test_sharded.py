@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from evenstride.errors import ConfigError
-from evenstride.runtime import sharded
+from evenstride.runtime import meeting, sharded
 from evenstride.runtime.sharded import (
     check_engine,
     gathered,
     held_back,
     island_of,
     subtract_collectives,
+    uncounted,
 )
 from tests.unit.runtime.test_timing import Bench
 
@@ -128,7 +128,8 @@ def test_collectives_are_waiting_and_the_rest_is_work(
 ) -> None:
     rank = Rank(monkeypatch, *mesh)
 
-    assert subtract_collectives(rank.model, lambda: rank.bench.timer)
+    assert not uncounted(rank.model)
+    subtract_collectives(rank.model, lambda: rank.bench.timer)
     rank.step(ahead=ahead)
 
     (record,) = rank.bench.records
@@ -194,22 +195,20 @@ def test_an_all_reduce_that_is_left_out_marks_nothing(monkeypatch: pytest.Monkey
     ],
     ids=["CUDA", "torch before 2.8"],
 )
-def test_what_cannot_be_counted_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, group: Any
+def test_what_cannot_be_counted_is_told_and_left_alone(
+    monkeypatch: pytest.MonkeyPatch, group: Any
 ) -> None:
+    model, before = _sharded(4), dict(vars(group))
     monkeypatch.setattr(sharded, "_groups", lambda _: [group])
-    model = _sharded(4)
 
-    with caplog.at_level(logging.WARNING, logger="evenstride"):
-        counted = subtract_collectives(model, lambda: Bench().timer)
+    subtract_collectives(model, lambda: Bench().timer)
 
-    assert not counted
-    assert "cannot be told from its work" in caplog.text
+    assert "waits from work" in uncounted(model)
+    assert vars(group) == before
 
 
-def test_a_model_without_fsdp_has_nothing_to_count(caplog: pytest.LogCaptureFixture) -> None:
-    assert subtract_collectives(nn.Linear(1, 1), lambda: Bench().timer)
-    assert not caplog.records
+def test_a_model_without_fsdp_has_nothing_to_count() -> None:
+    assert not uncounted(nn.Linear(1, 1))
 
 
 def test_a_step_gathers_and_scatters_once_whatever_its_micro_batches(
@@ -332,3 +331,30 @@ def test_an_engine_that_averages_over_the_ranks_passes(
     make: Callable[[], nn.Module], kinds: list[str]
 ) -> None:
     check_engine(make(), kinds)
+
+
+@pytest.mark.parametrize(
+    ("connections", "backend", "device", "told"),
+    [
+        (1, "cuda:nccl", "cuda", True),
+        (1, "cpu:gloo,cuda:nccl", "cuda", True),
+        (8, "cuda:nccl", "cuda", False),
+        (None, "cuda:nccl", "cuda", False),
+        (1, "gloo", "cuda", False),
+        (1, "cpu:gloo,cuda:nccl", "cpu", False),
+    ],
+)
+def test_one_hardware_queue_under_nccl_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    connections: int | None,
+    backend: str,
+    device: str,
+    told: bool,
+) -> None:
+    monkeypatch.setattr(dist, "get_backend_config", lambda _: backend)
+    monkeypatch.setattr(meeting, "device_of", lambda _: torch.device(device))
+
+    why = meeting.why_not_measured(nn.Linear(1, 1), dist.group.WORLD, connections)
+
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS=1" in why) == told
+    assert bool(why) == told

@@ -9,10 +9,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from evenstride.runtime import scaling
+from evenstride.errors import UsageError, WorkerLost
+from evenstride.runtime import liveness, scaling, watching
+from evenstride.runtime.peers import Peer
 from evenstride.runtime.stream_timer import StreamTimer
 from evenstride.runtime.timing import StepRecord, StepTimer
+from tests.unit.runtime.conftest import MakeStride
+from tests.unit.runtime.quiet import Clock, channel
 from tests.unit.runtime.weighing import Rank
 
 
@@ -41,6 +46,7 @@ class Device:
     def __init__(self) -> None:
         self.now_s, self.free_s = 100.0, 0.0
         self.out, self.made = 0, 0
+        self.capturing = False
 
     def __call__(self) -> float:
         return self.now_s
@@ -116,7 +122,7 @@ def test_queued_work_is_measured_where_it_runs() -> None:
     assert bench.records == [StepRecord(n, 8, 10.0, 5.0, 0.0, 0.0, 0.0, True) for n in range(4)]
 
 
-def test_host_time_of_ours_is_not_taken_from_what_the_device_did() -> None:
+def test_a_step_in_which_the_device_did_work_of_ours_is_left_out() -> None:
     bench = Bench()
 
     for number in range(2):
@@ -126,7 +132,92 @@ def test_host_time_of_ours_is_not_taken_from_what_the_device_did() -> None:
         assert bench.device.out == marks, "each would cost time"
     bench.end()
 
-    assert bench.records == [StepRecord(n, 8, 3.0, 5.0, 0.0, 0.0, 0.0, True) for n in range(2)]
+    assert [(record.step, record.modelled) for record in bench.records] == [(0, False), (1, False)]
+
+
+def _stands(bench: Bench, seconds: float) -> tuple[str, int]:
+    """Let the program stand still, and return what the rank is said to do then."""
+    assert bench.timer.at  # what asks is asked once a second
+    bench.device.host(seconds)
+    return bench.timer.at
+
+
+@pytest.mark.parametrize(
+    ("work", "doing"),
+    [
+        ({"others_s": 1e9}, "sync"),  # a collective of a lost rank
+        ({"backward_s": 1e9}, "compute"),
+        ({"forward_s": 1e9, "others_s": 1.0}, "compute"),
+    ],
+)
+def test_a_program_that_stands_still_is_said_to_do_what_its_device_does(
+    work: dict[str, float], doing: str
+) -> None:
+    bench = Bench()
+    bench.step(6, forward_s=0.1)
+    bench.step(7, **work)  # type: ignore[arg-type]
+
+    assert bench.timer.at == ("between", 7), "the program has moved just now"
+    assert _stands(bench, 1.0) == ("between", 7)
+    assert _stands(bench, 2.0) == (doing, 7)
+
+
+def test_a_program_that_stands_still_in_the_opening_waits_for_the_device_in_a_fetch() -> None:
+    bench = Bench()
+    bench.step(7, others_s=1e9)
+    bench.timer.fetch_started()
+
+    assert bench.timer.at == ("data", 7)
+    assert _stands(bench, 3.0) == ("sync", 7)
+
+
+def test_a_program_that_stands_still_though_its_device_is_done_is_asked_itself() -> None:
+    bench = Bench()
+    bench.step(7, forward_s=1.0)
+    bench.device.catch_up()
+
+    assert _stands(bench, 10.0) == ("between", 7)
+
+
+def test_a_program_that_moves_is_never_asked_of_its_device() -> None:
+    bench = Bench()
+    for number in range(8):
+        bench.step(number, others_s=1e9)
+        assert _stands(bench, 2.0) == ("between", number)
+
+
+def test_a_device_that_fails_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Mark) -> bool:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    bench = Bench()
+    bench.step(7, others_s=1e9)
+    assert bench.timer.at == ("between", 7)
+    monkeypatch.setattr(Mark, "query", broken)
+
+    assert _stands(bench, 3.0) == ("between", 7)
+
+
+def test_a_rank_whose_device_waits_watches_the_others_and_names_the_one_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(liveness, "time", clock)
+    bench, lost = Bench(), list[tuple[int, str]]()
+    bench.step(7, others_s=1e9)
+    of = channel(0, 2)
+    of.put("beat/1", '[3, "compute", 7, null]')
+    peers = tuple(Peer(rank, "host", f"place {rank}", 1) for rank in range(2))
+    mine = liveness.Liveness(of, peers, lambda: bench.timer.at, lambda *it: lost.append(it), 30.0)
+
+    for _ in range(40):
+        clock.sleep(1.0)
+        bench.device.host(1.0)
+        mine.look()
+    mine.close(7, None)
+
+    assert " for rank 1 (compute of step 7); the process group gives up" in caplog.messages[0]
+    assert lost == [(1, "no heartbeat for 30 s, since compute of step 7")]
 
 
 @pytest.mark.parametrize(
@@ -298,6 +389,10 @@ class _OnDevice(torch.Tensor):
     def is_cuda(self) -> bool:  # type: ignore[override]
         return True
 
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", 0)
+
 
 def test_a_loss_on_a_device_puts_the_clock_there(monkeypatch: pytest.MonkeyPatch) -> None:
     device, rank = Device(), Rank()
@@ -310,6 +405,77 @@ def test_a_loss_on_a_device_puts_the_clock_there(monkeypatch: pytest.MonkeyPatch
     assert not on_host.on_device
     assert rank.scaling.timer.on_device
     assert device.out == 4, "two marks for each backward pass, on one timer"
+
+
+@pytest.mark.parametrize(("model", "loss"), [("cuda", "cpu"), ("cpu", "cuda")])
+def test_the_clock_is_where_the_model_is_wherever_its_loss_is(
+    monkeypatch: pytest.MonkeyPatch, model: str, loss: str
+) -> None:
+    monkeypatch.setattr(scaling, "CudaMarks", lambda _: Device())
+    rank = Rank()
+    rank.scaling.watch(rank.model)
+    rank.scaling.time_on(torch.device(model, 0))
+    rank.take(4, 4)
+    value = rank.loss()
+    rank.scaling.scale(value.as_subclass(_OnDevice) if loss == "cuda" else value, None)
+
+    assert rank.scaling.timer.on_device == (model == "cuda")
+
+
+def test_a_watched_model_moves_the_clock_to_its_device(
+    monkeypatch: pytest.MonkeyPatch, make_stride: MakeStride
+) -> None:
+    monkeypatch.setattr(watching, "device_of", lambda _: torch.device("cuda", 0))
+    stride = make_stride()
+
+    stride.watch(nn.Linear(1, 1))
+
+    assert stride._member.timer.on_device
+
+
+def test_a_step_that_is_captured_as_a_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, rank = Device(), Rank()
+    monkeypatch.setattr(scaling, "CudaMarks", lambda _: device)
+    rank.take(4, 4)
+    device.capturing = True
+
+    with pytest.raises(UsageError, match=r"CUDA graph is captured.*make_graphed_callables"):
+        rank.scaling.scale(rank.loss().as_subclass(_OnDevice), None)
+
+
+@pytest.mark.parametrize("why", ["device", "compiled"])
+def test_the_first_step_at_a_size_is_not_modelled_where_it_is_slow(
+    monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    records: list[StepRecord] = []
+    device, rank = Device(), Rank()
+    rank.scaling.timer = StepTimer(records.append, device)
+    monkeypatch.setattr(scaling, "CudaMarks", lambda _: device)
+    if why == "device":
+        rank.scaling.time_on(torch.device("cuda", 0))
+    rank.scaling.compiled = why == "compiled"
+    for number, samples in enumerate((4, 4, 5, 5, 4, 5, 4)):
+        rank.scaling.timer.fetch_started()
+        draw = rank.take(samples, 9, step=number)
+        rank.scaling.timer.fetch_ended(number, samples, modelled=True)
+        rank.scaling.handed_out(draw.samples)
+        rank.scaling.timer.gradients_ready()
+        rank.scaling.timer.synchronised()
+
+    assert [one.modelled for one in records][:5] == [False, True, False, True, True]
+
+
+def test_on_the_host_the_first_step_at_a_size_is_like_any_other() -> None:
+    records: list[StepRecord] = []
+    rank = Rank()
+    rank.scaling.timer = StepTimer(records.append)
+    for number in range(2):
+        rank.scaling.timer.fetch_started()
+        rank.scaling.timer.fetch_ended(number, 4, modelled=True)
+        rank.scaling.handed_out(4)
+        rank.scaling.timer.synchronised()
+
+    assert [one.modelled for one in records] == [True]
 
 
 def test_a_loss_on_the_host_leaves_the_clock_where_it_is() -> None:
@@ -346,3 +512,23 @@ def test_device_times_add_up_to_the_devices_time(
     # Every moment of the device is in one step: what it did, and what it idled for data.
     assert bench.device.free_s - 100.0 == queued_s + stalled_s
     assert bench.device.out <= 1, "events are used again"
+
+
+@pytest.mark.parametrize("how", ["in order", "lost", "raising"])
+def test_an_end_waits_for_the_device_only_where_nothing_has_failed(
+    make_stride: MakeStride, how: str
+) -> None:
+    stride = make_stride()
+    member = stride._member
+    bench = Bench()
+    member.scaling.timer = bench.timer
+    bench.step(7, others_s=1e9)
+    if how == "lost":
+        member._gate.fail(WorkerLost("rank 1 is gone"))
+
+    with contextlib.suppress(ValueError), contextlib.ExitStack() as stack:
+        stack.callback(stride.close)
+        if how == "raising":
+            int("not a number")
+
+    assert (bench.device.now_s > 1e8) == (how == "in order")

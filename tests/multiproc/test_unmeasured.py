@@ -1,0 +1,79 @@
+"""Where work cannot be told from waiting, nothing is decided, and everything says so."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from evenstride.cli.dashboard import dashboard
+from evenstride.report.page.data import run_data
+from evenstride.report.page.page import page_of
+from evenstride.report.page.runs import read_run
+from evenstride.report.run.story import Story
+from evenstride.report.run.view import view_of
+from evenstride.testing import RankPool
+from evenstride.trace.read import read_records
+from evenstride.trace.replay import replay
+from tests.multiproc.sharded import needs_shards_on_cpu, uncounted
+
+pytestmark = needs_shards_on_cpu
+
+WHY = "Not measured: as on CUDA."
+
+
+@pytest.mark.parametrize(
+    ("asked", "share"),
+    [({}, (4, 4)), ({"policy": "static:1,7"}, (1, 7)), ({"policy": "uniform"}, (4, 4))],
+)
+def test_shares_stay_and_no_time_is_told(
+    ranks: RankPool, tmp_path: Path, asked: dict[str, Any], share: tuple[int, ...]
+) -> None:
+    lead, follower = ranks.run(uncounted, 2, str(tmp_path), asked)
+
+    for told in (lead, follower):
+        assert set(told["shares"]) == {share}
+        assert WHY in told["text"]
+        assert "wait" not in told["text"].partition(WHY)[2]
+    assert lead["summary"]["step_s"] is None
+    assert lead["summary"]["speedup_model"] is None
+    events = [one["event"] for one in read_records(tmp_path) if one["kind"] == "event"]
+    assert [one["reason"] for one in events if one["type"] == "NotMeasured"] == ["as on CUDA"]
+    assert not any(one.get("observations") for one in events)
+    assert replay(tmp_path).identical
+
+
+def test_top_and_report_say_so(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(uncounted, 2, str(tmp_path), {})
+    story = Story(tmp_path)
+    story.read()
+    view = view_of(story, time.time())
+    assert view is not None
+    console = Console(width=100, record=True, file=io.StringIO())
+
+    console.print(dashboard(view, console, live=False))
+    run = read_run(tmp_path, "run", 1)
+    shown, page = " ".join(console.export_text().split()), page_of([run])
+
+    assert WHY in shown
+    assert "kept others" not in shown
+    assert "efficiency" not in shown
+    assert view.to_dict()["totals"]["waiting_part"] is None
+    assert WHY in page
+    assert "No worker made the others wait" not in page
+    assert json.dumps(run_data(run))
+    assert run_data(run)["not_measured"] == "as on CUDA"
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "dynamic-batching"])
+def test_a_policy_that_is_asked_for_and_needs_times_is_refused(
+    ranks: RankPool, tmp_path: Path, policy: str
+) -> None:
+    for told in ranks.run(uncounted, 2, str(tmp_path), {"policy": policy}):
+        assert f"policy '{policy}' needs measured times" in told["error"]
+        assert "Leave the policy out" in told["error"]
