@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,9 @@ def scrubbed_environment() -> Iterator[None]:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             os.environ.pop(name, None)
         yield
+    # A `Stride` made as in a command's run guards checkpoint files in the whole process.
+    if (guard := sys.modules.get("evenstride.runtime.script_saves")) is not None:
+        guard.guard_saves(None)
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, random_split
 
 import evenstride
 from evenstride.core.efficiency import square_root
@@ -78,6 +78,7 @@ _MODULES: Names = {
     "pad": pad,
     "count": count,
     "square_root": square_root,
+    "random_split": random_split,
 }
 # What a page takes for granted, made when a snippet asks for it; from what is there already.
 _GIVEN: dict[str, Callable[[Names], Any]] = {

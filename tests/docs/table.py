@@ -102,6 +102,10 @@ SNIPPETS_ELSEWHERE = {
     "metrics: stride = evenstride.Stride(": ("tests/multiproc/test_telling.py", "prometheus"),
     "perfetto: import torch.distributed as dist": ("tests/multiproc/profiled.py", "profile("),
     "ions: while training:": ("tests/multiproc/test_ions.py", "feed"),
+    "lightning: class Data(L.LightningDataModule):": (
+        "tests/multiproc/recipes.py",
+        "LightningDataModule",
+    ),
 }
 SNIPPETS_NOT_RUN = {
     "catalogue: from datetime import date#2": "asks for prices over the network",

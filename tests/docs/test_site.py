@@ -35,6 +35,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
         "ARCHITECTURE.md",
         "CHANGELOG.md",
         "CONTRIBUTING.md",
+        "SECURITY.md",
         "examples/README.md",
     }
 

@@ -43,12 +43,15 @@ def run_short(_: torch.Tensor) -> None:
 def main(fate: str, victim: int, step: int, timeout_s: float) -> None:
     """Train until the end of the world."""
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
     stride = evenstride.Stride(global_batch=12)
     loader = stride.loader(TensorDataset(torch.randn(6000, 4)))
     model = stride.watch(DistributedDataParallel(nn.Linear(4, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for (x,) in loader:
+        if fate == "stays" and stride.step == step and dist.get_rank() == victim:
+            break
         with stride.guard(), stride.accumulate(model):
             out = model(x)
             if stride.step == step and dist.get_rank() == victim:
@@ -60,6 +63,8 @@ def main(fate: str, victim: int, step: int, timeout_s: float) -> None:
         if stride.synced:
             optimizer.step()
             optimizer.zero_grad()
+    if fate == "stays" and dist.get_rank() == victim:
+        meet("spins")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ FATES = {
     "stopped": "no heartbeat since",
     "spins": "still in compute of step 25",
     "leaves": "its program ended early",
+    "stays": "it left the training loop in step 25; all ranks must leave it after the same step",
     "runs short": "OutOfMemory: rank 1 ran out of memory in step 25 with a batch of",
 }
 
@@ -53,6 +54,7 @@ FATES = {
         ("stopped", 0),
         ("spins", 1),
         ("leaves", 0),
+        ("stays", 0),
         ("runs short", 1),
     ],
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -28,3 +31,83 @@ def ended(rank: int, folder: Path, first: int, steps: int) -> None:
     stride.close()
     if rank == first:
         dist.barrier()
+
+
+Step = Callable[[Any], float]
+
+
+def _generator(loader: Iterable[Any], step: Step) -> None:
+    def endless() -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    for batch in endless():
+        step(batch)
+
+
+def _next(loader: Iterable[Any], step: Step) -> None:
+    batches = iter(loader)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            batch = next(batches)
+        step(batch)
+
+
+def _nested(loader: Iterable[Any], step: Step) -> None:
+    def an_epoch() -> float:
+        for batch in loader:
+            last = step(batch)
+        return last  # unbound after an empty pass
+
+    while True:
+        an_epoch()
+
+
+LOOPS = {"generator": _generator, "next": _next, "nested": _nested}
+
+
+def limited(rank: int, loop: str, variable: str, value: str) -> tuple[int | str | None, int]:
+    """Train in a loop that has no end of its own; return its exit code and its steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(variable, value)
+        stride = evenstride.Stride(24)
+        loader = stride.loader(rows(24 * 4))
+    model = stride.watch(DistributedDataParallel(net()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(batch: Any) -> float:
+        _, x, y = batch
+        loss = F.mse_loss(model(x), y)
+        stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    try:
+        LOOPS[loop](loader, step)
+    except SystemExit as ended:
+        return ended.code, stride.step
+    finally:
+        stride.close()
+    return "no end", stride.step
+
+
+def fetched_ahead(rank: int, scaled: bool) -> str:
+    """Fetch the next batch before the backward pass of the one in hand; return the error."""
+    stride = evenstride.Stride(24)
+    model = stride.watch(DistributedDataParallel(net()))
+    batches = iter(stride.loader(rows(24 * 4)))
+    _, x, y = next(batches)
+    loss = F.mse_loss(model(x), y)
+    if scaled:
+        loss = stride.scale(loss)
+    try:
+        next(batches)
+    except evenstride.EvenstrideError as error:
+        return str(error)
+    finally:
+        stride.close()
+    return ""

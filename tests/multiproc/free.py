@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +47,12 @@ class Run:
     most_steps: int | None = None
 
 
+def passed(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches of a pass; none, instead of the end of the program, behind a limit."""
+    with contextlib.suppress(SystemExit):
+        yield from loader
+
+
 def train(rank: int, run: Run) -> dict[str, Any]:
     """Return what one rank trained, epoch by epoch, and its weights at their ends."""
     torch.manual_seed(0)
@@ -65,7 +73,7 @@ def train(rank: int, run: Run) -> dict[str, Any]:
         assert run.most_steps is not None or stride.epoch == epoch
         ids.append([])
         times.append([])
-        for own, x, y in loader:
+        for own, x, y in passed(loader):
             begun_s = time.monotonic()
             for _ in range(run.work[rank]):
                 heavy = (heavy @ heavy).clamp(-1, 1)

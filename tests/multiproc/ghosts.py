@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
+from tests.multiproc.logs import logged
 from tests.multiproc.training import flat, net, rows
 
 BATCH, LENGTH = 8, 25  # the epoch's last step has one sample
@@ -105,3 +106,19 @@ def outsider(rank: int) -> str:
     except evenstride.errors.ConfigError as error:
         return str(error)
     return ""
+
+
+def counted(_rank: int, reads: bool) -> list[str]:
+    """Return what this rank warns of in two epochs whose tails leave ranks without samples."""
+    stride = evenstride.Stride(global_batch=BATCH, policy="uniform")
+    loader, module = stride.loader(rows(LENGTH)), net()
+    model = stride.watch(DistributedDataParallel(module))
+    seen = 0
+    with logged() as log:
+        for _ in range(2):
+            for _, x, y in loader:
+                stride.scale(nn.functional.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+                seen += stride.samples if reads else len(x)
+                module.zero_grad()
+        stride.close()
+    return [line for line in log if "placeholder" in line]

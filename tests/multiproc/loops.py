@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import evenstride
@@ -133,6 +134,27 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
     return _read_back([r for r in records if r.modelled and r.step > 8], injected)
 
 
+def gradients_at_commit(rank: int, static_graph: bool) -> list[list[float]]:
+    """Return the gradients that this rank has when each step commits."""
+    stride = evenstride.Stride(global_batch=8, policy="static:2,6")
+    module = net()
+    model = stride.watch(DistributedDataParallel(module, static_graph=static_graph))
+    loader = stride.loader(rows(24))
+    seen: list[list[float]] = []
+    commit = stride._member.scaling._commit
+
+    def committed(draw: Any) -> None:
+        seen.append([float(p.grad.sum()) for p in module.parameters() if p.grad is not None])
+        commit(draw)
+
+    stride._member.scaling._commit = committed
+    for _, x, y in loader:
+        stride.scale(nn.functional.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+        model.zero_grad()
+    stride.close()
+    return seen
+
+
 def _samples(batch: list[Tensor]) -> float:
     return float(len(batch[0]))
 
@@ -154,11 +176,11 @@ def quartile(values: list[float]) -> float:
 
 def _wrapped(stride: evenstride.Stride, how: str) -> DistributedDataParallel:
     """Return a watched model of one layer, set up in one of the ways."""
-    module = nn.Linear(4, 1)
+    module = _Checkpointed(how) if "checkpointed" in how else nn.Linear(4, 1)
     unused = nn.Linear(4, 1) if how == "find_unused_parameters" else nn.Identity()
     model = DistributedDataParallel(
         _Two(module, unused),
-        static_graph=how == "static_graph",
+        static_graph="static_graph" in how,
         find_unused_parameters=how == "find_unused_parameters",
         gradient_as_bucket_view=how == "gradient_as_bucket_view",
     )
@@ -171,6 +193,22 @@ def _wrapped(stride: evenstride.Stride, how: str) -> DistributedDataParallel:
     if how == "a user's hook":
         model.register_comm_hook(None, fp16_compress_hook)
     return model
+
+
+class _Checkpointed(nn.Module):
+    """Two layers, of which some run again in a backward pass of their own."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 1)])
+        self.again = ["first" in how or "both" in how, "last" in how or "both" in how]
+
+    def forward(self, x: Tensor) -> Any:
+        """Run the layers."""
+        x = x.detach().requires_grad_()
+        for layer, again in zip(self.layers, self.again, strict=True):
+            x = checkpoint(layer, x, use_reentrant=True) if again else layer(x)
+        return x
 
 
 class _Two(nn.Module):

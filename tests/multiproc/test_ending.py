@@ -13,7 +13,7 @@ from evenstride.testing import RankPool
 from evenstride.trace.codec import decode
 from evenstride.trace.read import read_records
 from evenstride.trace.replay import replay
-from tests.multiproc.ending import ended
+from tests.multiproc.ending import LOOPS, ended, fetched_ahead, limited
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -39,3 +39,26 @@ def test_the_last_steps_are_in_trace_and_summary(
     story.read()
     assert story.ended and story.generations[0].steps == steps
     assert not [line for line in story.unread if "came after the last exchange" in line]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_limit_of_steps_ends_any_loop_on_every_rank(ranks: RankPool, loop: str) -> None:
+    """No pass is empty, so that loop variables are bound, and an endless generator ends."""
+    told = ranks.run(limited, 2, loop, "EVENSTRIDE_MAX_STEPS", "6")
+
+    assert told == [(0, 6), (0, 6)]
+
+
+def test_a_calibration_ends_an_endless_loop(ranks: RankPool) -> None:
+    told = ranks.run(limited, 1, "generator", "EVENSTRIDE_CALIBRATE", "0.5:0,0.25:0")
+
+    assert told == [(0, 8)]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fetching_ahead_is_refused_with_its_cause(ranks: RankPool, scaled: bool) -> None:
+    told = ranks.run(fetched_ahead, 2, scaled)
+
+    assert told[0] == told[1]
+    assert "the next batch was fetched" in told[0]
+    assert "fetch the next batch after backward()" in told[0]

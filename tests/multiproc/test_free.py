@@ -56,7 +56,7 @@ def test_a_limit_of_steps_counts_the_samples_of_all(ranks: RankPool) -> None:
     assert max(seen[1].values()) == 1
     assert not seen[2]
     for one in everywhere:  # a state from there is one of mid-epoch, as in the other modes
-        assert one["places"] == [(1, 1, 0), (1, 1, 20), (2, 1, 20)]
+        assert one["places"] == [(1, 1, 0), (1, 1, 20), (1, 1, 20)]
 
 
 def test_who_trains_nothing_counts_the_same_passes(ranks: RankPool) -> None:

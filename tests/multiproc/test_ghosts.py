@@ -6,6 +6,7 @@ import pytest
 
 from evenstride.testing import RankPool
 from tests.multiproc.ghosts import (
+    counted,
     evaluated,
     in_subgroups,
     outsider,
@@ -48,3 +49,16 @@ def test_a_rank_outside_its_group_is_told(ranks: RankPool) -> None:
 
     assert inside == too == ""
     assert "rank 2 is not in the process group given to Stride()" in outside
+
+
+def test_a_script_that_counts_placeholders_is_warned_once(ranks: RankPool) -> None:
+    first, *others = ranks.run(counted, 3, False)
+
+    assert first == [], "it trains the sample of the tail"
+    assert all(len(lines) == 1 for lines in others)
+    assert "step 3 and ran one placeholder sample" in others[0][0]
+    assert "Use stride.samples" in others[0][0]
+
+
+def test_a_script_that_reads_its_samples_is_not_warned(ranks: RankPool) -> None:
+    assert ranks.run(counted, 3, True) == [[], [], []]

@@ -10,7 +10,7 @@ from evenstride.errors import WorkerLost
 from evenstride.runtime.channel import Channel
 from evenstride.runtime.control_plane import ControlPlane, Local, SoloPlane, announce_loss
 from evenstride.runtime.farewell import LossReport, collective_failed, look_for_the_lost
-from evenstride.runtime.liveness import Liveness, ending_error
+from evenstride.runtime.liveness import Beat, Liveness, ending_error
 from evenstride.runtime.setup import Team
 from evenstride.runtime.turn import Turn
 
@@ -46,6 +46,10 @@ class Bond(Protocol):
         """Raise the reason why a collective of this rank never came through."""
         ...
 
+    def beats(self) -> dict[int, Beat]:
+        """Return the latest heartbeat of every rank."""
+        ...
+
     def close(self, *, at_exit: bool) -> None:
         """Part from the others; at the end of the program, say why if it is an error."""
         ...
@@ -78,6 +82,10 @@ class Alone:
     def explain_failure(self) -> None:
         """No collective, so none has failed."""
 
+    def beats(self) -> dict[int, Beat]:
+        """Return nothing: a lone process has no heartbeat."""
+        return {}
+
     def close(self, *, at_exit: bool) -> None:
         """Nobody to part from; what was measured since the latest exchange is kept."""
         del at_exit
@@ -101,7 +109,9 @@ class Together:
         self._loss = LossReport(channel, local.gate, at, restarts=restarts, forgive=forgive)
         self._plane = ControlPlane(channel, local, team.shares, team.leader, self._loss.heard)
         self._loss.exchange = lambda: self._plane.exchange
-        self._liveness = Liveness(channel, team.peers, self._phase, self._loss.found, silent_s)
+        self._liveness = Liveness(
+            channel, team.peers, self._phase, self._loss.found, silent_s, ring=forgive is None
+        )
 
     @property
     def cpu_s(self) -> float:
@@ -136,6 +146,10 @@ class Together:
             self._loss.text or f"a collective of step {self._at()[1]} failed on this rank"
         )
 
+    def beats(self) -> dict[int, Beat]:
+        """Return the latest heartbeat of every rank."""
+        return self._liveness.beats()
+
     def close(self, *, at_exit: bool) -> None:
         """End both threads; at the end of the program tell the others about an error."""
         step = self._at()[1]
@@ -145,7 +159,7 @@ class Together:
         elif error is not None:
             self._announce_own(error)
         self._plane.close()
-        self._liveness.close({"step": step, "error": error})
+        self._liveness.close(step, error)
         if not self._plane.running:
             self._channel.close()
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -33,6 +33,10 @@ logger = logging.getLogger("evenstride")
 TELL_AFTER = timedelta(seconds=10)
 # A control thread waits for the next message for as long as the run lasts.
 FOREVER = timedelta(days=30)
+# How often a rank that waits for others looks whether they can still come.
+_LOOK_S = 0.5
+# For how long it sleeps in between: a part of the time that it has waited, within limits.
+_NAP, _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.02, 0.0002, 0.25
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +91,11 @@ class Channel:
         return [key for key in keys if not self.meeting.check([key])]
 
     def meet(
-        self, keys: list[str], timeout: timedelta, tell: Callable[[], object] = lambda: None
+        self,
+        keys: list[str],
+        timeout: timedelta,
+        tell: Callable[[], object] = lambda: None,
+        look: Callable[[], object] | None = None,
     ) -> list[str]:
         """Wait for all keys (training thread) and return their texts.
 
@@ -95,17 +103,29 @@ class Channel:
             keys: to wait for.
             timeout: how long at most.
             tell: called, once, if that takes longer than ``tell_after``.
+            look: called from time to time while this waits; what it raises ends the wait.
 
         Raises:
             RuntimeError: some key did not come in time (a `torch.distributed.DistStoreError`,
                 but for a store in a file), or the store is gone.
         """
-        _wait(self.meeting, keys, timeout, self.tell_after, tell)
+        if look is None:
+            _wait(self.meeting, keys, timeout, self.tell_after, tell)
+        else:
+            _poll(self.meeting, keys, timeout, self.tell_after, tell, look)
         return [bytes(value).decode() for value in self.meeting.multi_get(keys)]
+
+    def forget(self, key: str) -> None:
+        """Delete a key of `meet` (training thread)."""
+        self.meeting.delete_key(key)
 
     def read(self, keys: list[str]) -> list[str]:
         """Return the texts of keys that are known to be there."""
         return [bytes(value).decode() for value in self.prompt.multi_get(keys)]
+
+    def has(self, keys: list[str]) -> bool:
+        """Return whether all keys are there, by one request."""
+        return bool(self.prompt.check(keys))
 
     def present(self, keys: list[str]) -> list[bool]:
         """Return for each key whether it is there."""
@@ -171,47 +191,41 @@ def _wait(
     store.wait(keys, timeout)
 
 
+def _poll(
+    store: Store,
+    keys: list[str],
+    timeout: timedelta,
+    tell_after: timedelta,
+    tell: Callable[[], object],
+    look: Callable[[], object],
+) -> None:
+    """Wait like `_wait`, but look around meanwhile.
+
+    By asking again and again: a wait of the store that times out prints a warning of torch's.
+    """
+    begun_s, untold, looked_s = time.monotonic(), tell_after < timeout, 0.0
+    while not store.check(keys):
+        waited_s = time.monotonic() - begun_s
+        if waited_s >= timeout.total_seconds():
+            raise RuntimeError(f"{keys} did not come in time")
+        if untold and waited_s >= tell_after.total_seconds():
+            untold = False
+            tell()
+        if waited_s >= looked_s + _LOOK_S:
+            looked_s = waited_s
+            look()
+        time.sleep(min(max(waited_s * _NAP, _SHORTEST_NAP_S), _LONGEST_NAP_S))
+
+
 def tell_of_wait(rank: int, call: str, whom: str) -> None:
     """Log that a rank waits for others in a call that all must make."""
     logger.warning(
         "rank %d waits in %s for %s; every rank must make the same calls in the same order, and "
-        "whoever waits gives up at the process group's timeout",
+        "a rank that waits gives up at the process group's timeout",
         rank,
         call,
         whom,
     )
-
-
-def finish(work: dist.Work, rank: int, call: str, tell_after: timedelta = TELL_AFTER) -> None:
-    """Wait for a collective on the CPU, and log if that takes long; see `told` for others."""
-    try:
-        work.wait(tell_after)
-    except RuntimeError:
-        if not work.is_completed():
-            tell_of_wait(rank, call, "the other ranks")
-        work.wait()  # raises if it has failed, rather than taken long
-
-
-@contextlib.contextmanager
-def told(rank: int, call: str, tell_after: timedelta = TELL_AFTER) -> Iterator[None]:
-    """Log if this rank waits long inside, in a collective of the process group; see `Channel.meet`.
-
-    By a thread, as not every backend survives a wait with a timeout: NCCL ends all
-    communication then.
-
-    Cost:
-        A thread for as long as it takes: 0.1 to 0.3 ms.
-    """
-    timer = threading.Timer(
-        tell_after.total_seconds(), tell_of_wait, (rank, call, "the other ranks")
-    )
-    timer.name, timer.daemon = "evenstride-told", True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
 
 
 def tcp_store(store: Store, why: str) -> TCPStore:

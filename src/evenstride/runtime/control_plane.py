@@ -57,11 +57,13 @@ class Position:
         stands: (step, epoch, position) where its latest passes over the loader began.
         committed_s: when the latest step was committed (`time.perf_counter`); ``None`` if none was,
             or it is not known.
+        epoch: of the data that the next step belongs to; ``None`` if it is not known.
     """
 
     step: int
     stands: tuple[tuple[int, int, int], ...]
     committed_s: float | None = None
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +277,9 @@ class ControlPlane:
             self._leader.take_last(now.step, replies, now.committed_s)
             return {"closed": True}
         try:
-            verdict = self._leader.exchange(now.step, replies, mine.checksum, now.committed_s)
+            verdict = self._leader.exchange(
+                now.step, replies, mine.checksum, now.committed_s, now.epoch
+            )
         except EvenstrideError as error:
             return {"error": to_plain(error)}
         except Exception as error:  # whatever it is, the other ranks must not wait for ever
@@ -339,7 +343,7 @@ class SoloPlane:
             return
         now = self._local.position()
         reply = _reply_of(self._local, held, now)
-        verdict = self._leader.exchange(step, [reply], held.checksum, now.committed_s)
+        verdict = self._leader.exchange(step, [reply], held.checksum, now.committed_s, now.epoch)
         self._shares = apply(verdict, 0, self._local, self._shares)
         self._leader.show()
 

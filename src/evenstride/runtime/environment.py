@@ -1,4 +1,7 @@
-"""The one door through which environment variables come in; an explicit argument always wins."""
+"""The one door through which environment variables come in.
+
+An explicit argument always wins, except over ``EVENSTRIDE_CHECKPOINTS``.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ class Environment:
 
     Args:
         policy: ``EVENSTRIDE_POLICY``, a policy's specification.
-        max_steps: ``EVENSTRIDE_MAX_STEPS``; after so many steps the training loader yields
-            nothing, in this and all later epochs.
+        max_steps: ``EVENSTRIDE_MAX_STEPS``; after so many steps the pass over the training
+            loader ends, and the next pass ends the program.
         trace: ``EVENSTRIDE_TRACE``, a folder or a ``.jsonl`` file the leader writes to.
         progress: ``EVENSTRIDE_PROGRESS``, a file that always holds the leader's step count.
         calibrate: ``EVENSTRIDE_CALIBRATE``, as ``lab`` sets it to measure a script's true curve.
@@ -37,6 +40,12 @@ class Environment:
         sinks: ``EVENSTRIDE_SINKS``, where to tell what is known, with commas between.
         alert_below: ``EVENSTRIDE_ALERT_BELOW``, the part of its best speed below which a worker is
             named.
+        checkpoints: ``EVENSTRIDE_CHECKPOINTS``, a folder that replaces that of every
+            `Checkpointer`, whose own folder is then not read or changed; as ``lab``, ``profile``
+            and ``plan --online`` set it.
+        restore: ``EVENSTRIDE_RESTORE``; with 1, a run whose checkpoints go to `checkpoints`
+            starts from the newest one in the script's own folder, which is only read.
+        connections: ``CUDA_DEVICE_MAX_CONNECTIONS``, the hardware queues of a CUDA device.
     """
 
     policy: str | None = None
@@ -53,6 +62,9 @@ class Environment:
     hand_over: Path | None = None
     sinks: str = ""
     alert_below: float | None = None
+    checkpoints: Path | None = None
+    restore: bool = False
+    connections: int | None = None
 
 
 def read_environment(variables: Mapping[str, str]) -> Environment:
@@ -80,7 +92,15 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         hand_over=Path(hand_over) if hand_over else None,
         sinks=variables.get("EVENSTRIDE_SINKS", ""),
         alert_below=_part(variables, "EVENSTRIDE_ALERT_BELOW"),
+        connections=_connections(variables),
+        checkpoints=_checkpoints(variables),
+        restore=_switch(variables, "EVENSTRIDE_RESTORE"),
     )
+
+
+def _connections(variables: Mapping[str, str]) -> int | None:
+    text = variables.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip()
+    return int(text) if re.fullmatch(r"[0-9]+", text) else None  # CUDA's own, so not ours to refuse
 
 
 def _silent_s(variables: Mapping[str, str]) -> float | None:
@@ -109,6 +129,22 @@ def _batch(variables: Mapping[str, str]) -> int | None:
             f"{name} is {text!r}; it must be a whole number of at least 1, or low, the lower bound"
         )
     return int(text) if text else None
+
+
+def _checkpoints(variables: Mapping[str, str]) -> Path | None:
+    text = variables.get("EVENSTRIDE_CHECKPOINTS", "")
+    if "://" in text:
+        raise ConfigError(
+            f"EVENSTRIDE_CHECKPOINTS is {text!r}, a URL; give a path of the file system"
+        )
+    return Path(text).expanduser().absolute() if text else None
+
+
+def _switch(variables: Mapping[str, str], name: str) -> bool:
+    text = variables.get(name, "").strip()
+    if text not in ("", "0", "1"):
+        raise ConfigError(f"{name} is {text!r}; it must be 0 or 1")
+    return text == "1"
 
 
 def _count(variables: Mapping[str, str], name: str, *, least: int) -> int | None:

@@ -90,8 +90,8 @@ class LossReport:
             logger.warning("evenstride: %s; the others can go on, and train its samples", text)
             return True
         phase, step = self._at()
-        # Of itself a rank that ends knows better, and its own error is about to be shown.
-        if ending_exception() is None or not text.startswith(f"rank {self._channel.rank} is"):
+        own = f"rank {self._channel.rank} is gone: "
+        if not text.startswith(own):
             logger.error(
                 "evenstride: %s; rank %d cannot finish step %d (it was in: %s)",
                 text,
@@ -99,11 +99,15 @@ class LossReport:
                 max(step, 0),
                 phase,
             )
+        else:
+            text = f"the other ranks take rank {self._channel.rank}, this one, for lost: " + (
+                text.removeprefix(own)
+            )
+            if ending_exception() is None:  # else its own error is about to be shown
+                logger.error("evenstride: %s", text)
         self._gate.fail(WorkerLost(f"{text}, so step {max(step, 0)} cannot be finished"))
         if self._restarts:
-            timer = threading.Timer(_STUCK_S, self._end_if_stuck, ((phase, step),))
-            timer.name, timer.daemon = "evenstride-stuck", True
-            timer.start()
+            self._watch_out((phase, step), again=True)
         return True
 
     def _forgives(self, text: str) -> bool:
@@ -112,8 +116,17 @@ class LossReport:
             return False
         return bool(self._forgive(int(gone[1])))
 
-    def _end_if_stuck(self, at: tuple[str, int]) -> None:
-        if self._at() != at or at[0] not in STUCK_PHASES:
+    def _watch_out(self, at: tuple[str, int], *, again: bool) -> None:
+        timer = threading.Timer(_STUCK_S, self._end_if_stuck, (at,), {"again": again})
+        timer.name, timer.daemon = "evenstride-stuck", True
+        timer.start()
+
+    def _end_if_stuck(self, at: tuple[str, int], *, again: bool) -> None:
+        """End this process if it has not moved; look again if only now its device could tell."""
+        now = self._at()
+        if now != at and again:
+            self._watch_out(now, again=False)
+        if now != at or at[0] not in STUCK_PHASES:
             return
         logger.error(
             "evenstride: rank %d still waits for it in a collective, which nothing can interrupt; "
@@ -153,12 +166,15 @@ def collective_failed(phase: str) -> bool:
     """Return whether this program is ending because a collective did."""
     if isinstance(ending_exception(), KeyboardInterrupt):
         return False
-    if phase == "sync":
-        return True
-    return phase in ("compute", "data") and is_of_collectives(ending_exception())
+    return phase == "sync" or is_of_collectives(ending_exception())
 
 
 def is_of_collectives(error: BaseException | None) -> bool:
-    """Return whether an exception is of the kind that the loss of another rank raises."""
+    """Return whether an exception is of the kind that the loss of another rank raises.
+
+    With NCCL it may come wherever the program next needs the device, in any phase of a step.
+    """
+    if error is None or isinstance(error, EvenstrideError):
+        return isinstance(error, WorkerLost)
     text = f"{type(error).__name__}: {error}".lower()
-    return isinstance(error, WorkerLost) or any(sign in text for sign in _OF_COLLECTIVES)
+    return any(sign in text for sign in _OF_COLLECTIVES)

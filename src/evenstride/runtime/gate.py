@@ -90,6 +90,11 @@ class Gate:
         return self._opening
 
     @property
+    def waiting(self) -> bool:
+        """Whether the training thread waits for the decision about its next step."""
+        return self._waiting
+
+    @property
     def error(self) -> EvenstrideError | None:
         """What every draw raises, because the run cannot go on; ``None`` while it can."""
         return self._error

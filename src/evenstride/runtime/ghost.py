@@ -9,7 +9,7 @@ term the user adds beside the scaled loss, such as a penalty on the weights, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,10 +42,13 @@ class Ghosts:
 
     Args:
         models: the watched ones; more may come.
+        ended: called after each batch that was silenced.
     """
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        self._models = models
+    def __init__(
+        self, models: Sequence[nn.Module], ended: Callable[[], None] = lambda: None
+    ) -> None:
+        self._models, self._ended = models, ended
         self._silenced: list[RemovableHandle] = []
 
     def silent(self, loss: Tensor) -> Tensor:
@@ -58,8 +61,11 @@ class Ghosts:
 
     def end(self) -> None:
         """Let backward passes add what they compute again."""
-        while self._silenced:
-            self._silenced.pop().remove()
+        if self._silenced:
+            for handle in self._silenced:
+                handle.remove()
+            self._silenced.clear()
+            self._ended()
 
 
 def _finite(gradient: Tensor) -> Tensor:

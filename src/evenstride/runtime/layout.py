@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from evenstride.core.dealing import Dealing
@@ -9,6 +10,7 @@ from evenstride.core.partition import EpochCursor
 from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, require_equal
 from evenstride.runtime.checks import check_whole
+from evenstride.runtime.data_check import SPLIT, judge_data, look
 from evenstride.runtime.loading import LoaderOptions, dataset_length
 from evenstride.runtime.sampler import Order
 from evenstride.runtime.settings import Settings
@@ -16,13 +18,14 @@ from evenstride.runtime.shards import digest, lengths_of
 from evenstride.runtime.unaligned import check_unaligned_loader
 
 
-def layout(dataset: Any, asked: LoaderOptions, processes: int) -> Plain:
+def layout(dataset: Any, asked: LoaderOptions, processes: int, seed: int | None) -> Plain:
     """Return what all ranks must have alike, and what each has of its own, as JSON types.
 
     Args:
-        dataset: the training data.
+        dataset: the data.
         asked: how it is to be laid out.
         processes: of this rank's loader.
+        seed: of the samples; ``None`` to look at none of them.
     """
     return {
         "length": dataset_length(dataset),
@@ -34,13 +37,22 @@ def layout(dataset: Any, asked: LoaderOptions, processes: int) -> Plain:
         "micro": asked.max_micro_batch,
         "lanes": max(processes, 1),
         "cold_prefetch": asked.cold_prefetch,
+        "data": {} if seed is None or not asked.check_data else look(dataset, seed, processes),
     }
 
 
 def judge_loader(shown: list[Plain], topic: str = "the training loader") -> Plain:
-    """Compare the layouts; micro-batches on one rank mean `accumulate` on all."""
-    micro, lanes = (tuple(mine.pop(name) for mine in shown) for name in ("micro", "lanes"))
-    return {**equal(shown, topic), "micro": micro, "lanes": lanes}
+    """Compare the layouts and the data; micro-batches on one rank mean `accumulate` on all."""
+    micro, lanes, data = (
+        tuple(mine.pop(name) for mine in shown) for name in ("micro", "lanes", "data")
+    )
+    agreed = {
+        **equal(shown, topic, {"length": f"probably {SPLIT}"}),
+        "micro": micro,
+        "lanes": lanes,
+    }
+    judge_data(data, topic)
+    return agreed
 
 
 def order_of(dataset: Any, agreed: Plain, asked: LoaderOptions, seed: int) -> Order:
@@ -62,13 +74,13 @@ def dealing(dataset: Any, agreed: Plain) -> Dealing | None:
     return order_of(dataset, agreed, LoaderOptions(shuffle=False), seed=0).dealing(epoch=0)
 
 
-def equal(shown: list[Plain], topic: str) -> Plain:
-    """Return what all ranks have alike.
+def equal(shown: list[Plain], topic: str, remedies: Mapping[str, str] | None = None) -> Plain:
+    """Return what all ranks have alike; see `require_equal`.
 
     Raises:
         RanksDisagree: they do not.
     """
-    require_equal(shown, topic)
+    require_equal(shown, topic, remedies)
     return shown[0]
 
 

@@ -17,6 +17,7 @@ from evenstride.core.events import (
     FleetFormed,
     Instruction,
     MembersChanged,
+    NotMeasured,
     OpeningSkipped,
     Recalled,
 )
@@ -120,7 +121,12 @@ class Leader:
         self._unwritten.clear()
 
     def exchange(
-        self, step: int, replies: list[Reply], checksum: int, committed_s: float | None = None
+        self,
+        step: int,
+        replies: list[Reply],
+        checksum: int,
+        committed_s: float | None = None,
+        epoch: int | None = None,
     ) -> Verdict:
         """Return the verdict on what all ranks replied.
 
@@ -130,13 +136,14 @@ class Leader:
             checksum: of the decisions the leader has applied itself.
             committed_s: when it committed the latest of the steps (`time.perf_counter`), for the
                 trace; ``None`` if that is not known.
+            epoch: of the data that the next step belongs to; ``None`` if that is not known.
 
         Raises:
             SplitDiverged: a rank applied other decisions, or iterates over other data.
         """
         self._prove_agreement(replies, checksum)
         effective = max(reply.barrier for reply in replies)
-        event = Exchanged(step, effective, *self._of_workers(replies))
+        event = Exchanged(step, effective, *self._of_workers(replies), epoch=epoch)
         verdict = self._take(event, replies, committed_s)
         verdict = self._with_turn(verdict, replies, step)
         verdict = self._with_members(verdict, replies, step)
@@ -204,6 +211,22 @@ class Leader:
         """
         verdict = self._advance(Recalled(step, step, profiles, generation), at_step=step)
         self._log(verdict)
+        return self._for_ranks(verdict)
+
+    def not_measured(self, step: int, reason: str) -> Verdict:
+        """Return the ranks' split, now that steps cannot be measured; no rank has drawn ``step``.
+
+        Args:
+            step: steps the leader has committed.
+            reason: why, as a part of a sentence.
+        """
+        verdict = self._advance(NotMeasured(step, reason), at_step=step)
+        self._log(verdict)
+        logger.warning(
+            "Not measured: %s. Shares stay as they are (%s), and no times are reported",
+            reason,
+            "/".join(map(str, self._control.rank_shares[:16])),
+        )
         return self._for_ranks(verdict)
 
     def skip_opening(self, step: int) -> None:

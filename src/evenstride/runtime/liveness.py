@@ -6,23 +6,26 @@ Three sources tell who it was:
 
 * on the same machine the kernel reports the end of a process at once;
 * every rank's heartbeat in the store says each second what its training thread is doing;
-* a program that ends says so in the store, with the error it ended with, if any.
+* the last heartbeat of a program that ends says so, with the error it ended with, if any.
 
 Whoever finds out first tells all others through the store.
+
+A rank watches the heart of the next rank only, in a ring, so that a second of waiting costs the
+store one request per rank. If that heart has stopped, the rank goes on to the one after it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import select
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
 
 from evenstride.runtime.channel import Channel
 from evenstride.runtime.peers import Peer, watch_exit
@@ -43,23 +46,58 @@ WARN_AFTER_S = 30.0
 # How long a step waits before the hearts of the others are watched.
 WATCH_AFTER_S = 3.0
 # What a rank may be doing that waits for others, and that nothing can interrupt: sharded models
-# wait in their passes, too. Where all agree on the next epoch's batch, it can be told of a loss.
+# wait in their passes, too. Where all agree on the next epoch's batch, or take a mean, a rank can
+# be told of a loss.
 STUCK_PHASES = ("sync", "compute")
-_WAITING_PHASES = (*STUCK_PHASES, "turn")
+_WAITING_PHASES = (*STUCK_PHASES, "decision", "turn", "agreement")
+# Phases in which a long wait is worth a warning. A rank that computes may be at work, or wait in a
+# collective of its model, so it names only ranks that left the loop.
+_WARNED_PHASES = ("sync", "decision", "turn", "compute")
+_WORDS = {
+    "agreement": "waiting for the other ranks in step {}",
+    "decision": "waiting for the shares of step {}",
+    "left": "it left the training loop in step {}; all ranks must leave it after the same step",
+}
+# How long before the process group's timeout a rank names those that it waits for once more: NCCL
+# ends the process at that moment, and nothing of ours runs any more.
+_BEFORE_TIMEOUT_S = 10.0
+# The phase of a rank whose program has ended.
+ENDED = "ended"
+# How often a rank whose collective failed reads all heartbeats, and for how many ranks.
+_NAP_S, _NAP_RANKS = 0.1, 32
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """One rank's heartbeat: a counter, and what its training thread is doing in which step."""
+    """One rank's heartbeat.
+
+    Args:
+        count: of its beats so far.
+        phase: what its training thread is doing; `ENDED` once its program has ended.
+        step: in which step.
+        error: that its program ended with, if it did.
+    """
 
     count: int
     phase: str
     step: int
+    error: str | None = None
 
     @property
     def where(self) -> str:
         """What the rank was doing, in words."""
-        return f"{self.phase} of step {self.step}" if self.step >= 0 else "before its first step"
+        if self.phase == ENDED:
+            return "its program ended early"
+        if self.step < 0:
+            return "before its first step"
+        return _WORDS.get(self.phase, f"{self.phase} of step {{}}").format(self.step)
+
+    @property
+    def steps(self) -> float:
+        """Steps that the rank has finished or begun to synchronise, as far as is known."""
+        if self.phase == ENDED:
+            return math.inf
+        return self.step + (self.phase in ("sync", "between"))
 
 
 class Liveness:
@@ -72,6 +110,8 @@ class Liveness:
         lost: called at most once, on this thread, with the rank that is gone and a sentence.
         silent_s: a rank is gone when its heart has not beaten for so long while a step waits;
             ``None`` to wait for ever, where nobody would start the ranks again.
+        ring: whether to watch the next rank only, as all ranks wait for one that is gone. Where
+            they do not, each rank must watch all others.
     """
 
     def __init__(
@@ -81,13 +121,21 @@ class Liveness:
         at: Callable[[], tuple[str, int]],
         lost: Callable[[int, str], None],
         silent_s: float | None = None,
+        *,
+        ring: bool = True,
     ) -> None:
-        self._channel, self._peers, self._at, self._lost = channel, peers, at, lost
+        self._channel, self._at, self._lost = channel, at, lost
         self._silent_s = silent_s
+        ranks = [peer.rank for peer in peers]
+        self._begun, self._ranks = False, ranks  # whether every rank's heart has beaten once
+        mine = channel.rank
+        self._others = [*(r for r in ranks if r > mine), *(r for r in ranks if r < mine)]
+        self._watched = 1 if ring else len(ranks)
         self._heard: dict[int, tuple[Beat, float]] = {}
         self._count, self._cpu_s = 0, 0.0
-        self._closing = False
+        self._closing, self._beating = False, threading.Lock()
         self._waiting_since: tuple[tuple[str, int], float] = (("idle", -1), time.monotonic())
+        self._warned = 0  # how often of the present wait
         self._wake_r, self._wake_w = os.pipe()
         self._fds = {
             fd: peer
@@ -103,15 +151,21 @@ class Liveness:
         """Processor time the thread has used so far, in seconds."""
         return self._cpu_s
 
-    def close(self, goodbye: dict[str, Any]) -> None:
-        """Say goodbye and end the thread. May be called again."""
+    def close(self, step: int, error: str | None) -> None:
+        """Say that this program ends, and end the thread. May be called again.
+
+        Args:
+            step: it is in.
+            error: it ends with, if any.
+        """
         if self._closing:
             return
-        self._closing = True
+        with self._beating:
+            self._closing = True
         try:
-            self._channel.put(f"bye/{self._channel.rank}", json.dumps(goodbye))
+            self._put(Beat(self._count + 1, ENDED, step, error))
         except RuntimeError:
-            logger.debug("the store was gone before the goodbye", exc_info=True)
+            logger.debug("the store was gone before the last heartbeat", exc_info=True)
         os.write(self._wake_w, b"x")
         self._thread.join(2 * BEAT_S)
         if self._thread.is_alive():  # held up by the store; the process is ending anyway
@@ -119,19 +173,33 @@ class Liveness:
         for fd in (*self._fds, self._wake_r, self._wake_w):
             os.close(fd)
 
-    def beats(self) -> dict[int, Beat]:
-        """Return every rank's latest heartbeat."""
-        return {rank: Beat(*told) for rank, told in self._told("beat").items()}
+    def beats(self, ranks: Sequence[int] | None = None) -> dict[int, Beat]:
+        """Return the latest heartbeat of every rank, or of some.
 
-    def goodbyes(self) -> dict[int, dict[str, Any]]:
-        """Return what the ranks that have ended said."""
-        return self._told("bye")
+        Cost:
+            one request to the store, once all hearts have begun to beat.
+        """
+        ranks = self._ranks if ranks is None else ranks
+        if not self._begun:  # reading a key that is not there would wait for it
+            self._begun = self._channel.has([f"beat/{rank}" for rank in self._ranks])
+        if not self._begun:
+            ranks = [rank for rank in ranks if self._channel.has([f"beat/{rank}"])]
+        texts = self._channel.read([f"beat/{rank}" for rank in ranks]) if ranks else []
+        return {rank: Beat(*json.loads(text)) for rank, text in zip(ranks, texts, strict=True)}
 
-    def _told(self, kind: str, peers: tuple[Peer, ...] = ()) -> dict[int, Any]:
-        keys = {f"{kind}/{peer.rank}": peer.rank for peer in peers or self._peers}
-        here = [key for key in keys if self._channel.present([key])[0]]
-        texts = self._channel.read(here) if here else []
-        return {keys[key]: json.loads(text) for key, text in zip(here, texts, strict=True)}
+    def look(self) -> None:
+        """Beat, and see whether a step waits for a rank that is gone; called once per second."""
+        self._beat()
+        at, now_s = self._at(), time.monotonic()
+        if at != self._waiting_since[0]:
+            self._waiting_since, self._warned = (at, now_s), 0
+            self._heard.clear()
+            return
+        waited_s = now_s - self._waiting_since[1]
+        if at[0] in _WAITING_PHASES and waited_s >= WATCH_AFTER_S:
+            self._look_for_silence(now_s)
+        if at[0] in _WARNED_PHASES:
+            self._warn(at, waited_s)
 
     def _run(self) -> None:
         poller = select.poll()
@@ -143,51 +211,58 @@ class Liveness:
                 for fd in ended:
                     poller.unregister(fd)
                     self._ended(self._fds[fd])
-                self._beat()
-                self._warn_if_waiting()
+                self.look()
                 self._cpu_s = time.thread_time()
         except RuntimeError:  # the store is gone: the control thread tells about that
             logger.debug("the liveness thread lost the store", exc_info=True)
 
     def _beat(self) -> None:
-        self._count += 1
-        self._channel.put(f"beat/{self._channel.rank}", json.dumps([self._count, *self._at()]))
+        with self._beating:
+            if not self._closing:
+                self._count += 1
+                self._put(Beat(self._count, *self._at()))
+
+    def _put(self, beat: Beat) -> None:
+        self._channel.put(f"beat/{self._channel.rank}", json.dumps(astuple(beat)))
 
     def _ended(self, peer: Peer) -> None:
         if self._closing:
             return
-        goodbye = self._told("bye", (peer,)).get(peer.rank)  # the launcher ends us within moments
-        if goodbye is None:
+        last = self.beats([peer.rank]).get(peer.rank)  # the launcher ends us within moments
+        if last is None or last.phase != ENDED:
             self._lost(peer.rank, f"its process {peer.pid} on {peer.host} ended")
-        elif goodbye.get("error"):
-            self._lost(peer.rank, f"it ended with {goodbye['error']}")
+        elif last.error:
+            self._lost(peer.rank, f"it ended with {last.error}")
 
-    def _warn_if_waiting(self) -> None:
-        at, now_s = self._at(), time.monotonic()
-        if at != self._waiting_since[0]:
-            self._waiting_since = (at, now_s)
-            self._heard.clear()
+    def _warn(self, at: tuple[str, int], waited_s: float) -> None:
+        """Name those that a step waits for, after a while and once more before all is over."""
+        timeout_s = self._channel.timeout.total_seconds()
+        first_s = min(WARN_AFTER_S, 0.5 * timeout_s)
+        due = (waited_s >= first_s) + (waited_s >= max(first_s, timeout_s - _BEFORE_TIMEOUT_S))
+        if due <= self._warned:
             return
-        phase, step = at
-        if phase in _WAITING_PHASES:
-            self._look_for_silence(now_s)
-        limit_s = min(WARN_AFTER_S, 0.5 * self._channel.timeout.total_seconds())
-        waited_s = now_s - self._waiting_since[1]
-        if phase in ("sync", "turn") and limit_s <= waited_s < limit_s + 2 * BEAT_S:
-            self._waiting_since = (at, now_s - 10 * limit_s)  # say it once per step
-            behind = {r: b for r, b in self.beats().items() if (b.phase, b.step) != at}
-            if behind:
-                logger.warning("step %d has waited %.0f s for %s", step, waited_s, _told(behind))
+        last, self._warned = due > 1, due
+        behind = {r: b for r, b in self.beats().items() if (b.phase, b.step) != at}
+        if at[0] == "compute":
+            behind = {r: b for r, b in behind.items() if b.phase == "left"}
+        if behind:
+            over = f"; the process group gives up after {timeout_s:.0f} s" if last else ""
+            told = "step %d has waited %.0f s for %s%s"
+            logger.log(
+                logging.ERROR if last else logging.WARNING,
+                *(told, at[1], waited_s, _told(behind), over),
+            )
 
     def _look_for_silence(self, now_s: float) -> None:
         """Take a rank for lost whose heart has stopped while a step may wait for it."""
-        if self._silent_s is None or now_s - self._waiting_since[1] < WATCH_AFTER_S:
+        if self._silent_s is None or self._closing:
             return
-        for rank, beat in self.beats().items():
+        for rank, beat in self.beats(self._others[: self._watched]).items():
             known, since_s = self._heard.get(rank, (None, now_s))
             self._heard[rank] = (beat, since_s if beat == known else now_s)
             silent_s = now_s - self._heard[rank][1]
-            if rank != self._channel.rank and silent_s >= self._silent_s and not self._closing:
+            if silent_s >= self._silent_s:
+                self._others.remove(rank)  # from now on, the next one's heart is watched
                 self._lost(rank, f"no heartbeat for {silent_s:.0f} s, since {beat.where}")
                 return
 
@@ -211,22 +286,22 @@ def diagnose(
         known: whether the answer has come from elsewhere, so that watching is pointless.
     """
     first, started_s = liveness.beats(), time.monotonic()
+    now = first
     while (watched_s := time.monotonic() - started_s) < SILENT_S and not known():
-        for other, goodbye in liveness.goodbyes().items():
-            if other != rank and goodbye.get("step", step) <= step:
-                error = goodbye.get("error")
-                return other, f"it ended with {error}" if error else "its program ended early"
-        if watched_s >= MISSED_S:
-            now = liveness.beats()
-            if now[rank].count >= first[rank].count + 2 and (missed := _missed(first, now, rank)):
-                return missed
-        time.sleep(0.1)
-    now = liveness.beats()
+        for other, beat in now.items():
+            if other != rank and beat.phase == ENDED and beat.step <= step:
+                return other, f"it ended with {beat.error}" if beat.error else beat.where
+        own_beats = now[rank].count - first[rank].count
+        if watched_s >= MISSED_S and own_beats >= 2 and (missed := _missed(first, now, rank)):
+            return missed
+        time.sleep(min(_NAP_S * max(1.0, len(now) / _NAP_RANKS), BEAT_S))
+        now = liveness.beats()
     if missed := _missed(first, now, rank):
         return missed
     for other, beat in now.items():
-        if other != rank and beat.phase not in ("sync", "failed") and beat.step <= step:
-            return other, f"still in {beat.where}"
+        waits = beat.phase in ("sync", "failed", "decision")
+        if other != rank and not waits and beat.step <= step:
+            return other, beat.where if beat.phase == "left" else f"still in {beat.where}"
     return None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from evenstride.errors import LoaderBusy
+from evenstride.runtime import misuse
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.loading import BatchStream, DataLoaderOptions, LoaderOptions, own_generator
 from evenstride.runtime.pieces import Item, check_weights, merge, smaller
@@ -135,6 +136,8 @@ class TrainLoader(DataLoader[Any]):
             rank.turns.before_pass()
         self._busy = True
         progress.begin_pass()
+        if progress.first_since_load() and rank.rank == 0:
+            misuse.tell_if_epochs_begin_anew(progress.epoch)
         self._steps.begin(
             progress.epoch,
             progress.cursor,
@@ -149,10 +152,11 @@ class TrainLoader(DataLoader[Any]):
             yield from self._deliver()
             rank.scaling.timer.epoch_ended()
             rank.scaling.loop_ended()
-            empty = progress.earlier + progress.step == steps_before
-            progress.empty_passes += empty and not progress.cursor.done
             if rank.turns is not None:
                 rank.turns.after_pass()
+            empty = progress.earlier + progress.step == steps_before and not progress.cursor.done
+            if empty and (rank.max_steps is not None or self._options.sizes is not None):
+                misuse.end_program(rank.rank, rank.max_steps)
         finally:
             self._busy = False
             self._steps.left()
@@ -200,6 +204,7 @@ class TrainLoader(DataLoader[Any]):
             rank.scaling.begin(draw, item.weight)
             modelled = not fresh and draw.share > 0
             handed_s = rank.scaling.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
+            rank.scaling.handed_out(draw.samples)
             self._own_s += fetching_s - asked_s + handed_s - fetched_s
             yield item.batch
             between_steps, fresh = draw.last, fresh and not draw.last

@@ -47,6 +47,7 @@ class LoaderOptions:
         seeded: whether each sample is loaded under a seed of its own.
         cold_prefetch: whether worker processes start before the first split is found.
         sizes: global batches to use, step by step, until they end (calibration).
+        check_data: whether a few samples are compared between the ranks.
     """
 
     shuffle: bool = True
@@ -58,6 +59,7 @@ class LoaderOptions:
     seeded: bool = True
     cold_prefetch: bool = False
     sizes: Iterator[int] | None = None
+    check_data: bool = True
 
 
 def dataset_length(dataset: Any) -> int:

@@ -16,8 +16,15 @@ from evenstride.errors import ConfigError
 from evenstride.runtime.agreement import Plain, require_equal
 from evenstride.runtime.checks import check_whole
 from evenstride.runtime.compression import check_compression
-from evenstride.runtime.devices import Device, check_backends, read_device, require
-from evenstride.runtime.sharded import check_engine, is_sharded
+from evenstride.runtime.devices import (
+    Device,
+    backend_of,
+    check_backends,
+    check_kind,
+    read_device,
+    require,
+)
+from evenstride.runtime.sharded import check_engine, is_sharded, uncounted
 from evenstride.runtime.watch import engine_of
 
 logger = logging.getLogger("evenstride")
@@ -26,15 +33,24 @@ Agree = Callable[[Callable[[], Plain], Callable[[list[Plain]], Plain]], Plain]
 
 
 def meet(
-    model: nn.Module, asked: Plain, group: dist.ProcessGroup | None, agree: Agree
-) -> tuple[str, ...]:
-    """Return the kind of device that the model is on, on every rank; collective.
+    model: nn.Module,
+    asked: Plain,
+    group: dist.ProcessGroup | None,
+    agree: Agree,
+    connections: int | None = None,
+) -> Plain:
+    """Return what holds for the model on all ranks; collective.
 
     Args:
         model: to be watched.
         asked: settings of `Stride.watch`, equal on all ranks.
         group: that trains it; ``None`` with one process.
         agree: lets all ranks show something and the leader judge it.
+        connections: hardware queues of this rank's device, if the environment limits them.
+
+    Returns:
+        ``kinds`` (of device, in rank order) and ``not_measured`` (why steps cannot be measured;
+        empty if they can).
 
     Raises:
         ConfigError: the model cannot be trained on these ranks; alike on all of them.
@@ -50,7 +66,11 @@ def meet(
         _check_drift(model, asked["drift_check"])
         check_compression(model, asked["compress"])
         world_size = 1 if group is None else dist.get_world_size(group)
-        return {**show_model(model, world_size), "asked": {**asked, "weights": _outline(model)}}
+        return {
+            **show_model(model, world_size),
+            "asked": {**asked, "weights": _outline(model)},
+            "not_measured": why_not_measured(model, group, connections),
+        }
 
     def judge(shown: list[Plain]) -> Plain:
         require_equal([mine["asked"] for mine in shown], "watch()")
@@ -58,9 +78,25 @@ def meet(
         kinds, told = judge_models(shown, config)
         for sentence in told:
             logger.warning("%s", sentence)
-        return {"kinds": kinds}
+        reasons = (mine["not_measured"] for mine in shown)
+        return {"kinds": kinds, "not_measured": next(filter(None, reasons), "")}
 
-    return tuple(agree(show, judge)["kinds"])
+    return agree(show, judge)
+
+
+def why_not_measured(
+    model: nn.Module, group: dist.ProcessGroup | None, connections: int | None
+) -> str:
+    """Return why this rank's work cannot be told from its waits; empty if it can."""
+    if group is None:  # nobody to wait for
+        return ""
+    nccl = backend_of("cuda", dist.get_backend_config(group)) == "nccl"
+    if connections == 1 and nccl and device_of(model).type == "cuda":
+        return (
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 makes kernels queue behind NCCL's waits for other "
+            "ranks, so these waits count as work; leave the variable unset to have steps measured"
+        )
+    return uncounted(model)
 
 
 def _outline(model: nn.Module) -> str:
@@ -92,6 +128,7 @@ def show_model(model: nn.Module, world_size: int) -> Plain:
         ConfigError: its engine cannot be made exact, whatever the other ranks have.
     """
     device = device_of(model)
+    check_kind(device)
     check_engine(model, [device.type] * world_size)
     return {
         "device": asdict(read_device(device)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -14,15 +15,15 @@ from torch import Tensor, nn
 
 from evenstride.core.fleet import Shares
 from evenstride.errors import ConfigError, LoaderBusy
-from evenstride.runtime import misuse
 from evenstride.runtime.agreement import Plain, agree, named
 from evenstride.runtime.bond import Bond, tie
 from evenstride.runtime.calibrating import calibration
 from evenstride.runtime.continuity import Continuity
 from evenstride.runtime.control_plane import Local, Position
+from evenstride.runtime.convention import Convention
 from evenstride.runtime.costs import CostFn, Costs
 from evenstride.runtime.environment import USUAL_SILENT_S, Environment
-from evenstride.runtime.evaluation import Evaluation, exact_mean
+from evenstride.runtime.evaluation import Evaluation
 from evenstride.runtime.facts import tell_workload
 from evenstride.runtime.gate import Gate
 from evenstride.runtime.groups import own_group
@@ -44,6 +45,7 @@ from evenstride.runtime.loading import (
     check_options,
     dataset_length,
 )
+from evenstride.runtime.means import Call, exact_mean, sum_over_ranks
 from evenstride.runtime.metrics import check_metric, tell_metric, tell_pass
 from evenstride.runtime.modes import facts_of, free_of, sampler_of, synchroniser
 from evenstride.runtime.noise import meter_of, told_by
@@ -73,16 +75,12 @@ class Member:
         self._team, self._settings, self._environment = team, settings, environment
         self._recorder = Recorder(team.rank, self._ask, loads_for(settings.policy))
         self.progress = progress_of(settings)
-        self.scaling = Scaling(
-            team.world_size, StepTimer(self._recorder.add), self._commit, self._weight_exchange
-        )
-        self.scaling.fit.spans = team.spans
-        self.scaling.noise = meter_of(settings.noise_every, team.world_size, lambda: self.timer)
+        self.scaling = self._weighed(team, settings)
         self._weights: WeightExchange | None = None
         self._contexts: list[RankContext] = []
         # Weak, because a loader in a reference cycle takes its workers down slowly (5 s each).
         self._loader: Callable[[], TrainLoader | None] = lambda: None
-        self._meetings, self._closed = 0, False
+        self._meetings, self._closed, self._calling = 0, False, ""
         self._gate = self._gated(team, settings)
         self._holding = Holding(
             self.scaling, team.rank, team.neighbours, lambda: self.progress.step
@@ -104,11 +102,24 @@ class Member:
         """Who is there, in modes in which the others go on without a worker that is lost."""
         self.eval_loader = Evaluation(self, team.rank, settings).loader
         """Returns a loader for evaluation; see `Stride.loader`."""
-        self._watching = Watching(self, team, self._holding, settings.mode)
+        self._watching = Watching(self, team, self._holding, settings, environment)
         self._bond = self._tied(team, environment)
         self._turns = turns_of(self.progress, self.scaling, self._bond.turn, settings)
         if team.opening and not settings.mode.lockstep:
             self._skip_opening()
+
+    def _weighed(self, team: Team, settings: Settings) -> Scaling:
+        scaling = Scaling(
+            team.world_size,
+            StepTimer(self._recorder.add),
+            self._commit,
+            self._weight_exchange,
+            by_hand=settings.engine == "none",
+            convention=self._convention(team, settings),
+        )
+        scaling.fit.spans = team.spans
+        scaling.noise = meter_of(settings.noise_every, team.world_size, lambda: self.timer)
+        return scaling
 
     def _gated(self, team: Team, settings: Settings) -> Gate:
         return Gate(
@@ -117,6 +128,12 @@ class Member:
             timeout_s=team.channel.timeout.total_seconds() if team.channel else 0.0,
             ask=self._ask if team.leader else lambda: None,
         )
+
+    def _convention(self, team: Team, settings: Settings) -> Convention | None:
+        if team.world_size == 1:
+            return None
+        agree = self._met if settings.mode.lockstep else None
+        return Convention(team.world_size, team.rank, agree, lambda: self.scaling.draw is not None)
 
     def _tied(self, team: Team, environment: Environment) -> Bond:
         free, silent_s = self._free, environment.silent_s
@@ -135,12 +152,22 @@ class Member:
 
     def _at(self) -> tuple[str, int]:
         phase, step = self.timer.at
-        return ("sync" if self._free is not None and self._free.waits else phase), step
+        if self._free is not None and self._free.waits:
+            return "sync", step
+        if phase == "data" and self._gate.waiting:
+            return "decision", step + 1
+        left = phase != "sync" and self.timer.left
+        return self._calling or ("left" if left else phase), step
 
     @property
     def timer(self) -> StepTimer:
         """The clock of this rank's steps."""
         return self.scaling.timer
+
+    @property
+    def seed_to_compare(self) -> int | None:
+        """The seed of samples that are compared with other ranks'; ``None`` if there are none."""
+        return self._settings.seed if self._team.world_size > 1 else None
 
     def train_loader(
         self,
@@ -160,7 +187,7 @@ class Member:
             check_loader(dataset, asked, self._settings, batch, by_cost=cost_fn is not None)
             if cost_fn is not None:
                 costs.append(Costs(cost_fn, dataset_length(dataset)))
-            shown = layout(dataset, asked, processes)
+            shown = layout(dataset, asked, processes, self.seed_to_compare)
             return {**shown, "cost_fn": costs[0].digest() if costs else None}
 
         verdict = self.agree("loader()", show, judge_loader)
@@ -213,9 +240,18 @@ class Member:
         self.scaling.evaluated = True
         return filter(is_sharded, self.scaling.models)
 
-    def watch(self, model: nn.Module, drift_check: int | None, compress: str | None) -> None:
+    def watch(
+        self, model: nn.Module, drift_check: int | None, compress: str | None, *, check_loss: bool
+    ) -> None:
         """Time the model's forward pass, and know its parameters; agree that it can be trained."""
-        self._watching.watch(model, {"drift_check": drift_check, "compress": compress})
+        asked = {"drift_check": drift_check, "compress": compress, "check_loss": check_loss}
+        self._watching.watch(model, asked)
+
+    def stop_measuring(self, verdict: Plain) -> None:
+        """Report no steps from now on, and put the leader's decision about that in force."""
+        self._recorder.ignore()
+        self._bond.begin_with(self.continuity.take_up({"verdict": verdict}, self._gate))
+        self._gate.skip_opening()
 
     def refuse_in_loop(self, call: str) -> None:
         """Raise if the training loop is running.
@@ -274,20 +310,47 @@ class Member:
         """Return the exact mean over all ranks; the wait for them is not work."""
         if name is not None:
             check_metric(name, total)
-        if (loader := self._loader()) is not None and loader.busy:
+        loader = self._loader()
+        in_loop = loader is not None and loader.busy
+        if in_loop:
             check_unaligned_mean(self._settings.mode)
+        shape = tuple(total.shape) if isinstance(total, Tensor) and total.numel() > 1 else ()
+        call = Call(name, shape, self.progress.step, in_loop)
         with self.timer.waiting():
-            mean = exact_mean(total, count, self._team.group, self._summed())
+            mean = exact_mean(total, count, self._summed(call))
         if name is not None:
             tell_metric(self._team.leader, name, mean, self.progress)
         return mean
 
-    def _summed(self) -> Callable[[list[float]], list[float]] | None:
-        """Return what adds up all ranks' values where one of them may be lost."""
-        if self.survivors is None or self._team.channel is None:
+    def _summed(self, call: Call) -> Callable[[Tensor], Tensor] | None:
+        """Return what adds up all ranks' values; ``None`` for a rank alone."""
+        if self._team.channel is None:
             return None
+        if self.survivors is None:
+            return lambda values: sum_over_ranks(values, call, partial(self._met, "mean()"))
         self._meetings += 1
         return partial(self.survivors.summed, self._team.channel, f"mean {self._meetings}")
+
+    def _met(
+        self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
+    ) -> Plain:
+        """Agree as in `agree`, in a call that a rank may have left out by mistake."""
+        self._calling = "agreement"
+        try:
+            return self.agree(call, show, judge, self._passed)
+        finally:
+            self._calling = ""
+
+    def _passed(self) -> dict[int, str]:
+        """Return the ranks that have gone on to a later step than this one, and where they are.
+
+        Raises:
+            EvenstrideError: the run cannot go on, above all because a rank is gone.
+        """
+        if self._gate.error is not None:
+            raise self._gate.error
+        beats = self._bond.beats().items()
+        return {rank: beat.where for rank, beat in beats if beat.steps > self.progress.step}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go to a saved position."""
@@ -316,6 +379,7 @@ class Member:
             step=self.progress.step,
             global_batch=self.progress.global_batch,
             policy=self._settings.policy,
+            not_measured=self._watching.not_measured,
             samples_dropped=dropped,
             overhead_s=own_s / max(self.progress.step, 1),
             by_epoch=order is not None and order.by_epoch,
@@ -334,7 +398,8 @@ class Member:
             return
         self._closed = True
         self.continuity.notified.close()
-        if not at_exit:  # a device that waits for a lost rank would never come to the mark
+        # A device that waits for a lost rank would never come to the mark.
+        if not at_exit and not self._gate.failed and sys.exc_info()[1] is None:
             self.timer.settle()
         if (noise := self.scaling.noise) is not None:
             noise.close()
@@ -343,6 +408,7 @@ class Member:
         self._bond.close(at_exit=at_exit)
         # See Channel.close: nothing of torch.distributed may be left in our reference cycles.
         self._team, self._weights = replace(self._team, group=None, channel=None), None
+        self.scaling.inner_waits.close()
         self.scaling.models.clear()
         self.scaling.parameters.clear()
         if (drift := self.scaling.drift) is not None:
@@ -364,9 +430,8 @@ class Member:
             self._team.step_file.write(step)
 
     def _commit(self, draw: Draw) -> None:
-        if not self.progress.step and not self.scaling.models and self._team.world_size > 1:
-            misuse.tell_of_unwatched(self._team.rank)
         if not self.progress.step:
+            self._watching.check_first_step()
             tell_workload(self._team.leader, self.scaling.models, self.progress.order)
         if self.progress.untrained_pass:
             tell_pass(self._team.leader, self.progress)
@@ -375,16 +440,19 @@ class Member:
             self.progress.position = self._free.position
 
     def agree(
-        self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
+        self,
+        call: str,
+        show: Callable[[], Plain],
+        judge: Callable[[list[Plain]], Plain],
+        passed: Callable[[], dict[int, str]] | None = None,
     ) -> Plain:
         """Return what the leader makes of what all ranks show; see `agreement.agree`."""
-        self._meetings += 1
+        before, self._meetings = _topic(self._meetings), self._meetings + 1
         show, judge = named(call, show, judge)
         if self._team.channel is None:
             return judge([show()])
         channel = watched(self._team.channel, self.survivors, call)
-        topic = f"call {self._meetings} of loader(), watch() or sync_batch_norm()"
-        return agree(channel, topic, show, judge, call)
+        return agree(channel, _topic(self._meetings), show, judge, call, passed, before)
 
     def _skip_opening(self) -> None:
         self._gate.skip_opening()
@@ -397,3 +465,7 @@ class Member:
             group = self.own_group("gloo")
             self._weights = WeightExchange(group, lambda: self.timer.waiting())
         return self._weights
+
+
+def _topic(meeting: int) -> str:
+    return f"call {meeting} of loader(), watch(), sync_batch_norm() or mean()"

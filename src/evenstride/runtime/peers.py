@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from evenstride.runtime.devices import likely_device
+
 
 @dataclass(frozen=True, slots=True)
 class Peer:
@@ -47,15 +49,20 @@ class Peer:
         return asdict(self)
 
 
-def myself(rank: int) -> Peer:
-    """Return this process as a peer."""
+def myself(rank: int, device: torch.device | None = None) -> Peer:
+    """Return this process as a peer.
+
+    Args:
+        rank: of this process.
+        device: that it computes on; ``None`` for `likely_device`.
+    """
     slot = os.environ.get("EVENSTRIDE_SLOT") or os.environ.get("LOCAL_RANK") or ""
     return Peer(
         rank,
         socket.gethostname() or platform.node(),
         _place(),
         os.getpid(),
-        fingerprint(),
+        fingerprint(device or likely_device()),
         int(slot) if slot.isdecimal() else None,
         _up_s(),
     )
@@ -69,10 +76,10 @@ def _up_s() -> float:
 
 
 @lru_cache
-def fingerprint() -> str:
-    """Return what tells this process's device from those of another kind, such as its model."""
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+def fingerprint(device: torch.device) -> str:
+    """Return what tells a device from those of another kind, such as its model."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
         return f"cuda {properties.name} {properties.total_memory >> 20} MiB"
     cpuinfo = Path("/proc/cpuinfo")
     try:

@@ -15,7 +15,7 @@ from evenstride.runtime.sampler import Order
 from evenstride.runtime.settings import Settings
 from evenstride.runtime.shards import digest
 
-_VERSION = 2  # 1 had another order of the samples
+POSITION_VERSION = 2  # 1 had another order of the samples
 _STANDS = 8
 
 
@@ -57,15 +57,15 @@ class Progress:
         stands: what an exchange reports: (step, epoch, position) where the latest passes that
             trained began.
         restored: the state that was loaded, until a loader has been checked against it.
-        empty_passes: loops that ended without a step, because no more steps are allowed.
         parts: shares that cut the data set when the current epoch began, where ranks keep to parts.
         dealing: what is left of the shards in the current epoch, for data in shards.
         varies: whether a state of another global batch may be loaded, and is gone on from with
             the own one.
         adopts: bounds of the batches that are taken over from a state; ``None`` for none.
         batches: global batches so far where they may change, each with the first step it holds for.
-        latest: ``step``, and when it was committed (`time.perf_counter`); one object, so that
-            another thread reads both of one step.
+        latest: ``step``, when it was committed (`time.perf_counter`), and the epoch of the step
+            after it; one object, so that another thread reads all of one step.
+        just_loaded: whether no pass has begun since a state was loaded.
     """
 
     seed: int
@@ -80,13 +80,13 @@ class Progress:
     untrained_pass: bool = True
     stands: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_STANDS))
     restored: Saved | None = None
-    empty_passes: int = 0
     parts: tuple[int, ...] = ()
     dealing: Dealing | None = None
     varies: bool = False
     adopts: tuple[int, int] | None = None
     batches: tuple[tuple[int, int], ...] = ()
-    latest: tuple[int, float | None] = (0, None)
+    latest: tuple[int, float | None, int | None] = (0, None, None)
+    just_loaded: bool = False
 
     @property
     def cursor(self) -> EpochCursor:
@@ -99,8 +99,8 @@ class Progress:
     @property
     def now(self) -> Position:
         """What an exchange reports."""
-        step, committed_s = self.latest
-        return Position(step, tuple(self.stands), committed_s)
+        step, committed_s, epoch = self.latest
+        return Position(step, tuple(self.stands), committed_s, epoch)
 
     def attach(self, order: Order) -> None:
         """Take note of the training loader's layout.
@@ -138,14 +138,6 @@ class Progress:
         """Note that the loop was left; a finished epoch makes way for the next."""
         self._roll_over()
 
-    @property
-    def epoch_shown(self) -> int:
-        """The epoch as training scripts count it: a loop that yields nothing ends one, too.
-
-        Otherwise ``while stride.epoch < epochs`` would go on for ever under a limit of steps.
-        """
-        return self.epoch + self.empty_passes
-
     def commit(self, samples: int, dealing: Dealing | None = None) -> None:
         """Count one step over ``samples`` samples as trained, with what is left of the shards."""
         if self.untrained_pass:
@@ -156,7 +148,7 @@ class Progress:
         self.position = after if after <= self.end else samples
         self.dealing = dealing
         self.step += 1
-        self.latest = self.step, time.perf_counter()
+        self.latest = self.step, time.perf_counter(), self.epoch + (self.position >= self.end)
 
     def next_epoch(self) -> None:
         """Leave the rest of the current epoch, unless nothing of it has been trained."""
@@ -169,10 +161,10 @@ class Progress:
         told = self.varies or self.adopts is not None
         more = {"batches": [list(one) for one in self._batches()]} if told else {}
         if order is None and self.restored is not None:
-            return {"version": _VERSION, **asdict(self.restored), **more}
+            return {"version": POSITION_VERSION, **asdict(self.restored), **more}
         return {
             **more,
-            "version": _VERSION,
+            "version": POSITION_VERSION,
             "seed": self.seed,
             "epoch": self.epoch,
             "position": self.position,
@@ -215,12 +207,18 @@ class Progress:
         self.restored = saved if self.order is None else None
         self.global_batch = batch
         self.batches = _followed(before, saved.step, batch)
-        self.epoch, self.position, self.empty_passes = saved.epoch, saved.position, 0
+        self.epoch, self.position = saved.epoch, saved.position
         self.parts = tuple(saved.parts)
         self.dealing = None if self.order is None else _left_of(saved, self.order)
         self.earlier = self.loaded = saved.step - self.step
+        self.just_loaded = True
         if self.order is not None:
             self.end = self.cursor.end
+
+    def first_since_load(self) -> bool:
+        """Return whether nobody has asked since the position was loaded."""
+        first, self.just_loaded = self.just_loaded, False
+        return first
 
     def go_on_with(self, batch: int) -> None:
         """Train another global batch from here on, where an epoch ends or a pass begins."""
@@ -290,10 +288,10 @@ def _saved_of(state: Any) -> Saved:
             f"a saved state is a dictionary, not a {type(state).__name__}; give what "
             "state_dict() returned"
         )
-    if state.get("version") != _VERSION:
+    if state.get("version") != POSITION_VERSION:
         raise ConfigError(
             f"the saved state has version {state.get('version')!r}, this evenstride reads "
-            f"{_VERSION}; load it with the version that wrote it"
+            f"{POSITION_VERSION}; load it with the version that wrote it"
         )
     missing = [name for name in Saved.__slots__ if name not in state]
     if missing:

@@ -32,6 +32,7 @@ class Recorder:
         self._records: list[StepRecord] = []
         self._breaks: set[int] = set()  # indices of records that begin a new observation
         self._band = Band()
+        self._ignores = False
 
     def expect(self, band: Band) -> None:
         """Watch for steps outside ``band`` from now on."""
@@ -42,6 +43,8 @@ class Recorder:
         """Keep a finished step; ask for an exchange if it left its band (training thread)."""
         asks = False
         with self._lock:
+            if self._ignores:
+                return
             before = self._band
             if record.modelled and not before.asked and before.expected_s:
                 after = self._band = before.step(record.share, record.busy_s)
@@ -52,6 +55,13 @@ class Recorder:
             self._records.append(record)
         if asks:
             self._ask()
+
+    def ignore(self) -> None:
+        """Keep no step from now on, and forget those kept: they cannot be measured."""
+        with self._lock:
+            self._ignores = True
+            self._records.clear()
+            self._breaks.clear()
 
     def take(self) -> tuple[Observation, ...]:
         """Return all finished steps as observations, and forget them (control thread)."""

@@ -30,7 +30,7 @@ class Settings:
         trace: where the leader writes the trace; ``None`` for nowhere.
         quantum: this rank's shares are multiples of it.
         memory_fraction: part of its memory that a share may fill; ``None`` for no limit.
-        max_steps: steps after which the training loader yields nothing.
+        max_steps: steps after which the pass over the loader ends, and the next ends the program.
         step_file: where the leader keeps its step count; ``None`` for nowhere.
         sync: mode of synchronisation.
         noise_every: steps from one whose gradient's noise is measured to the next; 0 for none.
@@ -38,6 +38,8 @@ class Settings:
         chosen: whether it does where an epoch ends; else only at a restart.
         sinks: where the leader tells what it knows; see `evenstride.runtime.sinks.opening`.
         alert_below: part of its best speed below which a worker is named; 0 for never.
+        engine: ``auto``, or ``none`` if the script averages the gradients itself.
+        policy_given: whether script or environment name the policy.
     """
 
     global_batch: int
@@ -56,6 +58,8 @@ class Settings:
     chosen: bool = False
     sinks: tuple[str, ...] = ()
     alert_below: float = USUAL_BELOW
+    engine: str = "auto"
+    policy_given: bool = False
 
     @property
     def mode(self) -> SyncMode:
@@ -85,6 +89,7 @@ class Asked(TypedDict):
     noise_every: Any
     sinks: Any
     alert_below: float | None
+    engine: Any
 
 
 def settings_of(environment: Environment, batch: Batch, **asked: Unpack[Asked]) -> Settings:
@@ -103,6 +108,7 @@ def settings_of(environment: Environment, batch: Batch, **asked: Unpack[Asked]) 
         chosen=batch.chosen,
         seed=whole(asked["seed"]),
         policy=asked["policy"] or environment.policy or "adaptive",
+        policy_given=bool(asked["policy"] or environment.policy),
         min_share=whole(asked["min_share"]),
         max_share=None if max_share is None else whole(max_share),
         quantum=whole(asked["quantum"]),
@@ -114,6 +120,7 @@ def settings_of(environment: Environment, batch: Batch, **asked: Unpack[Asked]) 
         noise_every=whole(_noise_every(asked["noise_every"], environment, batch)),
         sinks=sinks_of(environment.sinks if sinks is None else sinks),
         alert_below=USUAL_BELOW if alert_below is None else alert_below,
+        engine=asked["engine"],
     )
 
 
@@ -146,6 +153,11 @@ def check(settings: Settings) -> None:
     _check_fraction(settings.memory_fraction)
     _check_below(settings.alert_below)
     _check_bounds(settings)
+    if settings.engine not in ("auto", "none"):
+        raise ConfigError(
+            f"engine is {settings.engine!r}; it must be 'auto' (DistributedDataParallel, FSDP2 or "
+            "another wrapper averages the gradients) or 'none' (the script does)"
+        )
     if not isinstance(settings.policy, str):
         raise ConfigError(
             f"policy is {settings.policy!r}; it must be a name, such as 'adaptive' or "

@@ -42,6 +42,10 @@ class Stride:
             the default); by parameter servers (``bsp-ps(servers=2)``, ``asp``,
             ``ssp(staleness=3)``); ``local-sgd(every=8)`` averages weights, ``delayed`` applies
             gradients a step late. ``EVENSTRIDE_SYNC`` sets it where the script does not.
+        engine: ``none`` if the script averages the gradients over the ranks itself, after
+            ``backward`` and before ``optimizer.step``; then `watch` takes a bare module, too.
+            ``auto`` (the default) expects an engine that does so, such as
+            `DistributedDataParallel`, and refuses to train on several ranks without one.
         process_group: the ranks the engine averages over; ``None`` means all.
         shard_group: with HSDP, the ranks that hold this rank's replica together:
             ``mesh["shard"].get_group()``. They wait for each other in every layer, so they get
@@ -92,6 +96,7 @@ class Stride:
         seed: int = 0,
         policy: str | None = None,
         sync: str | None = None,
+        engine: Literal["auto", "none"] = "auto",
         process_group: dist.ProcessGroup | None = None,
         shard_group: dist.ProcessGroup | None = None,
         min_share: int = 1,
@@ -118,6 +123,7 @@ class Stride:
             noise_every=noise_every,
             sinks=sinks,
             alert_below=alert_below,
+            engine=engine,
         )
         self._member = Member(form_team(settings, group, shard_group), settings, environment)
         self._hooks = self._member.scaling.listen()
@@ -137,6 +143,7 @@ class Stride:
         global_batch: int | None = None,
         seeded: bool = True,
         cold_prefetch: bool = False,
+        check_data: bool = True,
         **options: Unpack[DataLoaderOptions],
     ) -> DataLoader[Any]:
         """Return a loader of this rank's part of the data; every rank must call it.
@@ -171,17 +178,24 @@ class Stride:
                 false also allows the data set's own batched access.
             cold_prefetch: training only; let worker processes prefetch from the start, at the
                 price of finding the first split later.
+            check_data: compare a few samples between the ranks, which must all hold the same
+                data. Takes about 50 ms with several ranks, more if a single sample takes longer.
             **options: those of `torch.utils.data.DataLoader`, except ``batch_size``,
                 ``sampler`` and ``batch_sampler``.
 
         Raises:
-            ConfigError: the data set has no length or is empty, the ranks disagree, an option
-                cannot be, or there is a training loader already.
+            ConfigError: the data set has no length or is empty, the ranks disagree or hold
+                different data, an option cannot be, or there is a training loader already.
         """
         if not train:
             refuse_for_evaluation(drop_last=drop_last, weight_fn=weight_fn, cost_fn=cost_fn)
             return self._member.eval_loader(
-                dataset, global_batch, max_micro_batch, options, seeded=seeded
+                dataset,
+                global_batch,
+                max_micro_batch,
+                options,
+                seeded=seeded,
+                check_data=check_data,
             )
         refuse_for_training(global_batch)
         asked = LoaderOptions(
@@ -192,11 +206,17 @@ class Stride:
             seeded=seeded,
             cold_prefetch=cold_prefetch,
             by_epoch=by_epoch(partition, cost_fn),
+            check_data=check_data,
         )
         return self._member.train_loader(dataset, asked, options, cost_fn)
 
     def watch(
-        self, model: ModelT, *, drift_check: int | None = None, compress: str | None = None
+        self,
+        model: ModelT,
+        *,
+        drift_check: int | None = None,
+        compress: str | None = None,
+        check_loss: bool = True,
     ) -> ModelT:
         """Return the same model, its passes now timed without the collectives in them.
 
@@ -212,13 +232,16 @@ class Stride:
                 states are not compared.
             compress: ``bf16`` to send gradients as bfloat16, which halves the traffic of slow
                 links and rounds to 8 bits; for DDP, over any backend, in place of its hook.
+            check_loss: look at the first loss, whether it is the mean that `scale` takes it for.
 
         Raises:
-            ConfigError: the engine is one whose gradient cannot be made exact (`DataParallel`,
-                FSDP1, DeepSpeed, FSDP2 over devices of several kinds), the ranks would wait for
-                each other in different backends, or a rank's device lacks what is asked of it.
+            ConfigError: nothing averages the model's gradients over several ranks (see
+                ``Stride(engine=)``), the engine is one whose gradient cannot be made exact
+                (`DataParallel`, FSDP1, DeepSpeed, FSDP2 over devices of several kinds), the ranks
+                would wait for each other in different backends, or a rank's device lacks what is
+                asked of it.
         """
-        self._member.watch(model, drift_check, compress)
+        self._member.watch(model, drift_check, compress, check_loss=check_loss)
         return model
 
     def sync_batch_norm(self, net: ModelT) -> ModelT:
@@ -241,7 +264,13 @@ class Stride:
         self._member.sync_batch_norm(net)
         return net
 
-    def scale(self, loss: Tensor, weight: float | None = None) -> Tensor:
+    def scale(
+        self,
+        loss: Tensor,
+        weight: float | Tensor | None = None,
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> Tensor:
         """Return ``loss * W * n_k / N``, whose averaged gradient is exact whatever the split.
 
         Call it once for every loss of a batch. It composes with GradScaler, clipping and
@@ -250,18 +279,22 @@ class Stride:
 
         Args:
             loss: mean over the samples (or tokens) of this rank's batch, a scalar.
-            weight: what the mean is over, if not samples (tokens, say); every rank must then
-                give one. Not with micro-batches or a ``weight_fn``.
+            weight: what the mean is over, if not samples (tokens, or class weights, say); every
+                rank must then give one. Not with micro-batches or a ``weight_fn``.
+            reduction: ``sum`` for a loss that adds up over all ranks and micro-batches to that of
+                the global batch: a sum over samples, or a sum divided by a count over all ranks.
+                It is then multiplied by ``W`` alone.
 
         Raises:
             ScaleError: outside the loop, for a loss scaled before or of other than one element,
-                or a weight that is negative or not finite.
+                a weight that is negative or not finite, or a first loss that is no mean over the
+                batch (see `watch`).
 
         Source:
             Weighted gradients as in Dynamic Batching (ACSOS 2020, arXiv 2305.12213, sec. III);
             see `evenstride.core.weighting.loss_factor`.
         """
-        return self._member.scaling.scale(loss, weight)
+        return self._member.scaling.scale(loss, weight, reduction)
 
     @contextlib.contextmanager
     def accumulate(self, model: nn.Module) -> Iterator[None]:
@@ -310,7 +343,7 @@ class Stride:
     @property
     def samples(self) -> int:
         """Samples of the batch in hand that count: 0 for a worker left out, and after the loop."""
-        return self._member.scaling.samples
+        return self._member.scaling.read_samples()
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -320,7 +353,7 @@ class Stride:
     @property
     def epoch(self) -> int:
         """The current epoch; the next one as soon as a loop has ended it."""
-        return self._member.progress.epoch_shown
+        return self._member.progress.epoch
 
     @property
     def global_batch(self) -> int:
@@ -345,6 +378,8 @@ class Stride:
     ) -> float | Tensor:
         """Return the sum of all ranks' ``total`` over the sum of their ``count``; collective.
 
+        The ranks meet through the process group's store, so no collective of the engine takes part.
+
         Args:
             total: this rank's sum, a number or a tensor.
             count: how many samples (or tokens) it is over, 0 included.
@@ -356,6 +391,9 @@ class Stride:
 
         Raises:
             ConfigError: a tensor of several elements has a name, or the name is no text.
+            RanksDisagree: some rank went on without calling it, or called it at another place of
+                the script, under another name, or for a tensor of another shape.
+            WorkerLost: some rank is gone.
         """
         return self._member.mean(total, count, name)
 

@@ -83,6 +83,7 @@ class Summary:
             and ``histogram``, the same of each of the ``workers``, ``most_ahead`` and
             ``handed_out_again``; see `evenstride.runtime.served.office.Office.report`.
         noise: of the gradient, where it is measured; see `NoiseSummary`.
+        not_measured: why steps could not be measured, so that no time is known; empty if they were.
     """
 
     rank: int
@@ -108,6 +109,7 @@ class Summary:
     forgoes: tuple[str, ...] = ()
     staleness: dict[str, Any] | None = None
     noise: NoiseSummary | None = None
+    not_measured: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON types."""
@@ -117,7 +119,9 @@ class Summary:
         lines = [self._begins()]
         if not self.workers:
             lines.append(f"rank {self.rank} knows only itself; rank 0's summary is complete")
-        if self.step_s is not None:
+        if self.not_measured:
+            lines.append(self._unmeasured())
+        elif self.step_s is not None:
             lines.append(self._speed())
         lines += self._waits()
         lines += [
@@ -160,6 +164,10 @@ class Summary:
             f"{steps} of {self.global_batch} samples on {max(len(self.workers), 1)} worker(s), "
             f"policy {self.policy}, {self.changes} change(s) of the split"
         )
+
+    def _unmeasured(self) -> str:
+        shares = "/".join(str(worker.share) for worker in self.workers[:16])
+        return f"Not measured: {self.not_measured}." + (f" Shares stay {shares}" if shares else "")
 
     def _speed(self) -> str:
         shares = "/".join(str(worker.share) for worker in self.workers[:16])
@@ -243,7 +251,7 @@ def worker_summaries(control: Control, ledger: Ledger) -> tuple[WorkerSummary, .
             data_s=float(ledger.data_s[rank]),
             outside_s=float(ledger.outside_s[rank]),
             refused=control.refused[rank],
-            cap=control.memory.caps[rank] if control.memory.caps else None,
+            cap=control.memory.ends(rank),
             memory=control.memory.models[rank].reason() if control.memory.models else "",
         )
         for rank, worker in enumerate(control.fleet.workers)

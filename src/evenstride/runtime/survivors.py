@@ -11,9 +11,12 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from datetime import timedelta
+
+import torch
+from torch import Tensor
 
 from evenstride.core.fleet import Shares
 from evenstride.errors import EvenstrideError, WorkerLost
@@ -92,7 +95,7 @@ class Survivors:
                         raise _without(lost, call)
                 time.sleep(_NAP_S)
 
-    def summed(self, channel: Channel, topic: str, values: Sequence[float]) -> list[float]:
+    def summed(self, channel: Channel, topic: str, values: Tensor) -> Tensor:
         """Return the sums of all ranks' values, the same on all; collective.
 
         By way of the store: a collective of the process group that waits for a lost rank cannot be
@@ -101,17 +104,17 @@ class Survivors:
         Args:
             channel: to the others.
             topic: a name used once.
-            values: this rank's; as many on all.
+            values: ``(n,)`` float64, of this rank; as many on all.
 
         Raises:
             WorkerLost: a rank is lost, before or meanwhile.
         """
         if lost := self.lost():
             raise _without(lost, "mean()")
-        channel.show(f"{topic}/{channel.rank}", json.dumps(list(values)))
+        channel.show(f"{topic}/{channel.rank}", json.dumps(values.tolist()))
         keys = [f"{topic}/{rank}" for rank in range(channel.world_size)]
         texts = watched(channel, self, "mean()").meet(keys, channel.timeout)
-        return [sum(column) for column in zip(*map(json.loads, texts), strict=True)]
+        return torch.tensor([json.loads(text) for text in texts], dtype=torch.float64).sum(0)
 
     def blamed(self, error: BaseException) -> tuple[int, ...]:
         """Return the workers whose loss explains an error; waits for the news if it may be one."""
@@ -151,14 +154,19 @@ class WatchedChannel(Channel):
     call: str = "a call of all ranks"
 
     def meet(
-        self, keys: list[str], timeout: timedelta, tell: Callable[[], object] = lambda: None
+        self,
+        keys: list[str],
+        timeout: timedelta,
+        tell: Callable[[], object] = lambda: None,
+        look: Callable[[], object] | None = None,
     ) -> list[str]:
-        """Wait for all keys; see `Channel.meet`.
+        """Wait for all keys; see `Channel.meet`. What would be looked for, survivors know.
 
         Raises:
             WorkerLost: a rank is lost.
             RuntimeError: some key did not come in time.
         """
+        del look
         assert self.survivors is not None, "made by `watched`"
         begun_s, untold = time.monotonic(), True
 

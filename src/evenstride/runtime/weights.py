@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from evenstride.errors import ScaleError
 
@@ -47,7 +48,7 @@ class WeightExchange:
         return float(self._sum)
 
 
-def checked(weight: float) -> float:
+def checked(weight: float | Tensor) -> float:
     """Return the weight as a float.
 
     Raises:

@@ -18,10 +18,12 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Self
 
+from evenstride.runtime.interfaces import ON_LOOPBACK
+
 _LOOPBACK = "127.0.0.1"
-# Gloo on loopback; and every connection to a store looks its peer's name up, which for names
+# Every connection to a store looks its peer's name up, which for names
 # on loopback may mean waiting for a name server that does not answer.
-_LOCAL = {"GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "timeout:1 attempts:1"}
+_LOCAL = {**ON_LOOPBACK, "RES_OPTIONS": "timeout:1 attempts:1"}
 # How long the other ranks may still finish after one has failed.
 _AFTERMATH_S = 2.0
 

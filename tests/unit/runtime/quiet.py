@@ -24,6 +24,10 @@ class Clock:
         """Return the time."""
         return self.now_s
 
+    def thread_time(self) -> float:
+        """Return the processor time of a thread, which takes none."""
+        return 0.0
+
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
         self.now_s += seconds
@@ -31,18 +35,14 @@ class Clock:
 
 
 class Told:
-    """What the ranks' heartbeats and goodbyes say, as a test wishes."""
+    """What the ranks' heartbeats say, as a test wishes."""
 
-    def __init__(self, beats: dict[int, Beat], goodbyes: dict[int, dict[str, Any]] | None = None):
-        self.told, self.parted = beats, goodbyes or {}
+    def __init__(self, beats: dict[int, Beat]):
+        self.told = beats
 
     def beats(self) -> dict[int, Beat]:
         """Return every rank's latest heartbeat."""
         return dict(self.told)
-
-    def goodbyes(self) -> dict[int, dict[str, Any]]:
-        """Return what the ranks that have ended said."""
-        return dict(self.parted)
 
 
 def channel(rank: int = 0, world_size: int = 3) -> Channel:

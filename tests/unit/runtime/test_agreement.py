@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,9 +13,9 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
-from evenstride.errors import WorkerLost
+from evenstride.errors import RanksDisagree, WorkerLost
 from evenstride.runtime.agreement import Plain, agree
-from evenstride.runtime.channel import Channel, _token, finish, told
+from evenstride.runtime.channel import Channel, _token
 from tests.unit.runtime.quiet import channel
 
 SOON = timedelta(milliseconds=5)
@@ -143,75 +142,53 @@ def test_a_leader_that_never_makes_a_stride_is_lost() -> None:
     assert len(said) == 1
 
 
-def test_a_collective_that_takes_long_is_told_of_once() -> None:
-    over = threading.Event()
+def passing(of: Channel, passed: Callable[[], dict[int, str]]) -> Plain:
+    """Agree on nothing, in a call that some ranks may have left out."""
+    return agree(of, "call 1", dict, lambda _: {}, "mean()", passed)
 
-    with heard(over.set) as said, told(3, "mean()", SOON):
-        assert over.wait(60)
+
+def test_a_rank_that_is_past_a_call_without_having_made_it_is_named() -> None:
+    of = hasty(0)
+    shows(of, 2)()
+
+    with pytest.raises(RanksDisagree, match=r"and rank 1 \(sync of step 3\) went on without"):
+        passing(of, lambda: {1: "sync of step 3", 2: "sync of step 3"})
+
+    follower = replace(of, rank=2)
+    with pytest.raises(RanksDisagree, match=r"rank 0 waits in mean\(\), and rank 1 "):
+        passing(follower, dict)
+
+
+def test_who_is_not_the_leader_waits_for_the_leader_only() -> None:
+    of = hasty(2)
+
+    with heard() as said, pytest.raises(RanksDisagree, match=r"and rank 0 \(its program"):
+        passing(of, lambda: {0: "its program ended early", 1: "sync of step 3"})
 
     assert len(said) == 1
-    assert said[0].startswith("rank 3 waits in mean() for the other ranks;")
 
 
-def test_a_collective_that_is_soon_over_is_not() -> None:
-    with heard() as said, told(3, "mean()"):
-        pass
+def test_a_wait_ends_when_the_run_cannot_go_on() -> None:
+    def lost() -> dict[int, str]:
+        raise WorkerLost("rank 1 is gone: its process 7 on one ended")
 
-    assert said == []
-    assert "evenstride-told" not in {thread.name for thread in threading.enumerate()}
-
-
-class Work:
-    """A collective that takes longer than some waits for it, and may fail.
-
-    Args:
-        waits: for it that it takes.
-        fails: whether it fails then.
-        late: whether the wait before gives up when it is over already.
-    """
-
-    def __init__(self, waits: int, *, fails: bool = False, late: bool = False) -> None:
-        self.waits, self.fails, self.late = waits, fails, late
-
-    def wait(self, _: timedelta | None = None) -> bool:
-        """Wait once."""
-        if self.late and self.waits == 1:
-            self.waits = 0
-            raise RuntimeError("Operation timed out!")
-        self.waits = max(self.waits - 1, 0)
-        if self.waits or self.fails:
-            raise RuntimeError("Operation timed out!" if self.waits else "Connection closed")
-        return True
-
-    def is_completed(self) -> bool:
-        """Return whether it is over, well or not."""
-        return not self.waits
+    with pytest.raises(WorkerLost, match="rank 1 is gone: its process 7 on one ended"):
+        passing(hasty(2), lost)
 
 
-def test_a_collective_that_is_over_when_the_wait_gives_up_is_no_failure() -> None:
-    with heard() as said:
-        finish(Work(1, late=True), 3, "mean()")  # type: ignore[arg-type]
+def test_a_rank_that_comes_late_but_comes_is_waited_for() -> None:
+    of = hasty(0)
 
-    assert said == []
+    with heard(shows(of, 1, 2)) as said:
+        assert passing(of, dict) == {}
 
-
-@pytest.mark.parametrize("waits", [1, 2])
-def test_a_collective_on_the_cpu_is_waited_for_on_and_told_of_once(waits: int) -> None:
-    work: Any = Work(waits)
-
-    with heard() as said:
-        finish(work, 3, "mean()")
-
-    assert work.is_completed()
-    assert len(said) == waits - 1
-    assert all("rank 3 waits in mean() for the other ranks;" in text for text in said)
+    assert len(said) == 1
 
 
-@pytest.mark.parametrize("waits", [1, 2])
-def test_a_collective_that_fails_still_fails(waits: int) -> None:
-    work: Any = Work(waits, fails=True)
+def test_nothing_stays_of_a_call_but_its_verdict() -> None:
+    of = channel(0, 1)
 
-    with heard() as said, pytest.raises(RuntimeError, match="Connection closed"):
-        finish(work, 3, "mean()")
+    for call in range(1, 9):
+        agree(of, f"call {call}", dict, lambda _: {}, before=f"call {call - 1}")
 
-    assert len(said) == waits - 1
+    assert of.meeting.num_keys() == 1

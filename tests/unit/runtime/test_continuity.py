@@ -269,6 +269,7 @@ def test_who_leaves_ends_with_143_and_the_others_say_what_to_do(
     ("command", "elastic", "told"),
     [
         (b"python\0-m\0torch.distributed.run\0train.py", True, True),
+        (b"python\0-m\0evenstride.lab.rendezvous\0train.py", True, True),
         (b"/venv/bin/torchrun\0train.py", True, True),
         (b"python\0/lib/torch/distributed/run.py\0train.py", True, True),
         (b"python\0-m\0torch.distributed.run\0train.py", False, False),

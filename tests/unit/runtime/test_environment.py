@@ -135,3 +135,8 @@ def test_a_policy_of_the_environment_may_be_refused(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(UnknownPolicy, match="magic"):
         evenstride.Stride(global_batch=4)
+
+
+@pytest.mark.parametrize(("text", "read"), [("1", 1), (" 8 ", 8), ("", None), ("many", None)])
+def test_hardware_queues_are_read_as_cuda_reads_them(text: str, read: int | None) -> None:
+    assert read_environment({"CUDA_DEVICE_MAX_CONNECTIONS": text}).connections == read

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from evenstride.errors import WorkerLost
+from evenstride.errors import ConfigError, WorkerLost
 from evenstride.runtime import farewell
 from evenstride.runtime.channel import Channel
 from evenstride.runtime.control_plane import announce_loss
@@ -38,6 +40,18 @@ def test_a_loss_is_logged_once_and_raised_where_training_waits(
     ]
     assert report.text == TEXT
     with pytest.raises(WorkerLost, match="its process 7 on one ended, so step 25 cannot be"):
+        gate.draw(25)
+
+
+def test_a_rank_does_not_say_of_itself_that_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate((3, 4))
+    report = _report(channel(rank=2), gate)
+
+    assert report.heard("rank 2 is gone: no heartbeat since sync of step 25")
+
+    told = "the other ranks take rank 2, this one, for lost: no heartbeat since sync of step 25"
+    assert [record.getMessage() for record in caplog.records] == [f"evenstride: {told}"]
+    with pytest.raises(WorkerLost, match="take rank 2, this one, for lost"):
         gate.draw(25)
 
 
@@ -186,8 +200,12 @@ def test_nobody_is_looked_for_when_the_loss_is_known(monkeypatch: pytest.MonkeyP
         ("compute", RuntimeError("NCCL error: remote peer"), True),
         ("compute", ValueError("the data of this rank is broken"), False),
         ("compute", None, False),
-        ("between", RuntimeError("Gloo"), False),
-        ("idle", RuntimeError("connection reset"), False),
+        ("between", RuntimeError("NCCL error: remote process exited"), True),
+        ("idle", RuntimeError("connection reset"), True),
+        ("between", WorkerLost("rank 2 is gone"), True),
+        ("between", ConfigError('call init_process_group("gloo")'), False),
+        ("between", ValueError("the data of this rank is broken"), False),
+        ("between", None, False),
     ],
 )
 def test_a_failed_collective_is_told_from_the_users_own_error(
@@ -197,3 +215,34 @@ def test_a_failed_collective_is_told_from_the_users_own_error(
     monkeypatch.setattr(sys, "last_value", error, raising=False)
 
     assert collective_failed(phase) == failed
+
+
+@pytest.mark.parametrize(
+    ("places", "ends"),
+    [
+        ([("sync", 7), ("sync", 7)], True),
+        ([("between", 7), ("sync", 7), ("sync", 7)], True),  # only then its device could tell
+        ([("sync", 7), ("data", 7), ("data", 7)], False),  # it has heard of the loss
+        ([("between", 7), ("sync", 7), ("compute", 8)], False),
+        ([("between", 7), ("between", 7)], False),
+        ([("data", 7), ("between", 7), ("sync", 7), ("sync", 7)], False),
+    ],
+)
+def test_a_process_ends_whose_program_or_device_waits_for_a_lost_rank(
+    monkeypatch: pytest.MonkeyPatch, places: list[tuple[str, int]], ends: bool
+) -> None:
+    ended, at = list[int](), iter(places)
+    now = threading.Timer
+
+    def at_once(_: float, *what: Any) -> threading.Timer:
+        return now(0.0, *what)
+
+    monkeypatch.setattr(farewell, "os", SimpleNamespace(_exit=ended.append))
+    monkeypatch.setattr(threading, "Timer", at_once)
+    report = LossReport(channel(rank=1), Gate((3, 4)), lambda: next(at), restarts=True)
+
+    report.heard(TEXT)
+    while waiting := [t for t in threading.enumerate() if t.name == "evenstride-stuck"]:
+        waiting[0].join()
+
+    assert bool(ended) == ends

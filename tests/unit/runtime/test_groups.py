@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from evenstride.runtime import groups
 from evenstride.runtime.groups import own_group
 
 GROUP = object()
@@ -39,3 +42,30 @@ def test_it_is_made_among_the_teams_ranks_alone_with_the_teams_patience(
     own_group(_team(channel=SimpleNamespace(timeout=3)), backend)
 
     assert asked == [([4, 6], 3, backend, True)]
+
+
+@pytest.mark.parametrize(("ranks", "split"), [([4, 6], False), ([0, 1, 2, 3, 4, 5, 6, 7], True)])
+@pytest.mark.parametrize("fails", [False, True])
+def test_only_a_group_of_the_whole_world_is_split_from_that_of_a_device(
+    monkeypatch: pytest.MonkeyPatch, ranks: list[int], split: bool, fails: bool
+) -> None:
+    world = SimpleNamespace(bound_device_id=torch.device("cuda", 3), size=lambda: 8)
+    bound: list[torch.device | None] = []
+
+    def new_group(*_: object, **__: object) -> None:
+        bound.append(world.bound_device_id)
+        if fails:
+            raise RuntimeError("no such backend")
+
+    torch_dist = SimpleNamespace(
+        group=SimpleNamespace(WORLD=world),
+        get_process_group_ranks={GROUP: ranks}.__getitem__,
+        new_group=new_group,
+    )
+    monkeypatch.setattr(groups, "dist", torch_dist)
+
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        own_group(_team(channel=SimpleNamespace(timeout=3)))
+
+    assert bound == [torch.device("cuda", 3) if split else None]
+    assert world.bound_device_id == torch.device("cuda", 3), "as the user has made it"

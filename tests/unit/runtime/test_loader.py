@@ -155,17 +155,26 @@ def test_two_iterators_made_before_either_is_used_are_refused(make_stride: MakeS
         next(other)
 
 
-def test_a_limit_of_steps_ends_this_and_all_later_epochs(
-    make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("limit", "lengths"), [(0, []), (3, [3]), (5, [3, 2])])
+def test_a_limit_of_steps_ends_the_pass_and_then_the_program(
+    make_stride: MakeStride,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    limit: int,
+    lengths: list[int],
 ) -> None:
-    monkeypatch.setenv("EVENSTRIDE_MAX_STEPS", "5")
+    """No pass is empty: a script may use the variables of its loop after it."""
+    monkeypatch.setenv("EVENSTRIDE_MAX_STEPS", str(limit))
     stride = make_stride()
     loader, trainer = stride.loader(numbered(12)), Trainer(stride)
 
-    lengths = [len(trainer.epoch(loader)) for _ in range(4)]
+    assert [len(trainer.epoch(loader)) for _ in lengths] == lengths
+    with pytest.raises(SystemExit) as ended:
+        trainer.epoch(loader)
 
-    assert lengths == [3, 2, 0, 0]
-    assert stride.step == 5
+    assert ended.value.code == 0
+    assert stride.step == limit
+    assert f"EVENSTRIDE_MAX_STEPS={limit} is reached" in caplog.text
 
 
 def test_the_progress_file_always_holds_the_count_of_steps(

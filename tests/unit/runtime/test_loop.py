@@ -17,7 +17,7 @@ from tests.unit.runtime.weighing import Rank
 Breach = Callable[[Trainer, Any], object]
 BREACHES: dict[str, tuple[Breach, str]] = {
     "not scaled": (lambda t, b: t.loss(b).backward(), "step 0 was never scaled"),  # type: ignore[no-untyped-call]
-    "no backward": (lambda t, b: t.stride.scale(t.loss(b)), "backward pass never ran"),
+    "no backward": (lambda t, b: t.stride.scale(t.loss(b)), "backward pass of step 0 never ran"),
     "nothing at all": (lambda _, __: None, "step 0 was never scaled"),
 }
 

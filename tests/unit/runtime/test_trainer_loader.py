@@ -69,3 +69,28 @@ def test_batches_that_a_loader_made_anew_asks_for_are_refused(
 
     with pytest.raises(UsageError, match="leave it out of Accelerate's prepare"):
         next(iter(anew))
+
+
+def test_an_evaluation_in_micro_batches_is_counted_to_its_end(make_stride: MakeStride) -> None:
+    stride = make_stride()
+    loader = TrainerLoader(stride, stride.loader(numbered(10), train=False, max_micro_batch=3))
+
+    batches = list(zip(range(len(loader)), loader, strict=False))
+
+    assert sum(len(batch[0]) for _, batch in batches) == 10
+
+
+def test_an_evaluation_that_stops_at_the_number_of_steps_is_told_of_once(
+    make_stride: MakeStride, caplog: pytest.LogCaptureFixture
+) -> None:
+    stride = make_stride()
+    loader = stride.loader(numbered(10), train=False, max_micro_batch=3)
+
+    for _ in range(2):
+        batches = iter(loader)
+        for _ in range(len(loader)):
+            next(batches)
+        batches.close()  # type: ignore[attr-defined]
+
+    assert caplog.text.count("the rest was not evaluated") == 1
+    assert "TrainerLoader(stride, loader)" in caplog.text
