@@ -16,7 +16,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def python_files() -> list[Path]:
     """Return every Python file of the project."""
-    folders = ("src", "tests", "examples", "benchmarks")
+    folders = ("src", "tests", "examples", "benchmarks", "tools")
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 

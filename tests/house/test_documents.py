@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/*.md")]
+)
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 _PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_SOURCE = ROOT / "src" / "evenstride"
+_PACKAGES = "|".join(path.name for path in sorted(_SOURCE.iterdir()) if path.is_dir())
+_DOTTED = re.compile(rf"`(?:evenstride\.)?((?:{_PACKAGES})(?:\.(?!html)\w+)+)")
+_PATH = re.compile(rf"`((?:{_PACKAGES})(?:/\w+)+\.py)`")
 _COMMAND = re.compile(r"(?:^|`)make ([a-z-]+)", re.MULTILINE)
 
 
@@ -56,3 +62,39 @@ def test_every_make_target_named_exists(path: Path) -> None:
     named_targets = set(_COMMAND.findall("\n".join(re.findall(r"`[^`]+`", path.read_text()))))
 
     assert named_targets <= targets
+
+
+def exists(dotted: str) -> bool:
+    """Return whether a name such as ``core.fleet.Worker`` leads to a module, or a name in one."""
+    place, parts = _SOURCE, dotted.split(".")
+    for number, part in enumerate(parts):
+        if (place / part).is_dir():
+            place /= part
+            continue
+        if (module := place / f"{part}.py").exists():
+            inside = parts[number + 1 : number + 2]
+        else:
+            module, inside = place / "__init__.py", [part]
+        text = module.read_text()
+        return all(re.search(rf"\b{name}\b", text) for name in inside)
+    return True
+
+
+def test_every_module_that_a_text_names_exists() -> None:
+    missing = []
+    for path in [*DOCUMENTS, *_SOURCE.rglob("*.py")]:
+        if path.name in ("CHANGELOG.md", "log.md"):
+            continue  # records of the past keep the names of their time
+        text = path.read_text()
+        absent = [name for name in _DOTTED.findall(text) if not exists(name)]
+        absent += [name for name in _PATH.findall(text) if not (_SOURCE / name).exists()]
+        missing += [f"{named(path)}: {name}" for name in absent]
+
+    assert missing == []
+
+
+def test_a_name_that_leads_nowhere_is_found() -> None:
+    assert exists("core.fleet.Worker")
+    assert exists("core.policies.policy_from_spec")
+    assert not exists("core.fleet.Nobody")
+    assert not exists("core.nowhere")
