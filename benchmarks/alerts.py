@@ -18,15 +18,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from evenstride.core.alerts import Alert, Alerts
+from evenstride.core.control.state import Control
+from evenstride.core.diagnostics.alerts import Alert, Alerts
 from evenstride.core.fleet import FloatArray
-from evenstride.core.observation import Measured
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policy import Policy
-from evenstride.core.state import Control
-from evenstride.sim.loading import load_scenario
-from evenstride.sim.run import Simulation
-from evenstride.sim.scenario import Scenario
+from evenstride.core.time_model.observation import Measurements
+from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.scenario.scenario_file import load_scenario
+from evenstride.sim.scenario.scenario_model import Scenario
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 MOST_WORKERS = 64
@@ -56,7 +56,7 @@ class Watched(Simulation):
         lockstep: bool = True,
     ) -> None:
         self.alerts, self.found, self._lockstep = Alerts(below), list[Alert](), lockstep
-        self._heard: Measured | None = None
+        self._heard: Measurements | None = None
         super().__init__(scenario, policy, seed)
 
     @property
@@ -64,7 +64,7 @@ class Watched(Simulation):
         """The state of the decision path."""
         return self._control
 
-    def _told(self, cpu_load: FloatArray) -> Measured:
+    def _told(self, cpu_load: FloatArray) -> Measurements:
         self._heard = super()._told(cpu_load)
         return self._heard
 

@@ -29,10 +29,10 @@ from pathlib import Path
 import numpy as np
 
 from evenstride.core.fleet import FloatArray
-from evenstride.lab.session import LabPlan, Session, Viewer, opened
-from evenstride.lab.speeds import Change, Speeds
-from evenstride.report.run.blame import Blame, Stretch, blames_of
-from evenstride.report.run.story import Story
+from evenstride.lab.comparison.lab_session import LabPlan, Session, Viewer, opened
+from evenstride.lab.limits.speeds import SpeedChange, Speeds
+from evenstride.report.analysis.attribution import Blame, Stretch, blames_of
+from evenstride.report.analysis.run_timeline import RunTimeline
 
 SCRIPT = Path(__file__).with_name("attribution_script.py")
 SLOWED = (0.3, 0.15)
@@ -60,11 +60,11 @@ class Case:
     steps: int
 
     @property
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[SpeedChange, ...]:
         """What the lab is to do; an interval up to the last step has no end."""
         slow = [s if k != self.rank else self.speed for k, s in enumerate(self.speeds)]
-        begins = Change(tuple(slow), at_step=self.first)
-        ends = Change(self.speeds, at_step=self.last + 1)
+        begins = SpeedChange(tuple(slow), at_step=self.first)
+        ends = SpeedChange(self.speeds, at_step=self.last + 1)
         return (begins, ends) if self.last + 1 < self.steps else (begins,)
 
 
@@ -135,7 +135,7 @@ def judge(folder: Path, case: Case, policy: str) -> Row:
         case: that was injected.
         policy: of the run.
     """
-    story = Story(folder)
+    story = RunTimeline(folder)
     story.read()
     (generation,) = story.generations
     blames, others = blames_of(generation), len(case.speeds) - 1

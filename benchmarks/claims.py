@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.policies import policy_from_spec
-from evenstride.sim.loading import load_scenario
-from evenstride.sim.run import Simulation
-from evenstride.sim.score import Stage
+from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.scenario.scenario_file import load_scenario
+from evenstride.sim.scoring.score import ScoredScenario
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 CORES = ("static:cores", "dynamic-batching", "dynamic-batching:window=10", "adaptive")
@@ -62,7 +62,7 @@ def speedups(name: str, seeds: int) -> dict[str, float]:
     scenario = load_scenario(SCENARIOS / f"{name}.yaml", {})
     found: dict[str, list[float]] = {}
     for seed in range(seeds):
-        stage = Stage.of(scenario, seed)
+        stage = ScoredScenario.of(scenario, seed)
         for policy in MIXES[name]:
             row = stage.run(policy)[0]
             found.setdefault("bound", []).append(row.bound)
@@ -93,7 +93,7 @@ def adjustments(name: str, policy: str, seeds: int) -> dict[str, Any]:
     scenario = scenario.model_copy(update={"workers": undeclared})
     until, later = list[int](), list[int]()
     for seed in range(seeds):
-        stage = Stage.of(scenario, seed)
+        stage = ScoredScenario.of(scenario, seed)
         track = stage.run(policy)[1]
         good = int(np.argmax(track.mean_s <= NEAR * stage.yardsticks.oracle_mean_s))
         changes = [move.step <= good for move in track.decisions]

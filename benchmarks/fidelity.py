@@ -28,12 +28,12 @@ import numpy as np
 
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import ConfigError
-from evenstride.lab.calibration import Curve, mean_curves, true_model
-from evenstride.lab.launch import Launch, run
-from evenstride.lab.limits import open_limits
-from evenstride.lab.speeds import Speeds, parse_speeds
-from evenstride.sim.run import Simulation
-from evenstride.sim.scenario import Scenario
+from evenstride.lab.comparison.worker_curves import Curve, mean_curves, true_model
+from evenstride.lab.limits.cpu_limits import open_limits
+from evenstride.lab.limits.speeds import Speeds, parse_speeds
+from evenstride.lab.processes.local_launch import Launch, run
+from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.scenario.scenario_model import Scenario
 
 Row = dict[str, Any]
 

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
-from evenstride.lab.demo.arm import Arm
-from evenstride.lab.demo.probe import Bench, choose_batch, sizes_for
-from evenstride.lab.demo.task import load_task
-from evenstride.runtime.teardown import take_down_group
+from evenstride.lab.demo.curve_probe import Bench, choose_batch, sizes_for
+from evenstride.lab.demo.demo_arm import DemoArm
+from evenstride.lab.demo.demo_task import load_task
+from evenstride.runtime.engines.process_groups import take_down_group
 
 STEP_S = 0.15  # of a balanced step: many periods of the limits
 _REPEATS = 15
@@ -50,7 +50,7 @@ def measured(schedule: dict[str, Any]) -> dict[str, Any]:
     bench.measure(sizes[-1], schedule["size_s"])  # the allocator's heap has to grow first
     whole = len(task.train) // batch * batch  # no step of an epoch is shorter than the others
     task = replace(task, train=TensorDataset(*task.train[:whole]))
-    arms = [Arm(policy, task, batch, None) for policy in schedule["policies"]]
+    arms = [DemoArm(policy, task, batch, None) for policy in schedule["policies"]]
     for arm in arms:
         arm.run(schedule["cold_steps"])
     calibrations, blocks = [_calibration(bench, sizes, schedule["size_s"])], []

@@ -38,11 +38,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.forecast_judging import Run, Stepped, Timed, picked, stepped, timed, trained
 from benchmarks.forecast_work import SAMPLES
+from benchmarks.network_namespaces import INTERFACE, cannot_have_hosts, hosts
 
-from evenstride.lab.hosts import INTERFACE, cannot_have_hosts, hosts
-from evenstride.lab.launch import Launch, run
-from evenstride.lab.limits import open_limits
-from evenstride.report.tables import Table
+from evenstride.lab.limits.cpu_limits import open_limits
+from evenstride.lab.processes.local_launch import Launch, run
+from evenstride.report.text_tables import Table
 
 BATCHES = (64, 112, 192, 336, 576, 1024)
 KNOWN = ((64, 192, 1024), BATCHES)  # batches that a choice knows trainings at: few, and all

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.convergence import Trained, fit_best, gamma_of
-from evenstride.core.gradient_noise import Interval
-from evenstride.planner.choosing import knee
-from evenstride.planner.curves import fitted
-from evenstride.planner.evidence import links
-from evenstride.planner.steps import Workers, exact_step
-from evenstride.planner.workload import Point
-from evenstride.sim.links import Ring
+from evenstride.core.convergence.batch_laws import MeasuredTraining, fit_best, gamma_of
+from evenstride.core.gradients.noise_scale import Interval
+from evenstride.planner.search.objective import knee
+from evenstride.planner.search.step_time import Workers, exact_step
+from evenstride.planner.workload.from_trace import links
+from evenstride.planner.workload.step_curve import fitted
+from evenstride.planner.workload.workload_profile import Point
+from evenstride.sim.engine.network import Ring
 
 _PARTS = 8  # of the gain; the law is the same with any
 
@@ -169,10 +169,10 @@ def scatter(steps_s: Sequence[Sequence[float]]) -> float:
     return min(float(np.median(apart)) / (0.6745 * 2**0.5), 1.0)
 
 
-def trained(trainings: Sequence[Run]) -> list[Trained]:
+def trained(trainings: Sequence[Run]) -> list[MeasuredTraining]:
     """Return trainings as the laws take them; those that did not reach the target are left out."""
     return [
-        Trained(
+        MeasuredTraining(
             one["batch"],
             one["epochs"],
             None if one["noise"] is None else gamma_of(one["noise"], one["batch"], _PARTS),
@@ -200,7 +200,7 @@ def timed(
         )
 
 
-def mean_epochs(runs: Sequence[Trained]) -> dict[int, float]:
+def mean_epochs(runs: Sequence[MeasuredTraining]) -> dict[int, float]:
     """Return the mean epochs at each batch."""
     return {
         batch: float(np.mean([run.epochs for run in runs if run.batch == batch]))

@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.forecast_work import OPTIMIZERS, WORKLOADS, held_out_loss
 
 from evenstride import Stride
-from evenstride.core.gradient_noise import NoiseEstimate
-from evenstride.lab.demo.arm import Arm
-from evenstride.lab.demo.probe import Bench
-from evenstride.lab.demo.task import Task
-from evenstride.runtime.teardown import take_down_group
+from evenstride.core.gradients.noise_scale import NoiseEstimate
+from evenstride.lab.demo.curve_probe import Bench
+from evenstride.lab.demo.demo_arm import DemoArm
+from evenstride.lab.demo.demo_task import DemoTask
+from evenstride.runtime.engines.process_groups import take_down_group
 from evenstride.trace.read import read_noise, trace_path
 
 LOOKS = 12  # at the held-out data, in an epoch
@@ -41,7 +41,7 @@ NOISE_EVERY = 4
 _NETWORK_SPACE = 0x40000000  # CLONE_NEWNET
 
 
-def trainings(schedule: dict[str, Any], task: Task, folder: Path) -> list[dict[str, Any]]:
+def trainings(schedule: dict[str, Any], task: DemoTask, folder: Path) -> list[dict[str, Any]]:
     """Return how each training of a schedule went."""
     found = []
     for batch in schedule["batches"]:
@@ -54,7 +54,7 @@ def trainings(schedule: dict[str, Any], task: Task, folder: Path) -> list[dict[s
 
 
 def train(
-    task: Task, batch: int, seed: int, schedule: dict[str, Any], trace: Path
+    task: DemoTask, batch: int, seed: int, schedule: dict[str, Any], trace: Path
 ) -> dict[str, Any]:
     """Train to the target; return the epochs, and the losses that were seen on the way."""
     torch.manual_seed(seed)
@@ -81,7 +81,7 @@ def train(
     return {"epochs": None, "looks": looks}
 
 
-def _loss(net: torch.nn.Module, task: Task) -> float:
+def _loss(net: torch.nn.Module, task: DemoTask) -> float:
     """Return the mean loss over the held-out data, each rank judging a part; collective."""
     mine = slice(dist.get_rank(), None, dist.get_world_size())
     both = torch.tensor(held_out_loss(net, task, mine), dtype=torch.float64)
@@ -115,7 +115,7 @@ def noise(trace: Path) -> float | None:
     return estimate.noise / estimate.signal
 
 
-def steps(schedule: dict[str, Any], task: Task) -> dict[str, Any]:
+def steps(schedule: dict[str, Any], task: DemoTask) -> dict[str, Any]:
     """Work through blocks of steps between calibrations; return what all ranks have measured."""
     world, rank = dist.get_world_size(), dist.get_rank()
     groups = [dist.new_group([one]) for one in range(world)]
@@ -124,7 +124,7 @@ def steps(schedule: dict[str, Any], task: Task) -> dict[str, Any]:
     sizes = [max(round(batch * part), at + 1) for at, batch in enumerate(schedule["sizes_of"])]
     bench.measure(sizes[-1], schedule["size_s"])  # the allocator's heap has to grow first
 
-    arms = [Arm("adaptive", _whole(task, batch), batch, None) for batch in schedule["batches"]]
+    arms = [DemoArm("adaptive", _whole(task, batch), batch, None) for batch in schedule["batches"]]
     for arm in arms:
         arm.run(schedule["cold_steps"])
     calibrations, blocks = [_calibration(bench, sizes, schedule["size_s"])], []
@@ -147,7 +147,7 @@ def steps(schedule: dict[str, Any], task: Task) -> dict[str, Any]:
     }
 
 
-def _whole(task: Task, batch: int) -> Task:
+def _whole(task: DemoTask, batch: int) -> DemoTask:
     """Return a task of whole batches, so that no step of an epoch is shorter than the others."""
     whole = len(task.train) // batch * batch
     return replace(task, train=TensorDataset(*task.train[:whole]))

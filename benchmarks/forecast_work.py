@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from evenstride.lab.demo.fashion import read_images
-from evenstride.lab.demo.task import Task
+from evenstride.lab.demo.demo_task import DemoTask
+from evenstride.lab.demo.fashion_mnist import read_images
 
 SAMPLES = 12_000
 _HELD_OUT = 1200
 _LETTERS, _APART = 32, 16  # of a window, and from one to the next
 
 
-def images(data: Path) -> Task:
+def images(data: Path) -> DemoTask:
     """Return Fashion-MNIST's first pictures and a net of three convolutions."""
 
     def part(name: str, most: int) -> TensorDataset:
@@ -28,10 +28,10 @@ def images(data: Path) -> Task:
         normal = (scaled - 0.286) / 0.353  # the data's own mean and deviation
         return _numbered(normal, torch.from_numpy(labels[:most].astype("int64")))
 
-    return Task("images", part("train", SAMPLES), part("test", _HELD_OUT), _picture_net)
+    return DemoTask("images", part("train", SAMPLES), part("test", _HELD_OUT), _picture_net)
 
 
-def text(data: Path) -> Task:
+def text(data: Path) -> DemoTask:
     """Return windows of Emma, and a transformer of one layer that tells each next letter."""
     letters = gzip.decompress((data / "gutenberg" / "austen-emma.txt.gz").read_bytes())
     known = {letter: number for number, letter in enumerate(sorted(set(letters)))}
@@ -39,7 +39,7 @@ def text(data: Path) -> Task:
     told = torch.tensor([known[letter] for letter in letters[:several]])
     windows = told.unfold(0, _LETTERS + 1, _APART)[: SAMPLES + _HELD_OUT]
     before, following = windows[:, :-1].clone(), windows[:, 1:].clone()
-    return Task(
+    return DemoTask(
         "text",
         _numbered(before[:SAMPLES], following[:SAMPLES]),
         _numbered(before[SAMPLES:], following[SAMPLES:]),
@@ -47,7 +47,7 @@ def text(data: Path) -> Task:
     )
 
 
-def held_out_loss(net: nn.Module, task: Task, part: slice) -> tuple[float, int]:
+def held_out_loss(net: nn.Module, task: DemoTask, part: slice) -> tuple[float, int]:
     """Return the summed loss of some held-out samples, and over how many numbers it is."""
     _, x, y = (tensor[part] for tensor in task.test.tensors)
     with torch.no_grad():

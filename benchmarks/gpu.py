@@ -44,7 +44,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from evenstride.lab.guarded import die_with_parent
+from evenstride.runtime.launching.die_with_parent import die_with_parent
 
 if __name__ == "__mp_main__":  # a rank; the imports below take seconds, and the script may die
     die_with_parent()
@@ -55,9 +55,9 @@ import numpy as np
 import torch
 
 from evenstride._version import __version__
-from evenstride.lab.bench.speed import compared, median_interval
-from evenstride.lab.calibration import Curve, mean_curves, true_model
-from evenstride.lab.result import calibrated
+from evenstride.lab.comparison.comparison_result import calibrated
+from evenstride.lab.comparison.worker_curves import Curve, mean_curves, true_model
+from evenstride.lab.doctor.bench.balance_bench import compared, median_interval
 from evenstride.testing.ranks import RankPool
 
 # A script finds its own folder only.

@@ -16,14 +16,14 @@ import torch
 from benchmarks.gpu_training import Arm, Bench, Images, Net, between_s, mark, rival, take
 
 from evenstride.core.fleet import Shares
-from evenstride.lab.bench.place import Place
-from evenstride.lab.bench.plan import Plan
-from evenstride.lab.bench.speed import timing as timing_by_host
-from evenstride.lab.bench.training import Rows, in_turns
-from evenstride.lab.bench.training import choose_batch as choose_rows
-from evenstride.lab.blocks import observations
-from evenstride.lab.demo.script import best_split
+from evenstride.lab.demo.demo_script import best_split
+from evenstride.lab.doctor.bench.balance_bench import timing as timing_by_host
+from evenstride.lab.doctor.bench.bench_budget import BenchBudget
+from evenstride.lab.doctor.bench.bench_ranks import BenchRank
+from evenstride.lab.doctor.bench.bench_training import RandomRows, in_turns
+from evenstride.lab.doctor.bench.bench_training import choose_batch as choose_rows
 from evenstride.trace.read import TRACE_NAME
+from evenstride.trace.run_log import RunLog
 
 Found = dict[str, Any]
 
@@ -143,13 +143,14 @@ def budget(rank: int, job: Job) -> Found:
 def timing(rank: int, job: Job) -> Found:
     """Return true and read seconds of rank 0's own work, step by step, by several truths.
 
-    ``host``: `evenstride.lab.bench.speed.timing`, which waits for the device at every gradient.
+    ``host``: `evenstride.lab.doctor.bench.balance_bench.timing`, which waits for the device
+    at every gradient.
     ``worker 0 waits``, ``others wait``: events of our own in the stream of steps that are
     otherwise as usual, a few of them under torch's profiler.
     """
     place = take(rank, job.devices, job.cores)
-    plan = Plan(timing_s=0.3 * job.seconds, step_s=job.step_s, block_s=0.4 * job.block_s)
-    by_host = timing_by_host(place, plan, Rows(choose_rows(place, plan), place.device))
+    plan = BenchBudget(timing_s=0.3 * job.seconds, step_s=job.step_s, block_s=0.4 * job.block_s)
+    by_host = timing_by_host(place, plan, RandomRows(choose_rows(place, plan), place.device))
     rates = place.gathered(Bench(place, job.net).samples_per_s(job.step_s, _MOST))
     regimes = {"others wait": (1.0, 0.3), "worker 0 waits": (0.3, 1.0)}
     found: Found = {"host": by_host}
@@ -160,7 +161,7 @@ def timing(rank: int, job: Job) -> Found:
     return {**told(place, 0), **found}
 
 
-def _regime(place: Place, job: Job, shares: Shares) -> Found:
+def _regime(place: BenchRank, job: Job, shares: Shares) -> Found:
     """Return rank 0's steps under fixed shares: true and read times, and the profiler's kernels."""
     policy, data = "static:" + ",".join(map(str, shares)), Images(sum(shares), place.device)
     with tempfile.TemporaryDirectory(prefix="evenstride-gpu-") as folder:
@@ -263,14 +264,14 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
 def read_s(trace: Path) -> dict[int, float]:
     """Return worker 0's busy times that were reported, by step."""
     read: dict[int, float] = {}
-    for seen in observations(trace):
+    for seen in RunLog(trace).observations:
         if seen.worker == 0 and seen.modelled:
             read |= dict(enumerate(seen.busy_s, start=seen.first_step))
     return read
 
 
 def in_blocks(
-    place: Place, arms: dict[str, Arm], seconds: float, block_s: float
+    place: BenchRank, arms: dict[str, Arm], seconds: float, block_s: float
 ) -> dict[str, list[float]]:
     """Run blocks of all arms for some seconds, each round in another order; return times per step.
 
@@ -288,7 +289,7 @@ def in_blocks(
     return place.agreed(times_s)
 
 
-def batch_of_step(place: Place, job: Job) -> int:
+def batch_of_step(place: BenchRank, job: Job) -> int:
     """Return the global batch whose plain, equal step takes about a step's time; collective."""
     rates = place.gathered(Bench(place, job.net).samples_per_s(job.step_s, _MOST))
     share = max(1, round(job.step_s * min(rates)))
@@ -339,7 +340,7 @@ def fixed_splits(best: Shares, adaptive: Shares) -> list[Shares]:
     return [split for split in dict.fromkeys(splits) if min(split) > 0]
 
 
-def told(place: Place, batch: int) -> Found:
+def told(place: BenchRank, batch: int) -> Found:
     """Return what a part's figures are about."""
     return {
         "devices": [device.name for device in place.devices],

@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from evenstride.lab.bench import training
-from evenstride.lab.bench.place import Place
-from evenstride.lab.guarded import die_with_parent
-from evenstride.runtime.devices import read_device
+from evenstride.lab.doctor.bench import bench_training
+from evenstride.lab.doctor.bench.bench_ranks import BenchRank
+from evenstride.runtime.engines.device_support import read_device
+from evenstride.runtime.launching.die_with_parent import die_with_parent
 
 SIDE, CLASSES = 32, 10
 POOL = 1_024  # different images; an epoch goes through them many times
@@ -121,7 +121,7 @@ class Images(Dataset[Any]):
         return self._x[chosen], self._y[chosen]
 
 
-class Arm(training.Arm):
+class Arm(bench_training.BenchArm):
     """One of lab's arms, with a net to choose, that warms up before each block.
 
     Args:
@@ -133,7 +133,12 @@ class Arm(training.Arm):
     """
 
     def __init__(
-        self, place: Place, net: Net, data: Images, policy: str | None, trace: Path | None = None
+        self,
+        place: BenchRank,
+        net: Net,
+        data: Images,
+        policy: str | None,
+        trace: Path | None = None,
     ) -> None:
         self.steps = 0
         # Comparing weights now and then is no part of a step.
@@ -159,7 +164,7 @@ class Bench:
         net: to train.
     """
 
-    def __init__(self, place: Place, net: Net) -> None:
+    def __init__(self, place: BenchRank, net: Net) -> None:
         self._place = place
         self._net = net.made().to(place.device)
         self._optimizer = torch.optim.SGD(self._net.parameters(), lr=0.01)
@@ -209,7 +214,7 @@ class Bench:
         return self._place.now_s() - started_s
 
 
-def mark(place: Place) -> Any:
+def mark(place: BenchRank) -> Any:
     """Return a point in the device's stream of work; on a CPU, the clock's reading."""
     if place.device.type != "cuda":
         return time.perf_counter()
@@ -235,7 +240,7 @@ def steady() -> None:
         os.environ.pop(f"EVENSTRIDE_{name}", None)
 
 
-def take(rank: int, devices: Sequence[str], cores: Sequence[Sequence[int]]) -> Place:
+def take(rank: int, devices: Sequence[str], cores: Sequence[Sequence[int]]) -> BenchRank:
     """Bind this process to its cores and device; return its place. Collective.
 
     Args:
@@ -253,7 +258,7 @@ def take(rank: int, devices: Sequence[str], cores: Sequence[Sequence[int]]) -> P
     dist.all_gather_object(facts, read_device(device))
     alone = len(devices) == 1
     group = None if alone else dist.group.WORLD
-    return Place(rank, device, tuple(facts), group, "" if alone else "gloo")
+    return BenchRank(rank, device, tuple(facts), group, "" if alone else "gloo")
 
 
 def bind(cores: Sequence[int]) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenstride.core.fleet import FloatArray
-from evenstride.report.statistics import mean_interval, quantile
-from evenstride.sim.score import Row
+from evenstride.report.paired_statistics import mean_interval, quantile
+from evenstride.sim.scoring.score import ScoreRow
 
 OURS = "adaptive"
 MOST_BEHIND, LEAST_OF_INFORMED, LEAST_ON_EQUAL = 0.01, 0.985, 0.995
@@ -31,7 +31,7 @@ class Place:
     scenario: str
     lag: int
     changes: tuple[bool, ...]
-    rows: dict[str, tuple[Row, ...]]
+    rows: dict[str, tuple[ScoreRow, ...]]
 
     def each(self, policy: str, figure: str) -> FloatArray:
         """Return a figure of a policy for each seed, not a number where it has none."""

@@ -22,10 +22,16 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from evenstride.core.sync import Asynchronous, StaleSynchronous, split_specs, sync_from_spec
-from evenstride.lab.launch import Launch, run
-from evenstride.lab.limits import open_limits
-from evenstride.lab.speeds import Change, Speeds, check_fit, parse_speeds, usable_cpus
+from evenstride.core.spec import split_specs
+from evenstride.core.sync_modes.mode_specs import (
+    SYNC_NAMES,
+    Asynchronous,
+    StaleSynchronous,
+    sync_from_spec,
+)
+from evenstride.lab.limits.cpu_limits import open_limits
+from evenstride.lab.limits.speeds import SpeedChange, Speeds, check_fit, parse_speeds, usable_cpus
+from evenstride.lab.processes.local_launch import Launch, run
 
 SCRIPT = Path(__file__).with_name("modes_script.py")
 MODES = "bsp,bsp-ps,asp,ssp(staleness=3),local-sgd(every=8),delayed"
@@ -94,11 +100,11 @@ def hl_speeds(level: int, most: float = 1.0) -> Speeds:
     return tuple(cores * most / max(LEVELS[8]) for cores in LEVELS[level])
 
 
-def hl_changes(phase_s: float) -> tuple[Change, ...]:
+def hl_changes(phase_s: float) -> tuple[SpeedChange, ...]:
     """Return the changes of the schedule after its first phase, over and over for an hour."""
     moments = range(1, int(3600 / phase_s))
     return tuple(
-        Change(hl_speeds(SCHEDULE[moment % len(SCHEDULE)]), at_s=moment * phase_s)
+        SpeedChange(hl_speeds(SCHEDULE[moment % len(SCHEDULE)]), at_s=moment * phase_s)
         for moment in moments
     )
 
@@ -152,7 +158,7 @@ def main() -> int:
     speeds = hl_speeds(1) if hl else parse_speeds(asked.speeds)
     for one in (speeds, hl_speeds(8)) if hl else (speeds,):
         check_fit(one, usable_cpus())
-    modes = [str(sync_from_spec(text)) for text in split_specs(asked.modes)]
+    modes = [str(sync_from_spec(text)) for text in split_specs(asked.modes, SYNC_NAMES)]
     limits, _ = open_limits(len(speeds))
     runs: list[Trained] = []
     try:

@@ -31,18 +31,24 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.cli.modes import read_modes
-from evenstride.cli.real import own_script
-from evenstride.core.sync import Asynchronous, Served, StaleSynchronous, SyncMode
-from evenstride.lab.blocks import BLOCK_STEPS, observations, undisturbed_s
-from evenstride.lab.calibration import Curve, drift, mean_curves, true_model
-from evenstride.lab.rates import Rates, WorkerRates, rates
-from evenstride.lab.session import LabPlan, Session, Viewer, opened
-from evenstride.lab.speeds import parse_speeds
-from evenstride.lab.workload import SAMPLES
-from evenstride.sim.outcome import Outcome
-from evenstride.sim.scenario import Communication, Exchange, Scenario, WorkerGroup
-from evenstride.sim.sync import simulate_sync
+from evenstride.cli.compare_on_machine import own_script
+from evenstride.cli.simulate_modes import read_modes
+from evenstride.core.sync_modes.mode_specs import (
+    Asynchronous,
+    ParameterServerMode,
+    StaleSynchronous,
+    SyncMode,
+)
+from evenstride.lab.comparison.lab_session import LabPlan, Session, Viewer, opened
+from evenstride.lab.comparison.run_rates import Rates, WorkerRates, rates
+from evenstride.lab.comparison.sample_script import SAMPLES
+from evenstride.lab.comparison.step_blocks import BLOCK_STEPS, undisturbed_s
+from evenstride.lab.comparison.worker_curves import Curve, drift, mean_curves, true_model
+from evenstride.lab.limits.speeds import parse_speeds
+from evenstride.sim.engine.mode_runs import simulate_sync
+from evenstride.sim.scenario.scenario_model import Communication, Exchange, Scenario, WorkerGroup
+from evenstride.sim.scoring.mode_result import ModeResult
+from evenstride.trace.run_log import RunLog
 
 MODES = read_modes("bsp,bsp-ps,asp,ssp(staleness=3),local-sgd(every=8),delayed")
 POLICIES = ("uniform", "adaptive")
@@ -157,7 +163,7 @@ def scatter(trace: Path) -> float:
     From one step to the next, as a machine that wanders is in the mean times already; and by the
     median of that, as what happens seldom is in them, too.
     """
-    kept = [undisturbed_s(seen) for seen in observations(trace) if seen.modelled]
+    kept = [undisturbed_s(seen) for seen in RunLog(trace).observations if seen.modelled]
     apart = [np.abs(np.diff(one)) / np.mean(one) for one in kept if len(one) > 1]
     # Of normal values, the median of the differences is 0.6745 times sqrt(2) deviations.
     return min(float(np.median(np.concatenate(apart))) / (0.6745 * 2**0.5), 1.0)
@@ -204,11 +210,11 @@ def with_handling(workers: Sequence[WorkerGroup], slowest_s: float) -> list[Work
 
 def simulated(
     run: Measured, mode: SyncMode, steps: int, fitted: tuple[float, float]
-) -> list[Outcome]:
+) -> list[ModeResult]:
     """Return what is simulated in place of a run: to its cold steps' end, and to its own end."""
     cold = min(BLOCK_STEPS, steps // 2)
     reduce_s, handling_s = fitted
-    served = isinstance(mode, Served | Asynchronous | StaleSynchronous)
+    served = isinstance(mode, ParameterServerMode | Asynchronous | StaleSynchronous)
     latency_s = 0.0 if served else reduce_s / (2 * (len(run.workers) - 1))
     links = Communication(latency_s=latency_s)
     return [
@@ -231,7 +237,7 @@ def simulated(
     ]
 
 
-def per_s(outcomes: Sequence[Outcome]) -> float:
+def per_s(outcomes: Sequence[ModeResult]) -> float:
     """Return samples per second between the cold steps' end and the end, over all seeds."""
     samples = sum(o.samples for o in outcomes[1::2]) - sum(o.samples for o in outcomes[::2])
     return samples / (sum(o.time_s for o in outcomes[1::2]) - sum(o.time_s for o in outcomes[::2]))

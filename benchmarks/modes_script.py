@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
-from evenstride.lab.demo.fashion import read_images
+from evenstride.lab.demo.fashion_mnist import read_images
 
 TESTED = 4096
 

@@ -22,11 +22,11 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from evenstride.lab.online.search import search
-from evenstride.lab.online.terms import Asked, Found
-from evenstride.lab.speeds import Speeds, parse_speeds
-from evenstride.planner.choosing import Objective
-from evenstride.planner.foreseen import Choice
+from evenstride.lab.limits.speeds import Speeds, parse_speeds
+from evenstride.lab.online.online_request import OnlineRequest, OnlineResult
+from evenstride.lab.online.online_search import search
+from evenstride.planner.search.objective import Objective
+from evenstride.planner.tuning.online_forecast import Configuration
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -69,12 +69,12 @@ def say(line: str) -> None:
     print(f"  {line}", file=sys.stderr, flush=True)
 
 
-def train(setting: Setting, workers: tuple[int, ...], batches: tuple[int, ...]) -> Found:
+def train(setting: Setting, workers: tuple[int, ...], batches: tuple[int, ...]) -> OnlineResult:
     """Train once, choosing among some workers and batches."""
     with TemporaryDirectory(prefix="evenstride-online-") as name:
         folder = Path(name)
         command = (str(SCRIPT), str(folder / "saved"), str(setting.data), str(setting.epochs))
-        asked = Asked(
+        asked = OnlineRequest(
             command=command,
             workers=workers,
             batches=batches,
@@ -87,7 +87,7 @@ def train(setting: Setting, workers: tuple[int, ...], batches: tuple[int, ...]) 
         return search(asked, say)
 
 
-def train_all(setting: Setting) -> Found:
+def train_all(setting: Setting) -> OnlineResult:
     """Train once by a search among all configurations."""
     return train(setting, tuple(range(1, len(setting.speeds) + 1)), setting.batches)
 
@@ -100,7 +100,9 @@ def epochs_of(setting: Setting, minutes: float) -> int:
     return max(ceil(minutes * 60 / (60_000 / batch * found.after.step_s)), 1)
 
 
-def measured(setting: Setting, number: int, before: Choice | None) -> tuple[Round, Choice]:
+def measured(
+    setting: Setting, number: int, before: Configuration | None
+) -> tuple[Round, Configuration]:
     """Return a round, and what was chosen in it."""
     known = None
     if number % 2 and before is not None:

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
-from evenstride.core.efficiency import square_root
-from evenstride.lab.demo.fashion import read_images
+from evenstride.core.convergence.batch_efficiency import square_root
+from evenstride.lab.demo.fashion_mnist import read_images
 
 RATE, BASE, BOUNDS = 0.02, 64, (16, 4096)
 NAMES = ("images", "labels")

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
-from evenstride.core.efficiency import square_root
+from evenstride.core.convergence.batch_efficiency import square_root
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from evenstride.core.observation import median
+from evenstride.core.time_model.observation import median
 from evenstride.trace.read import read_records
 
 Times = tuple[float, float]

@@ -21,17 +21,17 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 from evenstride.errors import ConfigError
-from evenstride.planner.catalogue import read_catalogue
-from evenstride.planner.choosing import Objective, Wishes
-from evenstride.planner.epochs import ByNoise
-from evenstride.planner.outlook import Task
-from evenstride.planner.plan import make_plan
-from evenstride.planner.renting import rentable
-from evenstride.planner.workload import Device, Noise, Point
+from evenstride.planner.catalogue.catalogue_reader import read_catalogue
+from evenstride.planner.make_plan import make_plan
+from evenstride.planner.search.candidates import rentable
+from evenstride.planner.search.objective import Objective, Wishes
+from evenstride.planner.search.training_forecast import TrainingTask
+from evenstride.planner.workload.epochs_to_target import ByNoise
+from evenstride.planner.workload.workload_profile import DeviceProfile, Noise, Point
 
 BATCHES = (128, 256, 512, 1024, 2048)
 MEASURED = (("g4dn.xlarge", 0.010, 0.001), ("c5.xlarge", 0.020, 0.010))  # fixed_s, per_sample_s
-TASK = Task(1_000_000, ByNoise(10, 512, Noise(scale=2000.0, low=1500.0, high=3000.0)), 1e8)
+TASK = TrainingTask(1_000_000, ByNoise(10, 512, Noise(scale=2000.0, low=1500.0, high=3000.0)), 1e8)
 LIMIT_S = 10.0
 
 
@@ -50,10 +50,10 @@ class Row:
     chosen: str
 
 
-def devices() -> list[Device]:
+def devices() -> list[DeviceProfile]:
     """Return what was measured."""
     return [
-        Device(
+        DeviceProfile(
             type=name,
             points=tuple(
                 Point(samples=b, step_s=fixed_s + b * each_s, scatter=0.02) for b in (8, 32, 128)

@@ -23,8 +23,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from evenstride.lab.hosts import Host, cannot_have_hosts, hosts
-from evenstride.lab.torchrun import Endpoint, Request, Torchrun, offers_of_torch, torchrun
+from evenstride.lab.processes.torchrun import (
+    Request,
+    StoreEndpoint,
+    Torchrun,
+    offers_of_torch,
+    torchrun,
+)
+
+# A script finds its own folder only.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.network_namespaces import Host, cannot_have_hosts, hosts
 
 SCRIPT = Path(__file__).with_name("recovery_script.py")
 WAYS = ("defaults", "tuned", "evenstride")
@@ -67,7 +77,7 @@ class Loss:
 def command_of(way: str, folder: Path, store: Host, host: Host) -> Torchrun:
     """Return what runs on a host."""
     script = (str(SCRIPT), str(folder), "evenstride" if way == "evenstride" else "plain")
-    endpoint = Endpoint(store.address, PORT)
+    endpoint = StoreEndpoint(store.address, PORT)
     if way != "defaults":
         request = Request(
             script, (1, HOSTS), "1", endpoint, folder.name, spot=True, address=host.address
@@ -120,7 +130,11 @@ def lose_a_host(way: str, victim: int, signal: str, folder: Path, rate_mbit: flo
         )
         for host in many:
             run = command_of(way, folder, store, host)
-            module = "torch.distributed.run" if way == "defaults" else "evenstride.lab.rendezvous"
+            module = (
+                "torch.distributed.run"
+                if way == "defaults"
+                else "evenstride.lab.processes.rendezvous"
+            )
             words = [sys.executable, "-m", module, *run.arguments]
             environment = {**ENVIRONMENT, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
             host.start(words, environment, folder / f"{host.name}.log")

@@ -10,10 +10,10 @@ its ticks takes `--tick` seconds. The same job is trained in three ways, one aft
 * slowest: on all machines, from the last checkpoint on as soon as all are there again;
 * evenstride: survivors go on from the last checkpoint; who comes back takes part after the next.
 
-Beside each stands what `evenstride.sim.spot_run.replay` says of the same compressed trace, with
-times of steps and saves that were measured before, and that of a restart by the runs' median. Of
-a way that ends, each sample must have been trained once per epoch of the committed trajectory,
-and the weights must be those of an undisturbed process; else the exit code is 1.
+Beside each stands what `benchmarks.spot_replay.replay` says of the same compressed
+trace, with times of steps and saves that were measured before, and that of a restart by the runs'
+median. Of a way that ends, each sample must have been trained once per epoch of the committed
+trajectory, and the weights must be those of an undisturbed process; else the exit code is 1.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.saving import Saving
+from evenstride.core.reliability.checkpoint_interval import Saving
 from evenstride.errors import ConfigError, EvenstrideError, LimitError
-from evenstride.lab.cgroups import CgroupLimits
-from evenstride.lab.elastic.journal import Journal
-from evenstride.lab.elastic.starters import FromZygote, Starter
-from evenstride.lab.elastic.supervisor import LOCAL, Job, Meddle, supervise
-from evenstride.lab.speeds import check_fit, parse_speeds, usable_cpus
-from evenstride.sim.faults import FaultPlan
-from evenstride.sim.spot import Machines, SpotTrace, machines, spot_traces
-from evenstride.sim.spot_run import Outcome, Way, replay
+from evenstride.lab.limits.cgroups import CgroupLimits
+from evenstride.lab.limits.speeds import check_fit, parse_speeds, usable_cpus
+from evenstride.runtime.launching.process_starters import FromZygote, Starter
+from evenstride.runtime.launching.rank_environment import LOCAL
+from evenstride.sim.scenario.spot_traces import Machines, SpotTrace, machines, spot_traces
+from evenstride.testing.faults.fault_journal import FaultJournal
+from evenstride.testing.faults.fault_plan import FaultPlan
+from evenstride.testing.faults.supervisor import Job, Meddle, supervise
 
 # A script finds its own folder only.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import replay_script as script
 from benchmarks.replay_script import BATCH, PER_EPOCH, Asked, Segment, members_of, name_of
+from benchmarks.spot_replay import SpotOutcome, Way, replay
 
 TRACE, PART = "preemption/4-node/aws-08-03-2023/us-west-2c_v100_1", "2819:2855"
 WAYS = ("scratch", "slowest", "evenstride")
@@ -128,7 +129,7 @@ class Replay:
         self._begun_s: float | None = None
         self._zero_s, self._zero_wall_s = time.monotonic(), time.time()
 
-    def run(self) -> Outcome:
+    def run(self) -> SpotOutcome:
         """Train until the job or the trace is over, and check the end."""
         horizon_s = len(self._lab.window.who) * self._lab.window.gap_s
         while self._now_s() < horizon_s and not self._is_over():
@@ -169,7 +170,7 @@ class Replay:
             self._lab.live(self._folder, number, names, self.meddle)
         except Changed as changed:
             why = str(changed)
-        journal = Journal(self._folder / f"segment-{number}" / "journal")
+        journal = FaultJournal(self._folder / f"segment-{number}" / "journal")
         noted = [one for name in names if (one := journal.progress(0, name))]
         first = min((one.first_step for one in noted), default=self._step())
         last = max((one.step for one in noted), default=first)
@@ -178,7 +179,7 @@ class Replay:
         self.segments.append(Segment(number, names, restart_s, first, last, why))
         tell(f"{self._way.name}, {self._now_s():.1f} s: {self.segments[-1]}")
 
-    def _outcome(self, total_s: float) -> Outcome:
+    def _outcome(self, total_s: float) -> SpotOutcome:
         """Return what it came to; what training took is what nothing else did."""
         begun, finished = script.begun(self.segments), self._is_over()
         if finished:
@@ -189,7 +190,7 @@ class Replay:
             assert self.error < MOST_ERROR, f"the weights are off by {self.error:.1e}"
         saves_s = [s for one in begun for s in script.saves_s_of(self._folder, one.number)]
         spent_s = sum(saves_s) + self._restart_s + self._wait_s
-        return Outcome(
+        return SpotOutcome(
             way=self._way.name,
             finished=finished,
             committed=(self._steps if finished else self._step()) * BATCH,
@@ -283,7 +284,7 @@ def performed(lab: Lab, given: argparse.Namespace) -> dict[str, Any]:
     return {**length, **times, "restart_s": job.restart_s, "limits": kind, "ways": told}
 
 
-def compared(real: Outcome, simulated: Outcome) -> dict[str, Any]:
+def compared(real: SpotOutcome, simulated: SpotOutcome) -> dict[str, Any]:
     """Return a way's figures side by side; deviations are real over simulated, less one."""
     pair = {"real": real, "simulated": simulated}
     both = {name: asdict(one) | {"total_s": one.total_s} for name, one in pair.items()}

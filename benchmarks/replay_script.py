@@ -31,13 +31,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
-from evenstride.core.shuffle import Shuffle
+from evenstride.core.sampling.permutation import Permutation
 from evenstride.errors import LimitError
-from evenstride.lab.cgroups import CgroupLimits, cgroup_candidates
-from evenstride.lab.elastic.inject import Injector
-from evenstride.lab.elastic.journal import WORKER_VARIABLE
-from evenstride.sim.spot import Machines
-from evenstride.sim.spot_run import Job, Way
+from evenstride.lab.limits.cgroups import CgroupLimits, cgroup_candidates
+from evenstride.sim.scenario.spot_traces import Machines
+from evenstride.testing.faults.fault_injection import Injector
+from evenstride.testing.faults.fault_journal import WORKER_VARIABLE
+
+# A script finds its own folder only.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.spot_replay import SpotJob, Way
 
 SAMPLES, BATCH, CHANNELS, PIXELS = 480, 48, 12, 12
 PER_EPOCH = SAMPLES // BATCH
@@ -138,7 +142,7 @@ def alone(steps: int) -> list[float]:
     for step in range(steps):
         epoch, place = divmod(step, PER_EPOCH)
         batch = torch.from_numpy(
-            Shuffle(SAMPLES, 0, epoch).at(np.arange(place * BATCH, (place + 1) * BATCH))
+            Permutation(SAMPLES, 0, epoch).at(np.arange(place * BATCH, (place + 1) * BATCH))
         )
         F.mse_loss(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -304,13 +308,13 @@ def save_of(found: Sequence[dict[str, Any]]) -> float:
     return float(max(slower_s * STRETCH, copied_s) / saves)
 
 
-def job_of(found: Sequence[dict[str, Any]]) -> Job:
+def job_of(found: Sequence[dict[str, Any]]) -> SpotJob:
     """Return the simulator's job of one step, by what all machines found in a calibration.
 
     What a step takes beyond the slowest machine's own work is a part of every machine's fixed time.
     """
     fixed_s, per_sample_s = costs_of([one["curve"] for one in found])
-    job = Job(1, BATCH, tuple(fixed_s), tuple(per_sample_s), len(found), save_s=save_of(found))
+    job = SpotJob(1, BATCH, tuple(fixed_s), tuple(per_sample_s), len(found), save_s=save_of(found))
     step_s = median(float(one["step_s"]) for one in found)
     more_s = max(step_s - job.step_s(np.arange(len(found))), 0.0)
     return replace(job, fixed_s=tuple(own_s + more_s for own_s in fixed_s))

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from evenstride.core.fleet import IntArray
-from evenstride.core.shuffle import SORTED_LENGTH, Shuffle
+from evenstride.core.sampling.permutation import SORTED_LENGTH, Permutation
 
 LENGTHS = tuple(10**power for power in range(3, 13))
 BATCH, MANY = 64, 65_536
@@ -76,7 +76,7 @@ def peak_bytes(call: Callable[[], IntArray]) -> int:
 
 def measure(length: int) -> Result:
     """Measure one length of data set."""
-    shuffle = Shuffle(length, seed=1, epoch=2)
+    shuffle = Permutation(length, seed=1, epoch=2)
     spread = np.linspace(0, length - 1, MANY).astype(np.int64)
     batch, samples = np.arange(BATCH, dtype=np.int64), shuffle.at(spread)
     sorted_as_whole = length <= SORTED_LENGTH

@@ -37,11 +37,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from evenstride.errors import CheckpointError
-from evenstride.lab.elastic.supervisor import Job, Outcome, supervise
-from evenstride.runtime.checkpoint import storage
-from evenstride.runtime.checkpoint.manifest import Name, check_file, parse_name, read_manifest
-from evenstride.runtime.checkpoint.storage import LocalStorage
-from evenstride.sim.faults import FaultPlan, Generation, steps_again
+from evenstride.runtime.checkpoint.format import storage
+from evenstride.runtime.checkpoint.format.manifest import (
+    Name,
+    check_file,
+    parse_name,
+    read_manifest,
+)
+from evenstride.runtime.checkpoint.format.storage import LocalStorage
+from evenstride.testing.faults.fault_plan import FaultPlan, Generation, steps_again
+from evenstride.testing.faults.supervisor import Job, Outcome, supervise
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the script and its checks belong to the tests

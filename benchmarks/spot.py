@@ -20,23 +20,34 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evenstride.core.preemption import Chosen, Fit, Lives, choose
-from evenstride.core.saving import Saving
+from evenstride.core.reliability.checkpoint_interval import Saving
+from evenstride.core.reliability.survival_fit import ChosenModel, FittedLifetime, Lives, choose
 from evenstride.errors import ConfigError
-from evenstride.sim.scenario import Communication
-from evenstride.sim.spot import Machines, SpotTrace, load_spot_traces, machines, spot_traces
-from evenstride.sim.spot_run import (
+from evenstride.sim.scenario.scenario_model import Communication
+from evenstride.sim.scenario.spot_traces import (
+    Machines,
+    SpotTrace,
+    load_spot_traces,
+    machines,
+    spot_traces,
+)
+
+# A script finds its own folder only.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.spot_replay import (
     ELASTIC,
     FIXED,
     LIVE,
     SCRATCH,
     WAIT,
-    Job,
-    Outcome,
+    SpotJob,
+    SpotOutcome,
     Way,
     replay,
 )
@@ -55,10 +66,10 @@ class Row:
     gap_s: float
     slots: int
     up: float
-    chosen: Chosen
-    job: Job
+    chosen: ChosenModel
+    job: SpotJob
     ideal_s: float
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[SpotOutcome, ...]
 
 
 def fleets(traces: Sequence[SpotTrace]) -> dict[str, list[SpotTrace]]:
@@ -75,7 +86,7 @@ def lives(fleet: Sequence[SpotTrace]) -> Lives:
     return machines(fleet).lives()
 
 
-def ways(chosen: Chosen) -> tuple[Way, ...]:
+def ways(chosen: ChosenModel) -> tuple[Way, ...]:
     """Return all ways, the aware ones with the model that was fitted."""
     aware = Saving(lifetime=chosen.fit.lifetime)
     often = replace(FIXED, name="elastic, saves every 30 min", elastic=True)
@@ -83,13 +94,13 @@ def ways(chosen: Chosen) -> tuple[Way, ...]:
     return SCRATCH, WAIT, FIXED, often, ELASTIC, by_age, LIVE
 
 
-def job_of(seen: Machines, told: Machines, asked: argparse.Namespace) -> Job:
+def job_of(seen: Machines, told: Machines, asked: argparse.Namespace) -> SpotJob:
     """Return the job for a fleet, of which the first half has been seen."""
     slots = max(seen.who.shape[1], told.who.shape[1])
     size = int(np.clip(np.median((seen.who >= 0).sum(axis=1)), 2, told.who.shape[1]))
     length_s = asked.hours * HOUR_S if asked.hours else PART * len(told.who) * told.gap_s
     times = (FIXED_S,) * slots, (PER_SAMPLE_S,) * slots
-    job = Job(1, BATCH, *times, size, asked.save_s, asked.restart_s, 2.0, COMMUNICATION)
+    job = SpotJob(1, BATCH, *times, size, asked.save_s, asked.restart_s, 2.0, COMMUNICATION)
     steps = max(1, round(length_s / job.step_s(np.arange(size))))
     return replace(job, samples=steps * BATCH)
 
@@ -128,7 +139,7 @@ def lines(row: Row) -> list[str]:
     return told
 
 
-def fit_lines(fits: dict[str, tuple[Lives, Chosen]]) -> list[str]:
+def fit_lines(fits: dict[str, tuple[Lives, ChosenModel]]) -> list[str]:
     """Return the table of fits to whole recordings."""
     told = ["| fleet | lives | lost | chosen | AIC | distance |", "|---|--:|--:|---|---|---|"]
     for name, (seen, chosen) in fits.items():
@@ -140,7 +151,7 @@ def fit_lines(fits: dict[str, tuple[Lives, Chosen]]) -> list[str]:
     return told
 
 
-def _kind(fit: Fit) -> str:
+def _kind(fit: FittedLifetime) -> str:
     return type(fit.lifetime).__name__
 
 
@@ -165,7 +176,7 @@ def as_json(row: Row) -> dict[str, Any]:
     }
 
 
-def _parameters(fit: Fit) -> dict[str, Any]:
+def _parameters(fit: FittedLifetime) -> dict[str, Any]:
     found = asdict(fit.lifetime)
     return {name: value for name, value in found.items() if value != inf}
 

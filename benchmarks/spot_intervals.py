@@ -21,16 +21,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import sqrt
+from pathlib import Path
 
 import numpy as np
 
 from evenstride.core.fleet import FloatArray
-from evenstride.core.saving import Saving
+from evenstride.core.reliability.checkpoint_interval import Saving
 from evenstride.errors import ConfigError
-from evenstride.planner.losses import Saves, slowdown, waits_s
-from evenstride.planner.transience import DRIFT, TOGETHER, WAITS_DRIFT, from_recorded
-from evenstride.sim.spot import Machines, SpotTrace, load_spot_traces, machines
-from evenstride.sim.spot_run import Job, Way, replay
+from evenstride.planner.spot.preemption_rate import DRIFT, TOGETHER, WAITS_DRIFT, from_recorded
+from evenstride.planner.spot.restart_cost import SaveCosts, slowdown, waits_s
+from evenstride.sim.scenario.spot_traces import Machines, SpotTrace, load_spot_traces, machines
+
+# A script finds its own folder only.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.spot_replay import SpotJob, Way, replay
 
 STEP_S, SAVE_S, RESTART_S = 1.044, 10.0, 60.0
 WAY = Way("restart from the last save", elastic=False, memory=False, saving=Saving())
@@ -94,7 +99,7 @@ def part_within(pair: tuple[SpotTrace, SpotTrace], hours: float, runs: int, by: 
     recorded = machines([pair[0]])
     waits = tuple(RESTART_S + wait for wait in waits_s(recorded, 1))
     transience = from_recorded(recorded, 2.0 * hours * 3600.0, drift=by.rates)
-    saves = Saves(SAVE_S, waits, drift=by.waits, together=by.together)
+    saves = SaveCosts(SAVE_S, waits, drift=by.waits, together=by.together)
     found = slowdown(transience, 1, hours * 3600.0, saves)
     low, high = found.low * (1.0 - ROUNDING), found.high * (1.0 + ROUNDING)
     inside = [low <= one <= high for one in taken(pair[1], hours, found.high, runs)]
@@ -119,11 +124,11 @@ def taken(half: SpotTrace, hours: float, most: float, runs: int) -> list[float]:
     return found
 
 
-def _job(hours: float, slots: int) -> tuple[Job, float]:
+def _job(hours: float, slots: int) -> tuple[SpotJob, float]:
     """Return a job for one machine, and what it takes without saves and losses."""
     steps = int(hours * 3600.0 / STEP_S)
     times = (0.02,) * slots, (0.002,) * slots
-    job = Job(512 * steps, 512, *times, 1, save_s=SAVE_S, restart_s=RESTART_S)
+    job = SpotJob(512 * steps, 512, *times, 1, save_s=SAVE_S, restart_s=RESTART_S)
     return job, steps * job.step_s(np.zeros(1, dtype=np.int64))
 
 

@@ -41,16 +41,16 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from evenstride.cli.lists import split_lags, split_policies
+from evenstride.cli.arguments import split_lags, split_policies
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec
 from evenstride.errors import ConfigError, ScenarioError
-from evenstride.sim.loading import load_scenario
-from evenstride.sim.reading import read_yaml
-from evenstride.sim.run import Simulation
-from evenstride.sim.scenario import Replay, Scenario
-from evenstride.sim.score import Row, Stage
-from evenstride.sim.suite import Unfit, unfit
-from evenstride.sim.timeline import load_recording
+from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.scenario.scenario_file import load_scenario
+from evenstride.sim.scenario.scenario_model import LoadReplay, Scenario
+from evenstride.sim.scenario.timeline import load_recording
+from evenstride.sim.scenario.yaml_reader import read_yaml
+from evenstride.sim.scoring.score import ScoredScenario, ScoreRow
+from evenstride.sim.scoring.suite import Unfit, unfit
 
 # A script finds its own folder only.
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -103,7 +103,7 @@ class Outcome:
     """The rows of a task; and whether anything changes while there is time to follow it."""
 
     task: Task
-    rows: tuple[Row, ...]
+    rows: tuple[ScoreRow, ...]
     changes: bool
 
 
@@ -165,7 +165,7 @@ def lacks_recording(path: Path) -> bool:
         scenario = Scenario.model_validate(read_yaml(path).plain)
     except ValidationError:
         return False
-    days = {event.day for event in scenario.events if isinstance(event, Replay)}
+    days = {event.day for event in scenario.events if isinstance(event, LoadReplay)}
     return not all(map(is_there, days))
 
 
@@ -181,7 +181,7 @@ def is_there(day: str) -> bool:
 def perform(task: Task) -> Outcome:
     """Simulate one task, in a process of its own."""
     scenario = load_scenario(task.path, {"exchange.lag": task.lag})
-    stage = Stage.of(scenario, task.seed)
+    stage = ScoredScenario.of(scenario, task.seed)
     rows = tuple(stage.run(policy)[0] for policy in task.policies)
     return Outcome(task, rows, bool(stage.judged))
 
@@ -207,7 +207,7 @@ def gather(outcomes: Sequence[Outcome]) -> list[Place]:
 
 def place_of(scenario: str, lag: int, outcomes: Sequence[Outcome]) -> Place:
     """Return what some seeds of one scenario at one lag tell."""
-    rows: dict[str, list[Row]] = defaultdict(list)
+    rows: dict[str, list[ScoreRow]] = defaultdict(list)
     for row in (row for outcome in outcomes for row in outcome.rows):
         rows[row.policy].append(row)
     changes = tuple(outcome.changes for outcome in outcomes)
@@ -244,7 +244,7 @@ def speed_checks() -> Iterator[Check]:
         name = f"growth from {few:,} to {many:,} workers: at most {most:.2f} (W log W)"
         yield Check(name, f"{seen:.2f}", seen <= most)
     started_s = time.perf_counter()
-    Stage.of(fleet(10_000, 1_000), 0).run(OURS)
+    ScoredScenario.of(fleet(10_000, 1_000), 0).run(OURS)
     spent_s = time.perf_counter() - started_s
     name = f"simulating 10,000 workers x 1,000 steps: at most {MOST_SIMULATE_S:.0f} s"
     yield Check(name, f"{spent_s:.1f} s", spent_s <= MOST_SIMULATE_S)

@@ -20,15 +20,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from evenstride.core.events import FleetFormed
+from evenstride.core.control.events import FleetFormed
+from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
-from evenstride.core.observation import Observation
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.state import Control
-from evenstride.runtime.leader import Leader
-from evenstride.runtime.messages import Reply
-from evenstride.runtime.sinks.board import Board
-from evenstride.runtime.sinks.opening import open_sinks
+from evenstride.core.time_model.observation import Observation
+from evenstride.runtime.coordination.leader import Leader
+from evenstride.runtime.coordination.messages import Reply
+from evenstride.runtime.sinks.sink_settings import open_sinks
+from evenstride.runtime.sinks.telemetry_board import TelemetryBoard
 
 WORKERS = (2, 8, 64, 1000)
 SINKS = ("none", "csv", "tensorboard", "prometheus")
@@ -42,7 +42,7 @@ def measured(workers: int, sink: str, folder: Path) -> float:
     leader = Leader(Control(policy_from_spec("uniform")))
     fleet = tuple(Worker(f"node-{rank}/{rank}") for rank in range(workers))
     leader.form(FleetFormed(0, 0, 32 * workers, fleet))
-    leader.board = Board(open_sinks(asked))
+    leader.board = TelemetryBoard(open_sinks(asked))
     taken_s, step = [], 0
     for _ in range(ROUNDS):
         round_s = 0.0

@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.cli.lists import split_policies
+from evenstride.cli.arguments import split_policies
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import ConfigError
-from evenstride.sim.scenario import Scenario
-from evenstride.sim.score import Row, Stage
+from evenstride.sim.scenario.scenario_model import Scenario
+from evenstride.sim.scoring.score import ScoredScenario, ScoreRow
 
 OURS = "adaptive"
 OTHERS = "dynamic-batching,lb-bsp-cpu,lb-bsp-cpu:predictor=ema,uniform,dbs:epoch_steps=10"
@@ -113,17 +113,17 @@ def _events(rng: Rng, size: int) -> Iterator[Plain]:
                 yield {"kind": "leave", "at": at, "workers": [int(some[0])]}
 
 
-def perform(task: tuple[int, tuple[str, ...]]) -> tuple[int, tuple[Row, ...]]:
+def perform(task: tuple[int, tuple[str, ...]]) -> tuple[int, tuple[ScoreRow, ...]]:
     """Simulate one scenario under each policy; no rows if no split fits its bounds."""
     number, policies = task
     try:
-        stage = Stage.of(scenario(number), number)
+        stage = ScoredScenario.of(scenario(number), number)
     except ConfigError:
         return number, ()
     return number, tuple(stage.run(policy)[0] for policy in policies)
 
 
-def line(number: int, rows: Sequence[Row]) -> tuple[str, float]:
+def line(number: int, rows: Sequence[ScoreRow]) -> tuple[str, float]:
     """Return what to print of a scenario, and how far adaptive is ahead there."""
     ours, *others = rows
     best = max(others, key=lambda row: row.efficiency_mean)
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     tasks = [(n, asked.policies) for n in range(asked.first, asked.first + asked.count)]
-    found: list[Row] = []
+    found: list[ScoreRow] = []
     ahead: list[float] = []
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         for number, rows in pool.imap(perform, tasks):

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from evenstride.core.caps import Held
-from evenstride.core.control import advance
-from evenstride.core.events import (
+from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.control.advance import advance
+from evenstride.core.control.events import (
     EpochEnded,
     Event,
     ExchangeAfter,
@@ -17,11 +17,11 @@ from evenstride.core.events import (
     FleetFormed,
     SetShares,
 )
+from evenstride.core.control.schedule import Schedule
+from evenstride.core.control.state import Control
 from evenstride.core.fleet import FloatArray, IntArray, Shares, Worker
-from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.schedule import Schedule
-from evenstride.core.state import Control
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.trace.write import TraceWriter
 
 Times = Callable[[int, IntArray], FloatArray]
@@ -52,7 +52,7 @@ class VirtualRun:
         times: Times,
         communication_s: float,
         *,
-        held: tuple[Held, ...] = (),
+        held: tuple[PeakMemory, ...] = (),
         fresh: bool = False,
         begins_s: float = 0.0,
     ) -> None:
@@ -86,7 +86,7 @@ class VirtualRun:
         busy_s = self._times(first, shares)
         self.step += steps
         self.clock_s += float(busy_s.max(axis=1).sum()) + steps * self._communication_s
-        seen = Measured.of(self._observed(first, shares, busy_s))
+        seen = Measurements.of(self._observed(first, shares, busy_s))
         self._put(Exchanged(self.step, self.step + 1, seen, self.held))
         return busy_s
 

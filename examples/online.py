@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
-from evenstride.core.efficiency import square_root
+from evenstride.core.convergence import square_root
 
 SMALLEST, LARGEST, RATE = 128, 2048, 0.02
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from evenstride.core.shuffle import Shuffle
+from evenstride.core.sampling.permutation import Permutation
 
 
 def epoch_order(seed: int, epoch: int, length: int, *, shuffle: bool) -> npt.NDArray[np.int64]:
     """Return the data set's indices in the order in which an epoch trains them."""
     positions = np.arange(length, dtype=np.int64)
-    return Shuffle(length, seed, epoch).at(positions) if shuffle else positions
+    return Permutation(length, seed, epoch).at(positions) if shuffle else positions

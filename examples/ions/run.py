@@ -35,7 +35,7 @@ from examples.ions.surrogate import Results, is_held_out
 from numpy.typing import NDArray
 
 from evenstride.errors import EvenstrideError
-from evenstride.sim.spot import SpotTrace, machines, spot_traces
+from evenstride.sim.scenario.spot_traces import SpotTrace, machines, spot_traces
 
 ROOT = Path(__file__).resolve().parents[2]
 _NOBODY = -1
@@ -60,7 +60,7 @@ def made_up(slots: int, ticks: int, seed: int) -> NDArray[np.int64]:
 
 
 def recorded(name: str, slots: int) -> NDArray[np.int64]:
-    """Return the same of recorded spot machines; see `evenstride.sim.spot`."""
+    """Return the same of recorded spot machines; see `evenstride.sim.scenario.spot_traces`."""
     who = machines(spot_traces(name)).who
     return who[:, :slots]
 
@@ -182,7 +182,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 def run(bag: Bag, who: NDArray[np.int64], args: argparse.Namespace) -> dict[str, Any]:
     """Simulate and train until both are done; return the counts."""
     begun_s = time.monotonic()
-    launcher = "evenstride.lab.rendezvous"
+    launcher = "evenstride.lab.processes.rendezvous"
     ranks = f"--nproc-per-node={args.ranks}"
     command = ("-m", "examples.ions.surrogate", str(bag.folder))
     after = f"--epochs-after={args.epochs_after}"

@@ -16,26 +16,24 @@ from evenstride.errors import (
     ConfigError,
     EvenstrideError,
     InfeasibleShares,
-    LaunchError,
-    LimitError,
     LoaderBusy,
     OutOfMemory,
     RanksDisagree,
     ScaleError,
-    ScenarioError,
     SplitDiverged,
     StepInFlight,
-    TraceError,
     UnknownPolicy,
     UsageError,
     WorkerLost,
 )
 
 if TYPE_CHECKING:
+    from evenstride.core.policy import Keep, Move, Policy, Situation
     from evenstride.runtime.checkpoint.checkpointer import Checkpointer
-    from evenstride.runtime.shards import Shards
+    from evenstride.runtime.loading.shards import Shards
+    from evenstride.runtime.sinks.snapshot import Sink, Snapshot
     from evenstride.runtime.stride import Stride
-    from evenstride.runtime.summary import Summary
+    from evenstride.runtime.telemetry.summary import Summary
 
 __all__ = [
     "CheckpointDamaged",
@@ -44,19 +42,21 @@ __all__ = [
     "ConfigError",
     "EvenstrideError",
     "InfeasibleShares",
-    "LaunchError",
-    "LimitError",
+    "Keep",
     "LoaderBusy",
+    "Move",
     "OutOfMemory",
+    "Policy",
     "RanksDisagree",
     "ScaleError",
-    "ScenarioError",
     "Shards",
+    "Sink",
+    "Situation",
+    "Snapshot",
     "SplitDiverged",
     "StepInFlight",
     "Stride",
     "Summary",
-    "TraceError",
     "UnknownPolicy",
     "UsageError",
     "WorkerLost",
@@ -66,9 +66,15 @@ __all__ = [
 
 _LATER = {
     "Checkpointer": "evenstride.runtime.checkpoint.checkpointer",
-    "Shards": "evenstride.runtime.shards",
+    "Keep": "evenstride.core.policy",
+    "Move": "evenstride.core.policy",
+    "Policy": "evenstride.core.policy",
+    "Shards": "evenstride.runtime.loading.shards",
+    "Sink": "evenstride.runtime.sinks.snapshot",
+    "Situation": "evenstride.core.policy",
+    "Snapshot": "evenstride.runtime.sinks.snapshot",
     "Stride": "evenstride.runtime.stride",
-    "Summary": "evenstride.runtime.summary",
+    "Summary": "evenstride.runtime.telemetry.summary",
 }
 
 

@@ -1,10 +1,10 @@
-"""Import what training needs, quickly."""
+"""Import what training needs, quickly, and public names when they are first used."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -25,6 +25,25 @@ def import_to_train(module: str) -> Any:
         with contextlib.suppress(ImportError):  # its own need of it tells more
             import_module(_NEEDED_ANYWAY)
         return import_module(module)
+
+
+def later(package: str, names: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
+    """Return a package's ``__getattr__``, which imports each public name when it is first used.
+
+    So a package may export names of its modules, and importing one of them imports no other.
+
+    Args:
+        package: Full name of the package.
+        names: The public names of each of its modules.
+    """
+    places = {name: f"{package}.{module}" for module, some in names.items() for name in some}
+
+    def get(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(places[name]), name)
+
+    return get
 
 
 @contextlib.contextmanager

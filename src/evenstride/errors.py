@@ -24,6 +24,7 @@ Each message has three parts: what was asked, what is possible, what to change.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -31,6 +32,13 @@ from typing import Any
 
 class EvenstrideError(Exception):
     """Base class: catch this to catch everything evenstride raises on purpose."""
+
+
+def did_you_mean(given: str, known: Sequence[str]) -> str:
+    """Return a hint at the name that is nearest to one that is unknown; empty if none is near."""
+    names = {name.lower(): name for name in known}
+    near = get_close_matches(given.lower(), names, n=1)
+    return f" (did you mean {names[near[0]]}?)" if near else ""
 
 
 class ConfigError(EvenstrideError, ValueError):
@@ -137,8 +145,7 @@ class UnknownPolicy(ConfigError):
 
     def __init__(self, asked: str, known: Sequence[str]) -> None:
         self.asked, self.known = asked, tuple(known)
-        near = get_close_matches(asked.partition(":")[0], known, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        hint = did_you_mean(re.split("[(:]", asked)[0], known)
         super().__init__(
             f"unknown policy {asked!r}{hint}; the policies are {', '.join(known)} "
             "(a fixed split is written static:20,100)"

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from evenstride.core.allocation import apportion
+from evenstride.core.allocation.min_max import apportion
 from evenstride.core.fleet import Fleet, Shares, Worker, as_shares
-from evenstride.core.observation import Observation
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policy import Policy
+from evenstride.core.time_model.observation import Observation
 
 # One step counts as an epoch where a policy decides by epochs, so that it does decide.
 SPECS = (

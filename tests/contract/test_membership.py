@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import nan
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.control import advance
-from evenstride.core.events import (
+from evenstride.core.control.advance import advance
+from evenstride.core.control.events import (
     Event,
     Exchanged,
     FleetFormed,
@@ -17,11 +17,11 @@ from evenstride.core.events import (
     Recalled,
     SetShares,
 )
+from evenstride.core.control.state import Control
 from evenstride.core.fleet import Shares, Worker
-from evenstride.core.membership import Change, Happening
-from evenstride.core.observation import Measured, Observation
+from evenstride.core.membership.member_table import Happening, MembershipEvent
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.state import Control
+from evenstride.core.time_model.observation import Measurements, Observation
 from tests.contract.fleets import SPECS
 
 GIVEN = "static:20,12,16,16"
@@ -38,7 +38,9 @@ told = st.tuples(
         st.builds(
             Happening,
             st.sampled_from(NAMES),
-            st.sampled_from([Change.NOTICE, Change.WITHDRAWN, Change.READY]),
+            st.sampled_from(
+                [MembershipEvent.NOTICE, MembershipEvent.WITHDRAWN, MembershipEvent.READY]
+            ),
             st.none() | st.floats(-5, 500),
             st.just("why"),
             st.booleans(),
@@ -63,7 +65,7 @@ def _event(control: Control, step: int, kind: str, value: object, shares: Shares
         Observation(rank, share, step, (times_s[rank],), (0.0,), cpu_load=nan)
         for rank, share in enumerate(shares)
     ]
-    return Exchanged(step + 1, step + 2, Measured.of(reports))
+    return Exchanged(step + 1, step + 2, Measurements.of(reports))
 
 
 def _workers(ranks: list[int]) -> tuple[Worker, ...]:
@@ -88,7 +90,6 @@ def _check(control: Control, instructions: tuple[Instruction, ...], shares: Shar
     return shares
 
 
-@settings(max_examples=60)
 @given(
     st.sampled_from(POLICIES),
     st.lists(told | seen | seen | formed | recalled, max_size=14),

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.control import advance
-from evenstride.core.estimation import Estimate
-from evenstride.core.events import ExchangeAfter, Exchanged, FleetFormed
+from evenstride.core.control.advance import advance
+from evenstride.core.control.events import ExchangeAfter, Exchanged, FleetFormed
+from evenstride.core.control.state import Control
 from evenstride.core.fleet import Fleet, Worker
-from evenstride.core.observation import Measured, Observation
-from evenstride.core.partition import step_shares
 from evenstride.core.policies import POLICY_NAMES
 from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.core.state import Control
+from evenstride.core.sampling.partition import step_shares
+from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import ConfigError, InfeasibleShares
 from tests.contract.fleets import (
     SPECS,
@@ -32,7 +32,7 @@ from tests.contract.fleets import (
     seconds,
     splits,
 )
-from tests.unit.policies.plant import Plant
+from tests.unit.core.policies.plant import Plant
 
 
 def test_the_contract_covers_every_policy_there_is() -> None:
@@ -80,8 +80,8 @@ def test_a_policy_is_pure_and_its_shares_are_exact(spec: str, data: st.DataObjec
         _check(decision, fleet, may_leave_out="GIVEN" in spec or "idle" in spec)
         shares = decision.shares if isinstance(decision, Move) else data.draw(splits(fleet))
         seen = data.draw(observations(shares))
-        estimate = estimate.learn(Measured.of(seen))
-        measured, shared_s = Measured.of(seen), data.draw(seconds)
+        estimate = estimate.learn(Measurements.of(seen))
+        measured, shared_s = Measurements.of(seen), data.draw(seconds)
         situation = Situation(fleet, shares, 1000 + step, measured, estimate, shared_s)
         before = pickle.dumps((policy, state, situation))
 
@@ -96,7 +96,6 @@ def test_a_policy_is_pure_and_its_shares_are_exact(spec: str, data: st.DataObjec
     _check(decision, fleet, may_leave_out="GIVEN" in spec or "idle" in spec)
 
 
-@settings(max_examples=50)
 @every_policy
 @given(data=st.data())
 def test_a_tail_never_gives_a_worker_more_than_its_share(spec: str, data: st.DataObject) -> None:
@@ -128,7 +127,7 @@ def _running(spec: str) -> Control:
     seen = tuple(
         Observation(k, control.shares[k], 1, (0.1 + k,) * 12, (0.0,) * 12) for k in range(2)
     )
-    return advance(control, Exchanged(12, 13, Measured.of(seen)))[0]
+    return advance(control, Exchanged(12, 13, Measurements.of(seen)))[0]
 
 
 @every_policy
@@ -151,7 +150,7 @@ def test_a_refused_fleet_leaves_a_running_control_as_it_was(
 
     assert pickle.dumps(control) == before
     following, untroubled = (
-        advance(one, Exchanged(30, 31, Measured.of(seen))) for one in (control, _running(spec))
+        advance(one, Exchanged(30, 31, Measurements.of(seen))) for one in (control, _running(spec))
     )
     assert following[1] == untroubled[1], "it decides on as if it had not been asked"
 
@@ -169,7 +168,6 @@ def test_a_fleet_that_a_fixed_policy_cannot_serve_leaves_a_running_control_as_it
     assert pickle.dumps(control) == before
 
 
-@settings(max_examples=30)
 @every_policy
 @given(busy_s=seconds, steps=st.integers(1, 30), batch=st.integers(1, 50))
 def test_a_lone_worker_keeps_the_whole_batch(
@@ -182,7 +180,7 @@ def test_a_lone_worker_keeps_the_whole_batch(
     seen = Observation(0, batch, 0, (busy_s,) * steps, (0.0,) * steps)
 
     for step in range(3):
-        control, _ = advance(control, Exchanged(step, step + 1, Measured.of((seen,))))
+        control, _ = advance(control, Exchanged(step, step + 1, Measurements.of((seen,))))
 
     assert control.shares == (batch,)
 
@@ -197,7 +195,7 @@ def test_a_calm_run_is_exchanged_seldom(spec: str) -> None:
             Observation(k, share, step - 4, (0.01,) * 4, (0.001,) * 4, modelled=share > 0)
             for k, share in enumerate(control.shares)
         )
-        control, instructions = advance(control, Exchanged(step, step + 1, Measured.of(seen)))
+        control, instructions = advance(control, Exchanged(step, step + 1, Measurements.of(seen)))
 
     after = instructions[-1]
     assert isinstance(after, ExchangeAfter)
@@ -231,7 +229,6 @@ def test_equal_workers_end_equal_and_stay_so(spec: str, lag: int) -> None:
     assert len(plant.reasons) == settled
 
 
-@settings(max_examples=15)
 @every_policy
 @given(octaves=st.lists(st.integers(0, 4), min_size=2, max_size=4), fixed_ms=st.integers(0, 40))
 def test_a_faster_worker_never_gets_less(spec: str, octaves: list[int], fixed_ms: int) -> None:
@@ -287,7 +284,6 @@ def test_workers_may_leave_and_join(spec: str) -> None:
 ABSURD = (0.0, -0.0, -1.0, float("inf"), float("-inf"), float("nan"), 5e-324, 1e-300, 1e300)
 
 
-@settings(max_examples=25)
 @every_policy
 @given(data=st.data())
 def test_absurd_times_lead_to_no_absurd_shares(spec: str, data: st.DataObject) -> None:

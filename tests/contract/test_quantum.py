@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.control import advance
-from evenstride.core.events import Exchanged, FleetFormed, SetShares
+from evenstride.core.control.advance import advance
+from evenstride.core.control.events import Exchanged, FleetFormed, SetShares
+from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
-from evenstride.core.observation import Measured
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.state import Control
+from evenstride.core.time_model.observation import Measurements
 from evenstride.errors import InfeasibleShares
 from tests.contract.fleets import every_policy, fleets, observations, policy_of, splits
 
 
-@settings(max_examples=50)
 @every_policy
 @given(alike=st.booleans(), data=st.data())
 def test_shares_are_multiples_of_the_quanta_but_for_one_rest(
@@ -40,7 +39,7 @@ def test_shares_are_multiples_of_the_quanta_but_for_one_rest(
         assert sum(control.shares) == fleet.global_batch
         bounds = zip(control.shares, fleet.lower, fleet.upper, strict=True)
         assert all(low <= n <= high or (n == 0 and "GIVEN" in spec) for n, low, high in bounds)
-        told = Measured.of(data.draw(observations(control.shares)))
+        told = Measurements.of(data.draw(observations(control.shares)))
         control, instructions = advance(control, Exchanged(1000 + step, 1001 + step, told))
         decided = [i.shares for i in instructions if isinstance(i, SetShares)]
         assert decided in ([], [control.shares])

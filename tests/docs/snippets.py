@@ -22,9 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, random_split
 
 import evenstride
-from evenstride.core.efficiency import square_root
-from evenstride.core.lifetimes import Exponential
-from evenstride.core.saving import Saving
+from evenstride.core.convergence.batch_efficiency import square_root
+from evenstride.core.reliability.checkpoint_interval import Saving
+from evenstride.core.reliability.lifetimes import Exponential
 
 Names = dict[str, Any]
 LENGTH, WIDTH, CLASSES = 1024, 6, 3

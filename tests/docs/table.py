@@ -54,7 +54,7 @@ SMALLER = {
 
 # Run by another test, which has these words in it.
 ELSEWHERE = {
-    "make demo": ("tests/unit/lab/test_demo_run.py", "run_demo("),
+    "make demo": ("tests/unit/lab/demo/test_demo_run.py", "run_demo("),
     "evenstride plan --online --workers 1,2,4 --batches 64,256,1024 --epochs 30"
     " -- train.py --lr 0.1": ("tests/multiproc/test_online.py", '"plan", "--online"'),
     "evenstride plan profile.json runs/256 runs/512 runs/1024 --target-loss 0.35": (
@@ -62,7 +62,7 @@ ELSEWHERE = {
         '"--target-loss"',
     ),
     "evenstride trace runs/today --steps 1000:1200 --with profile.rank0.json"
-    " --with profile.rank1.json": ("tests/unit/cli/test_trace.py", '"--with"'),
+    " --with profile.rank1.json": ("tests/unit/cli/commands/test_trace.py", '"--with"'),
     "evenstride lab --speeds 0.8,0.4,0.16 --sync 'bsp,asp,ssp(staleness=3)' -- examples/ddp.py": (
         "tests/multiproc/test_lab_modes.py",
         '"--sync"',

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from evenstride.lab.elastic.starters import FromZygote
+from evenstride.runtime.launching.process_starters import FromZygote
 from tests.faults import ranks
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from evenstride.errors import CheckpointError, ConfigError, EvenstrideError
-from evenstride.runtime.checkpoint.codec import to_bytes
-from evenstride.runtime.checkpoint.manifest import Digest, digest, parse_name
+from evenstride.runtime.checkpoint.format.manifest import Digest, digest, parse_name
+from evenstride.runtime.checkpoint.format.state_codec import to_bytes
 from tests.unit.runtime.checkpoint.kept import Solo
 
 STEPS = (2, 4, 6)

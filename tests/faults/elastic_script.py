@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
-from evenstride.lab.elastic.inject import Injector
 from evenstride.runtime.checkpoint import Checkpointer
-from evenstride.sim.faults import END, Generation
+from evenstride.testing.faults.fault_injection import Injector
+from evenstride.testing.faults.fault_plan import END, Generation
 
 SAMPLES, BATCH, FEATURES = 160, 12, 5
 PER_EPOCH = -(-SAMPLES // BATCH)

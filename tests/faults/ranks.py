@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from evenstride.lab.elastic.starters import FromZygote, Order
-from evenstride.lab.elastic.supervisor import LOCAL
+from evenstride.runtime.launching.process_starters import FromZygote, StartRequest
+from evenstride.runtime.launching.rank_environment import LOCAL
 from evenstride.testing.ranks import loopback_store
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ class Rank:
         ends: exit codes of those of its run that have ended, by process id.
     """
 
-    def __init__(self, order: Order, ends: dict[int, int]) -> None:
+    def __init__(self, order: StartRequest, ends: dict[int, int]) -> None:
         self._ends = ends
         self.pid = zygote().start(order)
 
@@ -85,7 +85,9 @@ def started(
                     "TORCHELASTIC_RESTART_COUNT": "0",
                     **variables,
                 }
-                order = Order((str(script), *arguments), environment, folder / f"rank-{rank}.log")
+                order = StartRequest(
+                    (str(script), *arguments), environment, folder / f"rank-{rank}.log"
+                )
                 processes.append(Rank(order, ends))
             yield processes
         finally:

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
-from evenstride.runtime.served import calls, pulse
+from evenstride.runtime.parameter_server import keepalive, server_calls
 
 SAMPLES, EPOCHS, BATCH = 240, 3, 12
 OF_WORKERS = ("worker", "raises")
@@ -78,11 +78,11 @@ def _die(*_: object) -> None:
 def main(folder: Path, sync: str, fate: str, step: int) -> None:
     """Train, save after each epoch, and note what was trained."""
     torch.set_num_threads(1)
-    pulse.SILENT_S = 2.0
+    keepalive.SILENT_S = 2.0
     dist.init_process_group("gloo", timeout=timedelta(seconds=50))
     rank = dist.get_rank()
     if fate == "early" and rank == 1:
-        vars(calls)["join"] = _die  # after it was seen by all others
+        vars(server_calls)["join"] = _die  # after it was seen by all others
     stride = evenstride.Stride(global_batch=BATCH, sync=sync, policy="static:3,4,5")
     loader = stride.loader(rows())
     net, optimizer = trained()

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.network_namespaces import Host, cannot_have_hosts, hosts
 
-from evenstride.lab.hosts import Host, cannot_have_hosts, hosts
 from tests.faults.elastic_script import SAMPLES, alone
 
 SCRIPT = Path(__file__).with_name("hosts_script.py")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from evenstride.lab.elastic.starters import FromZygote
-from evenstride.lab.elastic.supervisor import Job, Outcome, supervise
-from evenstride.runtime.continuity import LEFT
-from evenstride.sim.faults import Arrival, Fault, FaultPlan, simulate_plan
+from evenstride.runtime.coordination.continuity import LEFT
+from evenstride.runtime.launching.process_starters import FromZygote
+from evenstride.testing.faults.fault_plan import Arrival, Fault, FaultPlan, simulate_plan
+from evenstride.testing.faults.supervisor import Job, Outcome, supervise
 from tests.faults.elastic_script import PER_EPOCH, check_the_end, told
 
 SCRIPT = Path(__file__).with_name("elastic_script.py")

@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from evenstride.lab.hosts import Host, cannot_have_hosts, hosts
+from benchmarks.network_namespaces import Host, cannot_have_hosts, hosts
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "multiproc" / "listening_script.py"

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import evenstride
-from evenstride.lab.elastic.supervisor import LOCAL
+from evenstride.runtime.launching.rank_environment import LOCAL
 from tests.ending import TORCHRUN_S, end
 from tests.faults.ranks import ROOT, started
 from tests.faults.served_script import BATCH, EPOCHS, SAMPLES, loss_of, rows, trained

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.network_namespaces import INTERFACE, Host, cannot_have_hosts, hosts
 
-from evenstride.lab.hosts import INTERFACE, Host, cannot_have_hosts, hosts
 from tests.faults.served_script import EPOCHS, SAMPLES
 from tests.faults.test_served import alone
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
-from evenstride.core.control import advance
-from evenstride.core.events import (
+from evenstride.core.control.advance import advance
+from evenstride.core.control.events import (
     Event,
     ExchangeAfter,
     Exchanged,
@@ -21,12 +21,12 @@ from evenstride.core.events import (
     OpeningSkipped,
     SetShares,
 )
+from evenstride.core.control.schedule import Schedule
+from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
-from evenstride.core.observation import Measured, Observation
-from evenstride.core.partition import step_shares
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.schedule import Schedule
-from evenstride.core.state import Control
+from evenstride.core.sampling.partition import step_shares
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.trace.write import TraceWriter
 
 HERE = Path(__file__).parent
@@ -139,7 +139,7 @@ class Run:
             first, self.step = self.step, self.step + after.steps
             seen = self.train(range(first, self.step))
             after = self.put(
-                Exchanged(self.step, self.step + 2 - after.blocking, Measured.of(seen))
+                Exchanged(self.step, self.step + 2 - after.blocking, Measurements.of(seen))
             )
         self.writer.record("ended", at_s=round(self.at_s, 6), summary={"step": self.step})
 

@@ -13,8 +13,8 @@ import pytest
 
 from evenstride.errors import TraceError
 from evenstride.trace.codec import dumps
+from evenstride.trace.decision_replay import Replay, replay
 from evenstride.trace.read import read_records
-from evenstride.trace.replay import Replay, replay
 from tests.golden.recording import HERE, STORIES, record
 
 every_story = pytest.mark.parametrize("name", STORIES)

@@ -11,8 +11,8 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from evenstride.core.convergence import Law, Trained, fit, left_out_error
-from evenstride.planner.choosing import knee
+from evenstride.core.convergence.batch_laws import Law, MeasuredTraining, fit, left_out_error
+from evenstride.planner.search.objective import knee
 
 BATCHES = (384, 512, 768, 1024)
 EPOCHS = (234.0, 203.0, 186.0, 167.0)  # ResNet18, 16 workers, figure 8
@@ -24,7 +24,7 @@ def gamma(batch: int) -> float:
     return 0.55 + 4.55 / sqrt(batch)
 
 
-RUNS = [Trained(b, e, gamma(b)) for b, e in zip(BATCHES, EPOCHS, strict=True)]
+RUNS = [MeasuredTraining(b, e, gamma(b)) for b, e in zip(BATCHES, EPOCHS, strict=True)]
 
 
 def test_full_search_errs_by_1_to_5_percent_as_the_paper_says() -> None:

@@ -29,7 +29,7 @@ class Fleet:
     def __init__(self, lighthouse: str, folder: Path) -> None:
         self.lighthouse, self.folder = lighthouse, folder
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["evenstride.integrations.torchft.stride"])
+        self._context.set_forkserver_preload(["evenstride.integrations.torchft.live_stride"])
         self.processes: dict[str, Any] = {}
         self._ends_s = time.monotonic() + DEADLINE_S
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from evenstride.errors import EvenstrideError, InfeasibleShares, RanksDisagree
-from evenstride.integrations.torchft.generation import MOST_STEPS, Generation, Lead
-from evenstride.integrations.torchft.standing import Broken, Quorum, Shown
-from evenstride.runtime.timing import StepRecord
+from evenstride.integrations.torchft.live_generation import MOST_STEPS, LeaderRecord, LiveGeneration
+from evenstride.integrations.torchft.quorum_messages import Broken, Quorum, Shown
+from evenstride.runtime.timing.step_timer import StepRecord
 
 BATCH = 12
 SLOWER = {"host/a": 1.0, "host/b": 2.0, "host/c": 3.0}
@@ -24,13 +24,13 @@ class Worker:
     """One worker: what it knows, and what it would show."""
 
     shown: Shown
-    lead: Lead
-    generation: Generation | None = None
+    lead: LeaderRecord
+    generation: LiveGeneration | None = None
 
-    def form(self, rank: int, size: int, gather: Callable[[str], list[str]]) -> Generation:
+    def form(self, rank: int, size: int, gather: Callable[[str], list[str]]) -> LiveGeneration:
         quorum = Quorum(1, rank, size)
         mine = replace(self.shown, leads=self.lead.leads)
-        self.generation = Generation(quorum, self.lead, gather, mine)
+        self.generation = LiveGeneration(quorum, self.lead, gather, mine)
         self.shown = replace(self.shown, generation=self.generation.number)
         return self.generation
 
@@ -40,7 +40,7 @@ def worker(name: str, kept: int = 0, **own: Any) -> Worker:
     settings = {"policy": "adaptive", "seed": 0}
     own = {"slot": ord(name), "device": "cpu", **own}
     shown = Shown(f"host/{name}", f"first of {name}", kept, -1, False, position, settings, own)
-    return Worker(shown, Lead("adaptive", BATCH))
+    return Worker(shown, LeaderRecord("adaptive", BATCH))
 
 
 def at(step: int, *workers: Worker) -> list[Worker]:
@@ -69,7 +69,7 @@ def together(count: int, do: Callable[[int, Callable[[str], list[str]]], Any]) -
         return list(pool.map(on, range(count)))
 
 
-def form(*workers: Worker) -> list[Generation]:
+def form(*workers: Worker) -> list[LiveGeneration]:
     size = len(workers)
     return together(size, lambda rank, gather: workers[rank].form(rank, size, gather))
 

@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.membership import Change, Happening, Membership, Standing
+from evenstride.core.membership.member_table import (
+    Happening,
+    Membership,
+    MembershipEvent,
+    MemberState,
+)
 from evenstride.errors import RanksDisagree, SplitDiverged
-from evenstride.integrations.torchft.standing import (
+from evenstride.integrations.torchft.quorum_messages import (
     Shown,
     behind,
     check_alike,
@@ -29,7 +34,7 @@ def shown(name: str, kept: int = 2, **values: object) -> Shown:
     return replace(one, **values)  # type: ignore[arg-type]
 
 
-def changes(told: tuple[Happening, ...]) -> list[tuple[str, Change]]:
+def changes(told: tuple[Happening, ...]) -> list[tuple[str, MembershipEvent]]:
     return [(one.worker[-1], one.change) for one in told]
 
 
@@ -73,7 +78,7 @@ def test_nothing_has_happened_where_the_same_meet_again() -> None:
 def test_who_is_not_in_the_quorum_is_lost() -> None:
     told = happenings(before("a", "b"), incarnations("a", "b"), [shown("a")])
 
-    assert changes(told) == [("b", Change.LOST)]
+    assert changes(told) == [("b", MembershipEvent.LOST)]
 
 
 def test_who_started_again_is_lost_and_joins_without_being_ready() -> None:
@@ -81,9 +86,9 @@ def test_who_started_again_is_lost_and_joins_without_being_ready() -> None:
 
     told = happenings(before("a", "b"), incarnations("a", "b"), [shown("a"), again])
 
-    assert changes(told) == [("b", Change.LOST), ("b", Change.JOIN)]
+    assert changes(told) == [("b", MembershipEvent.LOST), ("b", MembershipEvent.JOIN)]
     assert told[0].why == "its process started again"
-    assert before("a", "b").after_all(told)[0].standing("host/b") is Standing.JOINING
+    assert before("a", "b").after_all(told)[0].standing("host/b") is MemberState.JOINING
 
 
 def test_who_missed_a_step_gets_no_samples_until_it_is_ready() -> None:
@@ -92,12 +97,12 @@ def test_who_missed_a_step_gets_no_samples_until_it_is_ready() -> None:
         happenings(before("a", "b"), incarnations("a", "b"), late)
     )
 
-    assert joining.standing("host/b") is Standing.JOINING
+    assert joining.standing("host/b") is MemberState.JOINING
     assert happenings(joining, incarnations("a", "b"), late) == ()
 
     told = happenings(joining, incarnations("a", "b"), [shown("a", 3), shown("b", 3)])
 
-    assert changes(told) == [("b", Change.READY)]
+    assert changes(told) == [("b", MembershipEvent.READY)]
 
 
 @given(
@@ -119,7 +124,7 @@ def test_whatever_happened_makes_the_members_of_now(
     assert not any(transition.refused for transition in transitions)
     assert set(after.workers) == {one.name for one in here}
     late = {here[rank].name for rank in behind(here)}
-    joining = {m.worker for m in after.members if m.standing is Standing.JOINING}
+    joining = {m.worker for m in after.members if m.standing is MemberState.JOINING}
     assert joining == late
 
 

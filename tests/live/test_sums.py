@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from evenstride.core.sampling.draw import Draw
 from evenstride.errors import ConfigError, UsageError
-from evenstride.integrations.torchft.gradients import LiveScaling, sum_gradients
-from evenstride.runtime.sampler import Draw
-from evenstride.runtime.timing import StepTimer
+from evenstride.integrations.torchft.live_gradients import LiveScaling, sum_gradients
+from evenstride.runtime.timing.step_timer import StepTimer
 
 
 def parameters(*gradients: list[float] | None) -> list[nn.Parameter]:
@@ -74,7 +74,7 @@ def test_what_only_a_worker_without_samples_has_used_has_no_gradient() -> None:
 
 
 def test_large_models_travel_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenstride.integrations.torchft.gradients._BUCKET_BYTES", 32)
+    monkeypatch.setattr("evenstride.integrations.torchft.live_gradients._BUCKET_BYTES", 32)
     some = parameters([1.0, 1.0], [2.0, 2.0], [3.0, 3.0])
     sizes: list[int] = []
 

@@ -205,13 +205,13 @@ def _fail(plan: Plan, stride: Any, what: str) -> None:
 
 def reference(epochs: int) -> tuple[list[list[int]], dict[str, Tensor]]:
     """Return the samples of each step, and the weights, of one process on whole batches."""
-    from evenstride.core.shuffle import Shuffle
+    from evenstride.core.sampling.permutation import Permutation
 
     data, model = Numbered(), network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     steps = []
     for epoch in range(epochs):
-        order = Shuffle(SAMPLES, 5, epoch).at(torch.arange(SAMPLES).numpy()).tolist()
+        order = Permutation(SAMPLES, 5, epoch).at(torch.arange(SAMPLES).numpy()).tolist()
         for start in range(0, SAMPLES, BATCH):
             ids = order[start : start + BATCH]
             steps.append(ids)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
-from evenstride.runtime.timing import StepRecord
+from evenstride.runtime.timing.step_timer import StepRecord
 from tests.multiproc.training import flat, net, rows
 
 WIDTH, DEPTH = 2048, 6

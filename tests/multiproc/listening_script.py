@@ -37,7 +37,7 @@ def listening() -> list[tuple[str, int]]:
 def main(folder: Path, sync: str, gate: str = "") -> None:
     """Train, and note it."""
     dist.init_process_group("gloo")
-    rank = int(os.environ.get("EVENSTRIDE_LAB_WORKER") or dist.get_rank())
+    rank = int(os.environ.get("_EVENSTRIDE_LAB_WORKER") or dist.get_rank())
     dataset = TensorDataset(torch.arange(16.0).reshape(8, 2))
     stride = evenstride.Stride(global_batch=4, sync=sync, policy="uniform")
     model: nn.Module = nn.Linear(2, 1)

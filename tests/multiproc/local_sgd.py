@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import evenstride
-from evenstride.core.sync import LocalSgd, sync_from_spec
-from evenstride.runtime.averaging import summed
-from evenstride.runtime.local_sgd import LocalTraining
+from evenstride.core.sync_modes.mode_specs import LocalSgd, sync_from_spec
+from evenstride.runtime.synchronisation.local_sgd import LocalTraining
+from evenstride.runtime.synchronisation.weighted_average import summed
 from tests.multiproc.loops import burn
 from tests.multiproc.training import cost_of, net, rows, weights
 
@@ -82,18 +82,19 @@ def changed(run: Run) -> Iterator[None]:
         if run.broken == "weights":
             alike = 1 / torch.distributed.get_world_size()
             patch.setattr(
-                "evenstride.runtime.joint.summed",
+                "evenstride.runtime.synchronisation.weighted_average.summed",
                 lambda tensors, _, group: summed(tensors, alike, group),
             )
         if run.broken == "factor":
             patch.setattr(
-                "evenstride.runtime.local_sgd.LocalTraining.factor",
+                "evenstride.runtime.synchronisation.local_sgd.LocalTraining.factor",
                 _whole(LocalTraining.factor),
             )
         if run.shares:
             by_step = run.shares
             patch.setattr(
-                "evenstride.runtime.gate.Gate.draw", lambda _, step: by_step[step % len(by_step)]
+                "evenstride.runtime.coordination.draw_barrier.DrawBarrier.draw",
+                lambda _, step: by_step[step % len(by_step)],
             )
         yield
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
 from evenstride.errors import ConfigError, EvenstrideError
-from evenstride.runtime.local_sgd import LocalTraining
+from evenstride.runtime.synchronisation.local_sgd import LocalTraining
 from tests.multiproc.training import FEATURES, net, rows, weights
 
 TABLE = (*(k / 7 for k in range(50)), float("-inf"))

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import evenstride
-from evenstride.core.observation import median
-from evenstride.runtime.timing import StepRecord
+from evenstride.core.time_model.observation import median
+from evenstride.runtime.timing.step_timer import StepRecord
 from tests.multiproc.training import Augmented, net, rows, weights
 
 BATCH = 24
@@ -110,6 +110,7 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
         finished(record)
 
     stride._member.timer.finished = keep
+    torch.manual_seed(0)  # the ranks must have the same data, whatever their processes ran before
     data = TensorDataset(torch.randn(8 * 64, 4))
     parts = 2 if how == "micro-batches" else 1
     weight_fn = _samples if how == "token weights" else None

@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import evenstride
-from evenstride.core.gradient_parts import StepParts
+from evenstride.core.gradients.noise_accumulator import StepParts
 from evenstride.errors import EvenstrideError
-from evenstride.runtime.noise import NoiseMeter
+from evenstride.runtime.noise.noise_meter import NoiseMeter
 from tests.multiproc.training import (
     FEATURES,
     Sentences,

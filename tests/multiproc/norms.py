@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.norm import UnionBatchNorm, convert
+from evenstride.runtime.batch_norm.norm_layers import UnionBatchNorm, convert
 
 CHANNELS = 4
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -151,7 +151,7 @@ def train(rank: int, case: Case) -> list[dict[str, list[float]]]:
     """Return what a rank sees in each step; the gradient of its inputs as the union's."""
     with pytest.MonkeyPatch.context() as patch:
         if case.broken:
-            patch.setattr("evenstride.runtime.norm.merged", _mean_of_means)
+            patch.setattr("evenstride.runtime.batch_norm.norm_layers.merged", _mean_of_means)
         context = Context(dist.group.WORLD)
         model = convert(net(case), context)
         engine = DistributedDataParallel(model, **case.engine)

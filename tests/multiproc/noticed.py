@@ -33,7 +33,7 @@ def told_to_leave(
     loader = stride.loader(rows(240), num_workers=workers)
     continuity = stride._member.continuity
     if saves and rank == 0:
-        continuity.saves.save_s = 0.5
+        continuity.saves.takes(0.5)
     seen: list[tuple[list[int], int, list[float]]] = []
     shares: list[tuple[int, ...]] = []
     due: list[int] = []

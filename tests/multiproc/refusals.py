@@ -185,7 +185,7 @@ def on_a_gpu_host(rank: int, chosen: list[bool]) -> tuple[str, str]:
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(dist, "get_backend_config", lambda _: "cpu:gloo,cuda:nccl")
-        patch.setattr("evenstride.runtime.peers.fingerprint", lambda *_: "a GPU")
+        patch.setattr("evenstride.runtime.failures.peers.fingerprint", lambda *_: "a GPU")
         answer = raised(lambda: strides.append(evenstride.Stride(global_batch=8)))
     for stride in strides:
         stride.close()

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import evenstride
-from evenstride.runtime.served import calls
-from evenstride.runtime.served.agent import Meeting
-from evenstride.runtime.served.process import ServerProcess
+from evenstride.runtime.parameter_server import server_calls
+from evenstride.runtime.parameter_server.rpc_agent import RpcRendezvous
+from evenstride.runtime.parameter_server.server_process import ServerProcess
 from tests.multiproc.training import net, rows
 
 
@@ -91,19 +91,19 @@ def broken(rank: int) -> str:
     """Ask for two servers, one by each rank, whose processes end at once."""
     del rank
     stride = evenstride.Stride(global_batch=8, sync="bsp-ps(servers=2)")
-    whole = vars(calls)["start"]
-    vars(calls)["start"] = _broken
+    whole = vars(server_calls)["start"]
+    vars(server_calls)["start"] = _broken
     told = ""
     try:
         stride.watch(net())
     except evenstride.errors.WorkerLost as error:
         told = str(error)
-    vars(calls)["start"] = whole
+    vars(server_calls)["start"] = whole
     stride.close()
     return told
 
 
-def _broken(meeting: Meeting, index: int) -> ServerProcess:
+def _broken(meeting: RpcRendezvous, index: int) -> ServerProcess:
     del meeting, index
     command = [sys.executable, "-c", "raise SystemExit(3)"]
     return ServerProcess(subprocess.Popen(command, stdin=subprocess.PIPE, text=True))

@@ -21,9 +21,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils.data import TensorDataset
 
 import evenstride
-from evenstride.core.observation import median
-from evenstride.runtime.sharded import gathered, island_of
-from evenstride.runtime.timing import StepRecord, StepTimer
+from evenstride.core.time_model.observation import median
+from evenstride.runtime.engines.fsdp import gathered, island_of
+from evenstride.runtime.timing.step_timer import StepRecord, StepTimer
 from tests.multiproc.loops import burn
 from tests.multiproc.training import FEATURES, Loop, rows
 from tests.order import epoch_order
@@ -163,7 +163,7 @@ def uncounted(rank: int, trace: str, asked: dict[str, Any]) -> dict[str, Any]:
     loader = stride.loader(TensorDataset(torch.ones(8 * 40, FEATURES)))
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("evenstride.runtime.sharded._why_uncounted", lambda _: "as on CUDA")
+            patch.setattr("evenstride.runtime.engines.fsdp._why_uncounted", lambda _: "as on CUDA")
             stride.watch(model)
         shares = []
         for (x,) in loader:
@@ -207,7 +207,7 @@ def train(
     """Return the reduced gradient of every step and the final weights, as this rank sees them."""
     with pytest.MonkeyPatch.context() as patch:
         if loop.broken:
-            patch.setattr("evenstride.runtime.scaling.loss_factor", lambda *_: 1.0)
+            patch.setattr("evenstride.runtime.loss.loss_scaling.loss_factor", lambda *_: 1.0)
         stride = evenstride.Stride(global_batch=loop.batch, policy=loop.policy)
         try:
             return _train(rank, stride, loop, layout, wait_counted)
@@ -245,9 +245,11 @@ def waits_counted(counted: bool) -> Iterator[None]:
     """Let `Stride.watch` count the waits in the layers as waits, or not."""
     with pytest.MonkeyPatch.context() as patch:
         # Exact for any split, also for those that islands do not have in a run.
-        patch.setattr("evenstride.runtime.watching.check_island", lambda *_: None)
+        patch.setattr("evenstride.runtime.engines.watched_model.check_island", lambda *_: None)
         if not counted:
-            patch.setattr("evenstride.runtime.watching.subtract_collectives", lambda *_: None)
+            patch.setattr(
+                "evenstride.runtime.engines.watched_model.subtract_collectives", lambda *_: None
+            )
         yield
 
 

@@ -1,7 +1,7 @@
 """What only a CUDA device can show; each behaviour is tested without one elsewhere.
 
-Timing: tests/unit/runtime/test_stream_timer.py. Weighting and drift: test_exactness.py,
-test_drift.py. Memory: tests/unit/runtime/test_guard.py, test_scarce.py.
+Timing: tests/unit/runtime/timing/test_device_timer.py. Weighting and drift: test_exactness.py,
+test_drift.py. Memory: tests/unit/runtime/memory/test_oom_retry.py, test_scarce.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import evenstride
-from evenstride.core.observation import median
+from evenstride.core.time_model.observation import median
 from evenstride.testing import RankPool
 from tests.multiproc.accelerated import deep_net, measured, mixed
 from tests.multiproc.exactness import alone

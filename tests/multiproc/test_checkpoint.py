@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evenstride.runtime.checkpoint.manifest import parse_name
+from evenstride.runtime.checkpoint.format.manifest import parse_name
 from evenstride.testing import RankPool
 from tests.multiproc.checkpointing import Run, Seen, alone, checkpoints, go
 from tests.multiproc.sharded import needs_shards_on_cpu

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenstride.core.events import Exchanged
-from evenstride.report.run.story import Story
+from evenstride.core.control.events import Exchanged
+from evenstride.report.analysis.run_timeline import RunTimeline
 from evenstride.testing import RankPool
 from evenstride.trace.codec import decode
+from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_records
-from evenstride.trace.replay import replay
 from tests.multiproc.ending import LOOPS, ended, fetched_ahead, limited
 
 
@@ -35,7 +35,7 @@ def test_the_last_steps_are_in_trace_and_summary(
     exchanges = [event for event in events if isinstance(event, Exchanged)]
     assert [event.last for event in exchanges] == [False] * (len(exchanges) - 1) + [True]
     assert replay(tmp_path).identical
-    story = Story(tmp_path)
+    story = RunTimeline(tmp_path)
     story.read()
     assert story.ended and story.generations[0].steps == steps
     assert not [line for line in story.unread if "came after the last exchange" in line]

@@ -94,7 +94,8 @@ def test_ssp_keeps_its_bound(ranks: RankPool, bound: int) -> None:
         assert _most_ahead([one["times"][epoch] for one in everywhere]) <= bound
     report = everywhere[0]["report"]
     assert report["most_ahead"] == bound + 1, "the fast ones went as far as they may"
-    # Every other worker ends at most 2 s + 1 updates while one is made, see `core.clocks`.
+    # Every other worker ends at most 2 s + 1 updates while one is made, see
+    # `core.sync_modes.staleness`.
     assert report["maximum"] <= 2 * (2 * bound + 1)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from evenstride.core.gradient_noise import GradientNorms, NoiseEstimate
-from evenstride.core.gradient_parts import NoiseOfRun, StepParts
+from evenstride.core.gradients.noise_accumulator import NoiseOfRun, StepParts
+from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate
 from evenstride.testing import RankPool
+from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_noise, read_records
-from evenstride.trace.replay import replay
 from tests.multiproc.noisy import SCALE, Run, Truth, refused, train, truths
 
 CASES = {

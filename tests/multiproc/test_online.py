@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from evenstride.cli.main import app
 from evenstride.errors import ConfigError, LaunchError
-from evenstride.lab.online.journal import opened
-from evenstride.lab.online.search import search
-from evenstride.lab.online.terms import Asked
-from evenstride.planner.choosing import Objective
-from evenstride.planner.foreseen import Choice, Probe
-from evenstride.planner.workload import Noise, Point
+from evenstride.lab.online.online_request import OnlineRequest
+from evenstride.lab.online.online_search import search
+from evenstride.lab.online.search_journal import opened
+from evenstride.planner.search.objective import Objective
+from evenstride.planner.tuning.online_forecast import Configuration, Probe
+from evenstride.planner.workload.workload_profile import Noise, Point
 from tests.files import contents
 from tests.multiproc import searched
 
@@ -41,7 +41,7 @@ def _nobody_is_left() -> Iterator[None]:
     assert not alive
 
 
-def asked(folder: Path, mode: str, **changes: Any) -> Asked:
+def asked(folder: Path, mode: str, **changes: Any) -> OnlineRequest:
     settings: dict[str, Any] = {
         "command": (str(SCRIPT), str(folder), mode),
         "workers": (1, 2),
@@ -53,7 +53,7 @@ def asked(folder: Path, mode: str, **changes: Any) -> Asked:
         "folder": folder,
         "probe_steps": 12,
     }
-    return Asked(**{**settings, **changes})
+    return OnlineRequest(**{**settings, **changes})
 
 
 def noted(folder: Path) -> dict[int, tuple[int, int, int, list[int]]]:
@@ -148,14 +148,13 @@ def test_a_search_that_was_ended_goes_on_without_its_probes(tmp_path: Path) -> N
     assert len(again.journal.switches) == len(found.journal.switches)
 
 
-def begun(asked: Asked) -> None:
+def begun(asked: OnlineRequest) -> None:
     """Leave a search that was ended at 2 workers with 32 samples, told of 777 epochs."""
     journal = opened(asked.folder, asked.to_plain())
     point, noise = Point(samples=4, step_s=1e-3, steps=40), Noise(scale=1000, low=999, high=1001)
     # So slow that there is no way back, and of a noise that is known better than by 12 steps.
-    journal.note(Probe(Choice(2, 8), 40, 100.0, ((point,), (point,)), None, noise))
-    journal.present, journal.epochs = Choice(2, 32), 777
-    journal.keep()
+    journal.note(Probe(Configuration(2, 8), 40, 100.0, ((point,), (point,)), None, noise))
+    journal.enter(Configuration(2, 32), 777)
 
 
 def test_processes_train_the_epochs_that_were_found_since_they_began(tmp_path: Path) -> None:
@@ -169,8 +168,10 @@ def test_processes_train_the_epochs_that_were_found_since_they_began(tmp_path: P
     assert told_epochs(tmp_path, 1) == 777
     assert told_epochs(tmp_path, 2) == needed
     assert any(f"needs {needed} epochs and was told 777" in line for line in lines)
-    assert [(one.source, one.target) for one in found.journal.switches] == [(Choice(2, 32),) * 2]
-    assert found.journal.chosen == Choice(2, 32)
+    assert [(one.source, one.target) for one in found.journal.switches] == [
+        (Configuration(2, 32),) * 2
+    ]
+    assert found.journal.chosen == Configuration(2, 32)
     assert list(noted(tmp_path)) == list(range(1, len(noted(tmp_path)) + 1))
     # What the session before has cost is not known.
     assert found.continued and found.overhead is None and found.after is not None

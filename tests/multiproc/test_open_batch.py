@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from evenstride.core.events import EpochEnded, SetBatch
-from evenstride.report.run.story import Story
+from evenstride.core.control.events import EpochEnded, SetBatch
+from evenstride.report.analysis.run_timeline import RunTimeline
 from evenstride.testing import RankPool
 from evenstride.trace.codec import decode
-from evenstride.trace.course import read_course
+from evenstride.trace.decision_replay import replay
+from evenstride.trace.history import read_course
 from evenstride.trace.read import read_records
-from evenstride.trace.replay import replay
 from tests.multiproc.open_batches import (
     BOUNDS,
     SAMPLES,
@@ -107,7 +107,7 @@ def _check_trace(folder: Path, told: dict[str, Any]) -> None:
     passes = {one["step"]: one["global_batch"] for one in records if one["kind"] == "pass"}
     assert all(passes.get(step, batch) == batch for step, batch in told["batches"])
     assert set(read_course(folder).batches) == set(passes.values())
-    story = Story(folder)
+    story = RunTimeline(folder)
     story.read()
     assert [one.global_batch for one in story.generations] == [b for _, b in told["batches"]]
     assert not story.unread

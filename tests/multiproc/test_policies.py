@@ -5,18 +5,21 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from evenstride.core.events import Exchanged, FleetFormed, KeepShares, SetShares
+import pytest
+
+from evenstride.core.control.events import Exchanged, FleetFormed, KeepShares, SetShares
+from evenstride.errors import TraceError
 from evenstride.testing import RankPool
 from evenstride.trace.codec import decode
+from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_records
-from evenstride.trace.replay import replay
-from tests.multiproc.policies import trained
+from tests.multiproc.policies import TakeTurns, named_otherwise, trained, trained_by_objects
 
 EARLY = "the epoch of the data is not over"
 
 
 def test_dbs_decides_where_an_epoch_of_the_loader_ends(ranks: RankPool, tmp_path: Path) -> None:
-    epochs, steps = 6, 20
+    epochs, steps = 60, 20  # exchanges are rarer than epochs where steps are short
 
     ranks.run(trained, 2, tmp_path, epochs, steps, "dbs")
 
@@ -41,3 +44,28 @@ def test_dynamic_batching_opens_by_cores_on_cpus(ranks: RankPool, tmp_path: Path
     assert isinstance(formed, FleetFormed)
     assert all(worker.cores for worker in formed.workers)
     assert [worker.flops_per_s for worker in formed.workers] == [None, None]
+
+
+def test_policy_mode_and_sinks_may_be_objects(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(trained_by_objects, 2, tmp_path, 40)
+
+    records = list(read_records(tmp_path))
+    header = records[0]
+    assert header["policy"] == "tests.multiproc.policies.TakeTurns(low=4, opening_steps=0)"
+    assert header["sync"] == "local-sgd(every=2)"
+    told = [
+        decode(i) for one in records if one["kind"] == "instructions" for i in one["instructions"]
+    ]
+    splits = [one.shares for one in told if isinstance(one, SetShares)]
+    assert splits[:2] == [(4, 12), (12, 4)]
+    assert int((tmp_path / "notebook").read_text()) > 0
+    assert (tmp_path / "metrics.csv").stat().st_size > 0
+    assert replay(tmp_path, TakeTurns(low=4)).identical
+    with pytest.raises(TraceError, match=r"TakeTurns.*give it to replay\(run, policy=\.\.\.\)"):
+        replay(tmp_path)
+
+
+def test_ranks_with_other_settings_of_an_own_policy_are_refused(ranks: RankPool) -> None:
+    for refusal in ranks.run(named_otherwise, 2):
+        assert "TakeTurns(low=4" in refusal
+        assert "TakeTurns(low=5" in refusal

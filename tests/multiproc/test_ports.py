@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evenstride.lab.launch import Launch, run
+from evenstride.lab.processes.local_launch import Launch, run
 from evenstride.testing import run_ranks
 from tests.ending import TORCHRUN_S, end
 from tests.multiproc.listening_script import listening

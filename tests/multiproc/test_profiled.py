@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenstride.report.perfetto.exporting import export
+from evenstride.report.perfetto.chrome_trace import export
 from evenstride.testing import RankPool
 from evenstride.trace.read import read_records
 from tests.multiproc.profiled import MARK, TOLD, profiled
-from tests.unit.report.perfetto import Event, Events, read_events
+from tests.unit.report.perfetto.events import Event, Events, read_events
 
 OPENING = 4  # steps in which the ranks still meet
 UNTOLD = "came after the last exchange"  # as many steps as chance would have it

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from evenstride.cli.main import main
-from evenstride.planner.targets import reached
+from evenstride.planner.workload.target_runs import reached
 from evenstride.testing import RankPool
 from tests.multiproc.reaching import Run, to_loss
 

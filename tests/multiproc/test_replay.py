@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from evenstride.core.schedule import Schedule
+from evenstride.core.control.schedule import Schedule
 from evenstride.testing import RankPool
+from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_records
-from evenstride.trace.replay import replay
 from tests.multiproc.evaluating import traced
 
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from evenstride.errors import LaunchError
-from evenstride.lab.launch import meeting_alone
 from evenstride.lab.profiling import Measuring, profile
+from evenstride.runtime.launching.rank_environment import lone_rank
 from tests.files import contents
 from tests.multiproc import tried
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(300)  # most tests start three processes, one a
 
 def train(folder: Path | str, *arguments: str, **variables: str) -> str:
     """Train in one process of its own, as a user does; return what it said."""
-    with meeting_alone() as alone:
+    with lone_rank() as alone:
         done = subprocess.run(
             [sys.executable, SCRIPT, str(folder), *arguments],
             env={**os.environ, **alone, "PYTHONPATH": os.pathsep.join(sys.path), **variables},

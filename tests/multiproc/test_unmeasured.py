@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from evenstride.cli.dashboard import dashboard
-from evenstride.report.page.data import run_data
-from evenstride.report.page.page import page_of
-from evenstride.report.page.runs import read_run
-from evenstride.report.run.story import Story
-from evenstride.report.run.view import view_of
+from evenstride.cli.render.dashboard import dashboard
+from evenstride.report.analysis.live_view import view_of
+from evenstride.report.analysis.run_timeline import RunTimeline
+from evenstride.report.page.html_page import page_of
+from evenstride.report.page.page_json import run_data
+from evenstride.report.page.page_runs import read_run
 from evenstride.testing import RankPool
+from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_records
-from evenstride.trace.replay import replay
 from tests.multiproc.sharded import needs_shards_on_cpu, uncounted
 
 pytestmark = needs_shards_on_cpu
@@ -50,7 +50,7 @@ def test_shares_stay_and_no_time_is_told(
 
 def test_top_and_report_say_so(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(uncounted, 2, str(tmp_path), {})
-    story = Story(tmp_path)
+    story = RunTimeline(tmp_path)
     story.read()
     view = view_of(story, time.time())
     assert view is not None

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import evenstride
 from evenstride.testing import RankPool
 from tests.multiproc.training import FEATURES, rows
-from tests.unit.runtime.test_agreement import heard
+from tests.unit.runtime.coordination.test_agreement import heard
 
 
 def one_is_late(rank: int, late: int) -> tuple[int, list[str]]:

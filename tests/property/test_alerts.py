@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.episodes import WHILE_S, WHILE_STEPS, Episodes, Span
+from evenstride.core.diagnostics.debounce import WHILE_S, WHILE_STEPS, DebouncedStates, Span
+from evenstride.core.diagnostics.redundant_workers import best_s, unneeded
 from evenstride.core.fleet import Fleet, Worker
-from evenstride.core.places import best_s, unneeded
-from evenstride.core.timemodel import TimeModel
+from evenstride.core.time_model.step_times import TimeModel
 from tests.unit.sim.watched import watched, worker
 
 # After a slow-down: the while that it must last, what an exchange may come later than that, and
@@ -22,7 +22,6 @@ fleets = st.lists(
 )
 
 
-@settings(max_examples=12)
 @given(
     count=st.integers(1, 4),
     noise=st.floats(0, 0.2),
@@ -42,7 +41,6 @@ def test_noise_alone_names_nobody(
     assert not watched(workers, 800, batch=128 * count, seed=seed).found
 
 
-@settings(max_examples=20)
 @given(
     speed=st.floats(0.2, 0.6),
     at=st.integers(150, 400),
@@ -64,7 +62,6 @@ def test_a_slow_down_is_named_once_and_soon(
     assert alert.speed == pytest.approx(speed, rel=0.15)
 
 
-@settings(max_examples=8)
 @given(
     episodes=st.integers(1, 3),
     speed=st.floats(0.2, 0.6),
@@ -117,7 +114,7 @@ looks = st.lists(
 
 @given(looks)
 def test_episodes_are_those_of_a_plain_count(told: list[tuple[str, int, float]]) -> None:
-    episodes, step = Episodes.none(1), 0
+    episodes, step = DebouncedStates.none(1), 0
     is_open, steps, lasted_s = False, 0, 0.0
     for state, count, step_s in told:
         span = Span(np.array([float(count)]), np.array([count * step_s]), np.array([step]))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation import _fill_earliest, apportion, equal_finish
+from evenstride.core.allocation.min_max import _fill_earliest, apportion, equal_finish
+from evenstride.core.allocation.quantum import in_quanta
 from evenstride.core.fleet import IntArray
-from evenstride.core.quanta import in_quanta
-from evenstride.core.timemodel import TimeModel
+from evenstride.core.time_model.step_times import TimeModel
 from evenstride.errors import InfeasibleShares
 
 seconds = st.floats(0.0, 1.0)

@@ -5,13 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.batch import sizes
-from evenstride.core.control import advance
-from evenstride.core.events import EpochEnded, Event, Exchanged, FleetFormed, SetBatch, SetShares
+from evenstride.core.control.advance import advance
+from evenstride.core.control.batch_size import sizes
+from evenstride.core.control.events import (
+    EpochEnded,
+    Event,
+    Exchanged,
+    FleetFormed,
+    SetBatch,
+    SetShares,
+)
+from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
-from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.state import Control
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.trace.codec import decode, encode
 
 policies = st.sampled_from(["adaptive", "uniform", "dynamic-batching", "adaptive:allow_idle=1"])
@@ -39,7 +46,7 @@ def histories(draw: st.DrawFn) -> tuple[str, list[Event]]:
                 for k in range(count)
             ]
             step += 2
-            events.append(Exchanged(step, step, Measured.of(seen)))
+            events.append(Exchanged(step, step, Measurements.of(seen)))
         scales = sorted(draw(st.lists(ends, min_size=3, max_size=3)))
         known = draw(st.sampled_from(["none", "bound", "no upper end", "unbound"]))
         events.append(

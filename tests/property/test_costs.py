@@ -7,11 +7,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from evenstride.core.fleet import Shares
-from evenstride.core.partition import EpochCursor, cut_by_cost, micro_batches_by_cost
-from evenstride.runtime.costs import Costs
-from evenstride.runtime.fit import Fit
-from evenstride.runtime.gate import Gate
-from evenstride.runtime.sampler import Order, StepSampler
+from evenstride.core.sampling.partition import EpochCursor, cut_by_cost, micro_batches_by_cost
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
+from evenstride.runtime.loading.sample_costs import Costs
+from evenstride.runtime.loading.sampler import EpochOrder, StepSampler
 
 costs_of = st.lists(st.floats(0.01, 100.0) | st.just(1.0), min_size=1, max_size=60)
 
@@ -64,8 +64,10 @@ def test_micro_batches_keep_to_the_cost_and_are_as_few_as_that_allows(
 
 def _drawn(costs: list[int], shares: Shares, rank: int) -> list[list[int]]:
     """Return what a rank's sampler draws, step by step, in the data set's own order."""
-    order, known = Order(len(costs), 0, shuffle=False), Costs(costs, len(costs))
-    sampler = StepSampler(order, Gate(shares), rank, Fit(), seeded=False, costs=known)
+    order, known = EpochOrder(len(costs), 0, shuffle=False), Costs(costs, len(costs))
+    sampler = StepSampler(
+        order, DrawBarrier(shares), rank, MicroBatchLimits(), seeded=False, costs=known
+    )
     sampler.begin(0, EpochCursor(len(costs), sum(shares)), 0, None)
     return [np.array(keys).tolist() for keys in sampler]
 

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.dealing import Dealing
-from evenstride.core.partition import EpochCursor, step_shares
+from evenstride.core.sampling.partition import EpochCursor, step_shares
+from evenstride.core.sampling.shard_assignment import ShardAssignment
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any).map(tuple)
 LANES = st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple)
@@ -22,15 +22,17 @@ class Epoch:
     def __init__(self, data: Any, lengths: tuple[int, ...], batch: int) -> None:
         self._data, self.lengths = data, lengths
         self.cursor, self._step = EpochCursor(sum(lengths), batch), 0
-        self.dealing: Dealing | None = None
+        self.dealing: ShardAssignment | None = None
 
     def change(self, lanes: tuple[int, ...]) -> None:
         """Go on with other workers, from what a checkpoint holds."""
         before = self.dealing
-        fresh = Dealing.of(self.lengths, lanes, seed=3, epoch=1, shuffle=True)
+        fresh = ShardAssignment.of(self.lengths, lanes, seed=3, epoch=1, shuffle=True)
         self.dealing = fresh if before is None else fresh.restored(before.save())
 
-    def steps(self, most: int) -> Iterator[tuple[Dealing, dict[tuple[int, int], list[int]]]]:
+    def steps(
+        self, most: int
+    ) -> Iterator[tuple[ShardAssignment, dict[tuple[int, int], list[int]]]]:
         """Yield what was left before each step, and what each lane trains in it."""
         while most and not self.cursor.done:
             before = self.dealing
@@ -99,7 +101,7 @@ def test_a_lane_reads_shard_after_shard_while_there_are_new_ones(
 def test_the_order_of_the_shards_is_the_epochs() -> None:
     lengths, orders = (1,) * 40, []
     for epoch in (0, 1):
-        dealing = Dealing.of(lengths, (1,), seed=7, epoch=epoch, shuffle=True)
+        dealing = ShardAssignment.of(lengths, (1,), seed=7, epoch=epoch, shuffle=True)
         orders.append(dealing.step(0, (40,), worker=0)[1].tolist())
 
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(40))
@@ -107,7 +109,7 @@ def test_the_order_of_the_shards_is_the_epochs() -> None:
 
 
 def test_the_last_shard_is_shared_by_all() -> None:
-    dealing, taken = Dealing.of((90,), (1, 1, 1), seed=0, epoch=0, shuffle=False), []
+    dealing, taken = ShardAssignment.of((90,), (1, 1, 1), seed=0, epoch=0, shuffle=False), []
     for step in range(10):
         taken.append([dealing.step(step, (3, 3, 3), worker)[1].tolist() for worker in range(3)])
         dealing, _ = dealing.step(step, (3, 3, 3), worker=0)

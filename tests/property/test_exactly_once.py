@@ -11,15 +11,16 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.core.fleet import Shares
-from evenstride.runtime.fit import Fit
-from evenstride.runtime.gate import Gate
-from evenstride.runtime.progress import Progress
-from evenstride.runtime.sampler import Draw, Order, StepSampler
-from evenstride.runtime.seeding import Keys
+from evenstride.core.sampling.draw import Draw
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
+from evenstride.runtime.loading.position import CommittedPosition
+from evenstride.runtime.loading.sampler import EpochOrder, StepSampler
+from evenstride.runtime.loading.seeding import Keys
 
 BATCH = 12
 
@@ -28,8 +29,8 @@ BATCH = 12
 class Rank:
     """One rank's real gate, sampler and position, and a loader that prefetches."""
 
-    gate: Gate
-    progress: Progress
+    gate: DrawBarrier
+    progress: CommittedPosition
     sampler: StepSampler
     prefetch: int
     source: Iterator[Keys] = field(default_factory=lambda: iter(()))
@@ -67,12 +68,18 @@ class Job:
         shares = tuple(BATCH // workers + (k < BATCH % workers) for k in range(workers))
         ranks = []
         for rank in range(workers):
-            gate, progress = Gate(shares), Progress(0, BATCH)
+            gate, progress = DrawBarrier(shares), CommittedPosition(0, BATCH)
             if saved is not None:
                 progress.load(saved)  # type: ignore[arg-type]
-            order = Order(length, 0)
+            order = EpochOrder(length, 0)
             progress.attach(order)
-            fits = [Fit(), Fit(3), Fit(5, guarded=True), Fit(9, learned=2), Fit(guarded=True)]
+            fits = [
+                MicroBatchLimits(),
+                MicroBatchLimits(3),
+                MicroBatchLimits(5, guarded=True),
+                MicroBatchLimits(9, learned=2),
+                MicroBatchLimits(guarded=True),
+            ]
             fit = fits[(rank + prefetch[rank]) % len(fits)]
             ranks.append(Rank(gate, progress, StepSampler(order, gate, rank, fit), prefetch[rank]))
         job = cls(length, ranks)
@@ -137,7 +144,6 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=1500)
 @given(
     length=st.integers(1, 130),
     workers=st.integers(1, 4),
@@ -171,7 +177,6 @@ def test_every_epoch_is_each_sample_once_through_any_history(
     assert len(trained) == length * progress.epoch + progress.position
 
 
-@settings(max_examples=300)
 @given(
     length=st.integers(1, 130),
     one=st.tuples(st.integers(1, 4), st.lists(st.integers(0, 9), min_size=1, max_size=4)),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from evenstride.core.handout import Handout, Piece
+from evenstride.core.sampling.work_queue import Piece, WorkQueue
 from evenstride.errors import ConfigError
 
 WORKERS = st.integers(0, 4)
@@ -25,7 +25,7 @@ class Epoch(RuleBasedStateMachine):
 
     @initialize(end=st.integers(0, 60), workers=st.integers(1, 5))
     def begin(self, end: int, workers: int) -> None:
-        self.handout = Handout.of(end, workers)
+        self.handout = WorkQueue.of(end, workers)
         self.hands: list[list[list[int]]] = [[] for _ in range(workers)]
         self.returned = set[int]()
         self.trained = list[int]()
@@ -65,7 +65,7 @@ class Epoch(RuleBasedStateMachine):
     @rule(workers=st.integers(1, 5))
     def restart(self, workers: int) -> None:
         saved = json.loads(json.dumps(self.handout.save()))
-        self.handout = Handout.of(self.handout.end, workers).restored(saved)
+        self.handout = WorkQueue.of(self.handout.end, workers).restored(saved)
         self.returned.update(*(piece for hand in self.hands for piece in hand))
         self.hands = [[] for _ in range(workers)]
 
@@ -105,7 +105,7 @@ TestEpoch = Epoch.TestCase
 
 @given(st.integers(1, 10**12), st.integers(1, 10**12))
 def test_nothing_depends_on_how_many_samples_there_are(end: int, samples: int) -> None:
-    handout, piece = Handout.of(end, 1).give(0, samples)
+    handout, piece = WorkQueue.of(end, 1).give(0, samples)
 
     assert piece == (range(min(end, samples)),)
     assert handout.save() == {"begun": len(piece[0]), "returned": [[0, len(piece[0])]]}
@@ -113,14 +113,14 @@ def test_nothing_depends_on_how_many_samples_there_are(end: int, samples: int) -
 
 
 def test_an_epoch_of_nothing_is_over() -> None:
-    handout = Handout.of(0, 1)
+    handout = WorkQueue.of(0, 1)
 
     assert handout.done
     assert handout.give(0, 5) == (handout, ())
 
 
 def test_a_piece_may_be_of_several_stretches_and_is_trained_as_one() -> None:
-    handout = Handout.of(20, 3)
+    handout = WorkQueue.of(20, 3)
     for worker in (0, 1, 2):
         handout, _ = handout.give(worker, 4)
     handout, piece = handout.lost(0).lost(2).give(1, 10)
@@ -132,7 +132,7 @@ def test_a_piece_may_be_of_several_stretches_and_is_trained_as_one() -> None:
 
 
 def test_pieces_of_the_lost_come_back_as_few_stretches() -> None:
-    handout = Handout.of(100, 2)
+    handout = WorkQueue.of(100, 2)
     for worker in (0, 1) * 10:
         handout, _ = handout.give(worker, 3)
 
@@ -141,17 +141,17 @@ def test_pieces_of_the_lost_come_back_as_few_stretches() -> None:
 
 
 def test_a_handout_does_not_change() -> None:
-    before = Handout.of(10, 2)
+    before = WorkQueue.of(10, 2)
     after, _ = before.give(1, 3)
 
-    assert before == Handout.of(10, 2)
+    assert before == WorkQueue.of(10, 2)
     assert after.lost(1) != after
     assert after.left == 7
 
 
 @pytest.mark.parametrize("worker", [-1, 2])
 def test_a_worker_there_is_not_is_refused(worker: int) -> None:
-    handout = Handout.of(10, 2)
+    handout = WorkQueue.of(10, 2)
 
     for call in (lambda: handout.give(worker, 1), lambda: handout.trained(worker)):
         with pytest.raises(ValueError, match=f"no worker {worker}: there are 2, counted from 0"):
@@ -162,11 +162,11 @@ def test_a_worker_there_is_not_is_refused(worker: int) -> None:
 
 def test_counts_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="-1 positions for 2 workers: at least 0 for at least 1"):
-        Handout.of(-1, 2)
+        WorkQueue.of(-1, 2)
     with pytest.raises(ValueError, match="10 positions for 0 workers"):
-        Handout.of(10, 0)
+        WorkQueue.of(10, 0)
     with pytest.raises(ValueError, match="-1 samples for worker 0: at least 0"):
-        Handout.of(10, 1).give(0, -1)
+        WorkQueue.of(10, 1).give(0, -1)
 
 
 @pytest.mark.parametrize(
@@ -184,12 +184,12 @@ def test_counts_that_cannot_be_are_refused() -> None:
 )
 def test_what_was_saved_of_another_epoch_is_refused(begun: int, returned: list[list[int]]) -> None:
     with pytest.raises(ConfigError, match=f"had given {begun} positions.* at most the 10 of this"):
-        Handout.of(10, 2).restored({"begun": begun, "returned": returned})
+        WorkQueue.of(10, 2).restored({"begun": begun, "returned": returned})
 
 
 def test_a_saved_epoch_may_be_over() -> None:
-    handout, _ = Handout.of(10, 2).give(0, 10)
-    over = Handout.of(10, 3).restored(handout.trained(0).save())
+    handout, _ = WorkQueue.of(10, 2).give(0, 10)
+    over = WorkQueue.of(10, 3).restored(handout.trained(0).save())
 
     assert over.done
     assert over.give(2, 5) == (over, ())

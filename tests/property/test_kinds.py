@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from evenstride.core.curves import Curves
 from evenstride.core.fleet import FloatArray, IntArray
-from evenstride.core.kinds import kinds_of
+from evenstride.core.time_model.clustering import kinds_of
+from evenstride.core.time_model.curve_estimates import CurveEstimates
 
 
-def _curves(time_s: FloatArray, std: FloatArray | float, fixed_part: float = 0.3) -> Curves:
+def _curves(time_s: FloatArray, std: FloatArray | float, fixed_part: float = 0.3) -> CurveEstimates:
     """Return curves with these times at a share of 64, known to a part of them."""
-    curves = Curves.certain(fixed_part * time_s, (1 - fixed_part) * time_s / 64)
+    curves = CurveEstimates.certain(fixed_part * time_s, (1 - fixed_part) * time_s / 64)
     return curves.times(1.0, np.broadcast_to(np.square(std), time_s.shape))
 
 
@@ -100,9 +100,11 @@ def test_workers_are_told_apart_where_they_were_measured() -> None:
 
 def test_curves_that_cross_are_told_apart_where_they_part() -> None:
     """At the middle of their shares, which is where they are known best, these are the same."""
-    steep = Curves.certain(np.zeros(3), np.full(3, 1e-3))
-    flat = Curves.certain(np.full(3, 0.03), np.full(3, 0.25e-3))
-    curves = Curves(np.concatenate([steep.rows, flat.rows], axis=1)).times(1.0, np.full(6, 1e-4))
+    steep = CurveEstimates.certain(np.zeros(3), np.full(3, 1e-3))
+    flat = CurveEstimates.certain(np.full(3, 0.03), np.full(3, 0.25e-3))
+    curves = CurveEstimates(np.concatenate([steep.rows, flat.rows], axis=1)).times(
+        1.0, np.full(6, 1e-4)
+    )
     curves = curves.bent(np.full(6, 40), np.full(6, 0.01))
     kinds = kinds_of(curves, np.array([8, 40, 72, 8, 40, 72]))
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.membership import (
+from evenstride.core.membership.member_table import (
     TABLE,
-    Change,
     Happening,
     Member,
     Membership,
-    Standing,
+    MembershipEvent,
+    MemberState,
 )
 from evenstride.errors import ConfigError
 
@@ -20,7 +20,7 @@ NAMES = ("a/0", "a/1", "b/2", "c/3")
 HAPPENINGS = st.builds(
     Happening,
     st.sampled_from(NAMES),
-    st.sampled_from(Change),
+    st.sampled_from(MembershipEvent),
     st.none() | st.floats(0, 1000),
     st.sampled_from(["", "the cloud said so"]),
     st.booleans(),
@@ -77,26 +77,26 @@ def test_who_serves_is_ready_and_is_leaving_only_if_all_are(happenings: list[Hap
     all_of_them = {member.standing for member in membership.members}
 
     assert len(set(standings)) <= 1
-    if Standing.SERVING in all_of_them:
-        assert set(standings) == {Standing.SERVING}
-    elif Standing.LEAVING in all_of_them:
-        assert set(standings) == {Standing.LEAVING}
+    if MemberState.SERVING in all_of_them:
+        assert set(standings) == {MemberState.SERVING}
+    elif MemberState.LEAVING in all_of_them:
+        assert set(standings) == {MemberState.LEAVING}
     else:
         assert not standings
 
 
 def test_a_notice_that_is_withdrawn_leaves_things_as_they_were() -> None:
-    joining, _ = FORMED.after(Happening("c/3", Change.JOIN))
+    joining, _ = FORMED.after(Happening("c/3", MembershipEvent.JOIN))
     for worker in ("a/1", "c/3"):
-        noticed, told = joining.after(Happening(worker, Change.NOTICE, 120.0, "spot"))
-        again, _ = noticed.after(Happening(worker, Change.WITHDRAWN))
+        noticed, told = joining.after(Happening(worker, MembershipEvent.NOTICE, 120.0, "spot"))
+        again, _ = noticed.after(Happening(worker, MembershipEvent.WITHDRAWN))
         assert noticed != joining
         assert again == joining
         assert told.reason == f"{worker} is to leave in 120 s (spot)"
 
 
 def test_a_refusal_says_what_is_possible() -> None:
-    _, refused = FORMED.after(Happening("a/0", Change.WITHDRAWN))
+    _, refused = FORMED.after(Happening("a/0", MembershipEvent.WITHDRAWN))
     assert refused.refused
     assert refused.reason == (
         "a/0 cannot stay after all, as it is serving; possible now: notice, leave, lost"
@@ -107,11 +107,11 @@ def test_members_have_names_of_their_own() -> None:
     with pytest.raises(ConfigError, match="two workers are called a/0"):
         Membership.formed(0, ("a/0", "a/0"))
     with pytest.raises(ConfigError, match="who is gone is no member"):
-        Membership(0, (Member("a/0", Standing.GONE),))
+        Membership(0, (Member("a/0", MemberState.GONE),))
 
 
 def test_every_standing_can_be_lost_or_left_but_the_last() -> None:
-    for standing in set(Standing) - {Standing.GONE}:
-        assert TABLE[standing, Change.LOST] is Standing.GONE
-        assert TABLE[standing, Change.LEAVE] is Standing.GONE
-    assert [change for at, change in TABLE if at is Standing.GONE] == [Change.JOIN]
+    for standing in set(MemberState) - {MemberState.GONE}:
+        assert TABLE[standing, MembershipEvent.LOST] is MemberState.GONE
+        assert TABLE[standing, MembershipEvent.LEAVE] is MemberState.GONE
+    assert [change for at, change in TABLE if at is MemberState.GONE] == [MembershipEvent.JOIN]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.planner.choosing import Objective
-from evenstride.planner.foreseen import Choice, Job
-from evenstride.planner.online import Standing, choices, decide
-from evenstride.planner.workload import Noise
+from evenstride.planner.search.objective import Objective
+from evenstride.planner.tuning.online_forecast import Configuration, TrainingJob
+from evenstride.planner.tuning.online_policy import OnlineStanding, choices, decide
+from evenstride.planner.workload.workload_profile import Noise
 from tests.unit.planner.searching import Truth
 
 speeds = st.lists(st.floats(1e-5, 1e-3), min_size=4, max_size=4)
@@ -38,13 +38,13 @@ def test_a_switch_is_foreseen_to_bring_more_than_it_costs(
     epochs: float,
     objective: Objective,
     switch_s: float,
-    present: Choice,
+    present: Configuration,
 ) -> None:
     seen = [choice for choice in (min(POSSIBLE), max(POSSIBLE)) if choice != present]
     probes = [truth.probe(choice) for choice in (*seen, present)]
-    job = Job(60_000, epochs, 64, truth.gradient_bytes, objective, 1.0, noise, len(BATCHES))
+    job = TrainingJob(60_000, epochs, 64, truth.gradient_bytes, objective, 1.0, noise, len(BATCHES))
 
-    decision = decide(job, POSSIBLE, probes, Standing(present, {}, switch_s, 2))
+    decision = decide(job, POSSIBLE, probes, OnlineStanding(present, {}, switch_s, 2))
 
     found = {one.choice: one for one in decision.foreseen}
     if decision.to is None or decision.probe:
@@ -61,9 +61,9 @@ def test_a_switch_is_foreseen_to_bring_more_than_it_costs(
 def test_nothing_is_tried_that_could_not_pay(truth: Truth, epochs: float, switch_s: float) -> None:
     first, far = min(POSSIBLE), max(POSSIBLE)
     probe = truth.probe(first)
-    job = Job(60_000, epochs, 64, truth.gradient_bytes, batches=len(BATCHES))
+    job = TrainingJob(60_000, epochs, 64, truth.gradient_bytes, batches=len(BATCHES))
 
-    decision = decide(job, POSSIBLE, [probe], Standing(first, {}, switch_s))
+    decision = decide(job, POSSIBLE, [probe], OnlineStanding(first, {}, switch_s))
 
     left_s = epochs * 60_000 / 64 * probe.step_s
     if decision.to is not None:

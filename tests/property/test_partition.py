@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.partition import (
+from evenstride.core.sampling.partition import (
     EpochCursor,
     cut,
     even_windows,

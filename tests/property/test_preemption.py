@@ -6,14 +6,12 @@ from dataclasses import replace
 from math import exp, inf, isclose
 
 import numpy as np
+from benchmarks.spot_replay import SpotJob, Way, replay
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import lambertw
 
-from evenstride.core.bathtub import Bathtub
-from evenstride.core.lifetimes import DAY_S, Exponential, Lifetime, TwoRates
-from evenstride.core.preemption import Lives, fit_exponential, kaplan_meier, log_likelihood
-from evenstride.core.saving import (
+from evenstride.core.reliability.checkpoint_interval import (
     Observed,
     Saving,
     daly_s,
@@ -21,8 +19,14 @@ from evenstride.core.saving import (
     expected_losses,
     next_save_in_s,
 )
-from evenstride.sim.spot import SpotTrace, machines
-from evenstride.sim.spot_run import Job, Way, replay
+from evenstride.core.reliability.lifetimes import DAY_S, Bathtub, Exponential, Lifetime, TwoRates
+from evenstride.core.reliability.survival_fit import (
+    Lives,
+    fit_exponential,
+    kaplan_meier,
+    log_likelihood,
+)
+from evenstride.sim.scenario.spot_traces import SpotTrace, machines
 
 times_s = st.floats(60.0, 1e6)
 parts = st.floats(0.01, 0.99)
@@ -170,7 +174,7 @@ ways = st.builds(
     st.none() | st.floats(1.0, 500.0) | st.just(Saving(Exponential(1000.0))),
 )
 jobs = st.builds(
-    Job,
+    SpotJob,
     samples=st.integers(1, 5000),
     global_batch=st.integers(1, 50),
     fixed_s=st.just((0.1, 0.0, 0.3)),
@@ -184,7 +188,7 @@ jobs = st.builds(
 
 @given(up, st.sampled_from([7.0, 60.0, 195.0]), jobs, ways, st.integers(1, 3))
 def test_whatever_is_lost_every_sample_is_trained_once(
-    counts: list[int], gap_s: float, job: Job, way: Way, size: int
+    counts: list[int], gap_s: float, job: SpotJob, way: Way, size: int
 ) -> None:
     recorded = machines([SpotTrace("made/up", gap_s, np.array(counts))])
     job = replace(job, size=min(size, max(counts)))

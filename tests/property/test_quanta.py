@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation import apportion, equal_finish
+from evenstride.core.allocation.min_max import apportion, equal_finish
+from evenstride.core.allocation.quantum import in_quanta, spans
 from evenstride.core.fleet import IntArray
-from evenstride.core.quanta import in_quanta, spans
-from evenstride.core.timemodel import TimeModel
+from evenstride.core.time_model.step_times import TimeModel
 from evenstride.errors import InfeasibleShares
 
 Rows = list[tuple[float, float, float, int, int, int]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.schedule import Schedule
+from evenstride.core.control.schedule import Schedule
 
 decisions = st.lists(
     st.tuples(st.integers(0, 5), st.tuples(st.integers(0, 9), st.integers(0, 9))), max_size=20

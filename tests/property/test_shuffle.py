@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.shuffle import MAX_LENGTH, ROUNDS, SORTED_LENGTH, Shuffle
+from evenstride.core.sampling.permutation import MAX_LENGTH, ROUNDS, SORTED_LENGTH, Permutation
 
 LIMIT = 2**64
 GOLDEN = 0x9E3779B97F4A7C15
@@ -61,16 +61,16 @@ def min_by_rank(bits: list[int], rank: int) -> int:
 
 
 @st.composite
-def shuffles_and_numbers(draw: st.DrawFn) -> tuple[Shuffle, list[int]]:
+def shuffles_and_numbers(draw: st.DrawFn) -> tuple[Permutation, list[int]]:
     """Draw an order and some of its positions, in any order and some of them repeated."""
     length = draw(st.one_of(short, long))
-    shuffle = Shuffle(length, draw(seeds), draw(epochs))
+    shuffle = Permutation(length, draw(seeds), draw(epochs))
     return shuffle, draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=40))
 
 
 @given(length=short, seed=seeds, epoch=epochs)
 def test_every_sample_comes_exactly_once(length: int, seed: int, epoch: int) -> None:
-    whole = Shuffle(length, seed, epoch).at(np.arange(length))
+    whole = Permutation(length, seed, epoch).at(np.arange(length))
 
     assert whole.dtype == np.int64
     np.testing.assert_array_equal(np.sort(whole), np.arange(length))
@@ -78,7 +78,7 @@ def test_every_sample_comes_exactly_once(length: int, seed: int, epoch: int) -> 
 
 @given(length=short, seed=seeds, epoch=epochs)
 def test_the_inverse_of_a_whole_order_is_its_positions(length: int, seed: int, epoch: int) -> None:
-    shuffle = Shuffle(length, seed, epoch)
+    shuffle = Permutation(length, seed, epoch)
 
     np.testing.assert_array_equal(shuffle.position_of(shuffle.at(np.arange(length))), range(length))
     np.testing.assert_array_equal(shuffle.at(shuffle.position_of(np.arange(length))), range(length))
@@ -88,7 +88,7 @@ def test_the_inverse_of_a_whole_order_is_its_positions(length: int, seed: int, e
 def test_what_is_read_at_some_positions_stands_there_in_the_whole_order(
     data: st.DataObject, length: int, seed: int
 ) -> None:
-    shuffle = Shuffle(length, seed, 3)
+    shuffle = Permutation(length, seed, 3)
     some = np.array(data.draw(st.lists(st.integers(0, length - 1), max_size=60)), dtype=np.int64)
 
     np.testing.assert_array_equal(shuffle.at(some), shuffle.at(np.arange(length))[some])
@@ -96,7 +96,7 @@ def test_what_is_read_at_some_positions_stands_there_in_the_whole_order(
 
 @given(asked=shuffles_and_numbers())
 def test_numbers_of_any_length_stay_in_range_and_lead_back(
-    asked: tuple[Shuffle, list[int]],
+    asked: tuple[Permutation, list[int]],
 ) -> None:
     shuffle, numbers = asked
     row = np.array(numbers, dtype=np.int64)
@@ -114,7 +114,7 @@ def test_numbers_of_any_length_stay_in_range_and_lead_back(
 
 @given(asked=shuffles_and_numbers())
 def test_the_numbers_are_those_of_plain_integer_arithmetic(
-    asked: tuple[Shuffle, list[int]],
+    asked: tuple[Permutation, list[int]],
 ) -> None:
     shuffle, numbers = asked
 
@@ -126,7 +126,7 @@ def test_the_numbers_are_those_of_plain_integer_arithmetic(
 
 @given(length=st.one_of(st.integers(SORTED_LENGTH + 1, 2**20), long))
 def test_the_network_is_hardly_larger_than_the_range(length: int) -> None:
-    high, low = Shuffle(length, 0, 0).sides
+    high, low = Permutation(length, 0, 0).sides
 
     assert high % 2 == 0
     assert abs(high - low) <= 3

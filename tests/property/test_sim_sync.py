@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.sync import StaleSynchronous, sync_from_spec
-from evenstride.sim.outcome import Applied, Begun, Entry, Gone
-from evenstride.sim.rounds import epochs_of
-from evenstride.sim.run import Simulation
-from evenstride.sim.scenario import Scenario
-from evenstride.sim.sync import simulate_sync
-from evenstride.sim.timeline import Timeline
+from evenstride.core.sync_modes.mode_specs import StaleSynchronous, sync_from_spec
+from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.engine.mode_runs import simulate_sync
+from evenstride.sim.engine.synchronous import epochs_of
+from evenstride.sim.scenario.scenario_model import Scenario
+from evenstride.sim.scenario.timeline import Timeline
+from evenstride.sim.scoring.mode_result import Applied, Begun, Entry, Gone
 from tests.unit.sim.clusters import groups, scenario, scenarios, speed_events
 
 POLICIES = st.sampled_from(["uniform", "adaptive", "dynamic-batching", "lb-bsp-gpu", "dbs"])
@@ -69,7 +69,6 @@ def lossy(draw: st.DrawFn) -> Scenario:
     )
 
 
-@settings(max_examples=60)
 @given(lossy(), MODES, POLICIES)
 def test_every_sample_is_trained_once_in_its_epoch_whoever_is_lost(
     made: Scenario, mode: str, policy: str
@@ -88,7 +87,6 @@ def test_every_sample_is_trained_once_in_its_epoch_whoever_is_lost(
     assert sum(worker.samples for worker in outcome.workers) == outcome.samples
 
 
-@settings(max_examples=60)
 @given(lossy(), MODES, POLICIES)
 def test_the_same_seed_gives_the_same_run_in_every_mode(
     made: Scenario, mode: str, policy: str
@@ -103,7 +101,6 @@ def test_the_same_seed_gives_the_same_run_in_every_mode(
     assert records[0] == records[1]
 
 
-@settings(max_examples=60)
 @given(lossy(), st.integers(0, 3), POLICIES)
 def test_nobody_begins_further_ahead_of_the_slowest_than_the_bound(
     made: Scenario, bound: int, policy: str
@@ -130,7 +127,6 @@ def test_nobody_begins_further_ahead_of_the_slowest_than_the_bound(
     assert outcome.staleness.maximum <= (made.size - 1) * (2 * bound + 1)
 
 
-@settings(max_examples=40)
 @given(scenarios(), POLICIES)
 def test_bsp_is_the_simulator_of_steps(made: Scenario, policy: str) -> None:
     record = list[Entry]()
@@ -148,7 +144,6 @@ def test_bsp_is_the_simulator_of_steps(made: Scenario, policy: str) -> None:
     np.testing.assert_array_equal(shares, [track.splits[index] for index in track.shares])
 
 
-@settings(max_examples=40)
 @given(scenarios(), POLICIES)
 def test_an_average_after_every_step_takes_the_time_of_bsp(made: Scenario, policy: str) -> None:
     bsp, always, later = (
@@ -161,7 +156,6 @@ def test_an_average_after_every_step_takes_the_time_of_bsp(made: Scenario, polic
     assert always.workers == bsp.workers
 
 
-@settings(max_examples=40)
 @given(scenarios())
 def test_who_meets_less_often_is_never_later(made: Scenario) -> None:
     """With the same shares and the same noise; adaptive ones depend on what was waited."""
@@ -190,7 +184,6 @@ def test_one_worker_alone_is_never_stale_and_takes_the_time_of_one_process(
         assert alone.staleness.maximum == 0
 
 
-@settings(max_examples=30)
 @given(lossy(), POLICIES)
 def test_a_bound_that_nobody_reaches_changes_nothing(made: Scenario, policy: str) -> None:
     free, bounded = (

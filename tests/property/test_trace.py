@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.control import advance
-from evenstride.core.events import Event, Exchanged, FleetFormed
+from evenstride.core.control.advance import advance
+from evenstride.core.control.events import Event, Exchanged, FleetFormed
+from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
-from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.state import Control
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import TraceError
 from evenstride.trace.codec import decode, dumps, encode
+from evenstride.trace.decision_replay import replay
 from evenstride.trace.follow import LineTail
 from evenstride.trace.read import read_records
-from evenstride.trace.replay import replay
 from evenstride.trace.write import TraceWriter
 
 seconds = st.floats(1e-4, 10.0)
@@ -46,7 +46,7 @@ def _events(history: list[tuple[Observation, ...]]) -> list[Event]:
     formed = FleetFormed(0, 0, 60, workers)
     return [
         formed,
-        *(Exchanged(2 * n, 2 * n + 1, Measured.of(seen)) for n, seen in enumerate(history, 1)),
+        *(Exchanged(2 * n, 2 * n + 1, Measurements.of(seen)) for n, seen in enumerate(history, 1)),
     ]
 
 

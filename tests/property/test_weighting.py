@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.weighting import loss_factor
+from evenstride.core.gradients.weighting import loss_factor
 
 micro = st.lists(st.tuples(st.integers(0, 50), st.floats(-10, 10)), min_size=1, max_size=4)
 

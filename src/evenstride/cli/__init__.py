@@ -1,1 +1,5 @@
-"""The command line: parse, call, print. Nothing here imports torch before it is needed."""
+"""The command line: parse, call, print. Start with `main`.
+
+`commands` has one module per command, `render` draws on terminals, and the other modules here are
+what commands share. Any package may be imported, but torch only when a command needs it.
+"""

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from evenstride.cli.saying import say
-from evenstride.cli.suites import print_table
-from evenstride.cli.verdict import end_with
+from evenstride.cli.exit_codes import end_with
+from evenstride.cli.render.terminal_text import say
+from evenstride.cli.suite_request import print_table
 
 if TYPE_CHECKING:
-    from evenstride.lab.modes import ModesComparison
-    from evenstride.lab.rates import Rates
-    from evenstride.lab.session import LabPlan
-    from evenstride.report.tables import Table
+    from evenstride.lab.comparison.lab_session import LabPlan
+    from evenstride.lab.comparison.mode_comparison import ModesComparison
+    from evenstride.lab.comparison.run_rates import Rates
+    from evenstride.report.text_tables import Table
 
 _EQUAL = "uniform"
 _HEADINGS = (
@@ -30,11 +30,11 @@ def compare_modes(plan: LabPlan, as_json: bool) -> None:
     Raises:
         EvenstrideError: it cannot be, or failed.
     """
-    from evenstride.cli.board import Board
-    from evenstride.lab.modes import run_modes
-    from evenstride.lab.session import Viewer
+    from evenstride.cli.render.live_table import LiveTable
+    from evenstride.lab.comparison.lab_session import Viewer
+    from evenstride.lab.comparison.mode_comparison import run_modes
 
-    with Board(plan.speeds) as board:
+    with LiveTable(plan.speeds) as board:
         outcome = run_modes(plan, Viewer(board.say, board.follow, lambda _: board.refresh()))
     if as_json:
         typer.echo(json.dumps(outcome.to_dict()))
@@ -47,7 +47,7 @@ def compare_modes(plan: LabPlan, as_json: bool) -> None:
 
 
 def _tell(outcome: ModesComparison) -> None:
-    from evenstride.cli.lab import cluster_line
+    from evenstride.cli.commands.lab import cluster_line
 
     say(f"\n{cluster_line(outcome)}\n")
     print_table(modes_table(outcome.by_arm()))
@@ -60,7 +60,7 @@ def modes_table(arms: dict[tuple[str, str], list[Rates]]) -> Table:
     Args:
         arms: the runs of each mode and policy.
     """
-    from evenstride.report.tables import Table
+    from evenstride.report.text_tables import Table
 
     equal = {sync: _rate(runs) for (sync, policy), runs in arms.items() if policy == _EQUAL}
     lines = (_line(sync, policy, runs, equal.get(sync)) for (sync, policy), runs in arms.items())
@@ -68,8 +68,8 @@ def modes_table(arms: dict[tuple[str, str], list[Rates]]) -> Table:
 
 
 def _line(sync: str, policy: str, runs: list[Rates], equal: float | None) -> tuple[str, ...]:
-    from evenstride.report.synced import mean_edge
-    from evenstride.report.tables import NOTHING
+    from evenstride.report.mode_table import mean_edge
+    from evenstride.report.text_tables import NOTHING
 
     periods = [[one.period_s for one in run.workers if one.updates] for run in runs]
     stale = [run.staleness for run in runs if run.staleness is not None]

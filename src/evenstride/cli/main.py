@@ -12,19 +12,19 @@ from typing import Annotated
 import typer
 
 from evenstride._version import __version__
-from evenstride.cli.compare import compare
-from evenstride.cli.demo import demo
-from evenstride.cli.doctor import doctor
-from evenstride.cli.estimate import estimate
-from evenstride.cli.lab import lab
-from evenstride.cli.launch import launch
-from evenstride.cli.plan import plan
-from evenstride.cli.profile import profile
-from evenstride.cli.report import report
-from evenstride.cli.saying import say
-from evenstride.cli.simulate import simulate
-from evenstride.cli.top import top
-from evenstride.cli.trace import trace
+from evenstride.cli.commands.compare import compare
+from evenstride.cli.commands.demo import demo
+from evenstride.cli.commands.doctor import doctor
+from evenstride.cli.commands.estimate import estimate
+from evenstride.cli.commands.lab import lab
+from evenstride.cli.commands.launch import launch
+from evenstride.cli.commands.plan import plan
+from evenstride.cli.commands.profile import profile
+from evenstride.cli.commands.report import report
+from evenstride.cli.commands.simulate import simulate
+from evenstride.cli.commands.top import top
+from evenstride.cli.commands.trace import trace
+from evenstride.cli.render.terminal_text import say
 from evenstride.errors import EvenstrideError
 
 USAGE_ERROR = 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from evenstride.core.estimation import Estimate
 from evenstride.core.fleet import Fleet, Shares
-from evenstride.core.observation import Measured
+from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.observation import Measurements
 
 StateT = TypeVar("StateT")
 
@@ -53,7 +53,7 @@ class Situation:
     fleet: Fleet
     shares: Shares
     step: int
-    observations: Measured
+    observations: Measurements
     estimate: Estimate
     communication_s: float = 0.0
     epoch: int | None = None
@@ -72,9 +72,18 @@ class Policy(Protocol[StateT]):
         ...
 
     def init(self, fleet: Fleet) -> tuple[StateT, Move]:
-        """Return the state and the opening split for a fleet seen for the first time."""
+        """Return the state and the opening split for a fleet seen for the first time.
+
+        Args:
+            fleet: The workers and the bounds of their shares.
+        """
         ...
 
     def decide(self, state: StateT, situation: Situation) -> tuple[StateT, Decision]:
-        """Return the next state and what to do."""
+        """Return the next state and what to do.
+
+        Args:
+            state: What `init` or the latest `decide` returned.
+            situation: What has been measured, and the shares in force.
+        """
         ...

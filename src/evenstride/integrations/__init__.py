@@ -1,1 +1,4 @@
-"""Adapters to other libraries; each is imported by itself, and none imports another."""
+"""Adapters to other libraries. Import the one you need; none imports another.
+
+Start with `lightning`; `torchft` is a package of its own, for live mode.
+"""

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.evaluation import EvalLoader
+from evenstride.runtime.loading.evaluation import EvalLoader
 from evenstride.runtime.stride import Stride
 
 __all__ = ["TrainerLoader"]

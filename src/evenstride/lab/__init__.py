@@ -1,1 +1,4 @@
-"""Workers of chosen speed on this machine, for real: CPU limits, calibration, comparison."""
+"""Workers of chosen speed on this machine, for real: CPU limits, calibration, comparison.
+
+Start with `comparison.policy_runs`. May import every package except `cli` and `testing`.
+"""

@@ -8,15 +8,23 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from evenstride.errors import ConfigError, LaunchError, TraceError
-from evenstride.lab.launch import end_all, last_words, meeting_alone, started
-from evenstride.lab.trials import Trials
-from evenstride.planner.evidence import curve_points, facts
-from evenstride.planner.workload import Device, Model, Profile
-from evenstride.runtime.interfaces import ON_LOOPBACK
+from evenstride.lab.processes.trial_checkpoints import Trials
+from evenstride.planner.workload.from_trace import curve_points
+from evenstride.planner.workload.leader_processes import facts
+from evenstride.planner.workload.workload_profile import DeviceProfile, Model, WorkloadProfile
+from evenstride.runtime.host.network_interfaces import ON_LOOPBACK
+from evenstride.runtime.launching.process_starters import (
+    FromScratch,
+    StartRequest,
+    last_words,
+)
+from evenstride.runtime.launching.rank_environment import lone_rank
+from evenstride.trace.run_log import RunLog
 
 _NOT_OURS = ("EVENSTRIDE_MAX_STEPS", "EVENSTRIDE_POLICY", "EVENSTRIDE_SYNC", "EVENSTRIDE_NOISE")
 _START_S, _SLACK = 600.0, 4.0  # of the deadline: to start, and by how much stages may take longer
@@ -50,7 +58,7 @@ def profile(
     measuring: Measuring,
     say: Callable[[str], None] = lambda _: None,
     watch: Callable[[float], None] = lambda _: None,
-) -> Profile:
+) -> WorkloadProfile:
     """Return the profile of a script on this machine.
 
     The script runs as one process and ends when all sizes have had their time. If it ends for want
@@ -75,7 +83,7 @@ def profile(
         trials = Trials(folder / "checkpoints", restore=measuring.restore, temporary=True)
         stages = ",".join(f"{part}:{each_s}" for part in parts)
         try:
-            with meeting_alone() as alone:
+            with lone_rank() as alone:
                 environment = {**_environment(stages, trace), **trials.variables(), **alone}
                 failed = _run(measuring, environment, folder / "script.log", watch)
         finally:
@@ -109,25 +117,26 @@ def _run(
         LaunchError: it would not end.
     """
     begun_s, deadline_s = time.monotonic(), _START_S + _SLACK * measuring.seconds
-    process = started(list(measuring.command), environment, log)
-    try:
-        while process.poll() is None:
+    with closing(FromScratch()) as starter:
+        pid = starter.start(StartRequest(measuring.command, environment, log))
+        while pid not in starter.ended():
             elapsed_s = time.monotonic() - begun_s
             watch(elapsed_s)
             if elapsed_s > deadline_s:
                 raise LaunchError(f"the script was still running after {deadline_s:.0f} s")
             time.sleep(_POLL_S)
-    finally:
-        end_all([process])
-    if not process.returncode:
+        code = starter.ended()[pid]
+    if not code:
         return ""
     output = last_words(log.read_text(errors="replace"))
-    return f"the script ended with exit code {process.returncode}; its last output:\n{output}"
+    return f"the script ended with exit code {code}; its last output:\n{output}"
 
 
-def _told(measuring: Measuring, trace: Path, failed: str, say: Callable[[str], None]) -> Profile:
+def _told(
+    measuring: Measuring, trace: Path, failed: str, say: Callable[[str], None]
+) -> WorkloadProfile:
     try:
-        found, points = facts(trace), curve_points(trace)
+        found, points = facts(RunLog(trace, notes_only=True)), curve_points(trace)
     except TraceError:
         if failed:
             raise LaunchError(failed) from None
@@ -140,7 +149,7 @@ def _told(measuring: Measuring, trace: Path, failed: str, say: Callable[[str], N
     most = max(point.samples for point in points) if failed else None
     if failed:
         say(f"The script failed beyond {most} samples, which is taken as what fits:\n{failed}")
-    return Profile(
+    return WorkloadProfile(
         evenstride=found.evenstride,
         torch=found.torch,
         made_on=measuring.made_on,
@@ -151,7 +160,7 @@ def _told(measuring: Measuring, trace: Path, failed: str, say: Callable[[str], N
         samples=found.samples,
         global_batch=found.global_batch,
         devices=(
-            Device(
+            DeviceProfile(
                 type=measuring.type,
                 device=found.device,
                 points=points,

@@ -24,7 +24,7 @@ class Environment:
         max_steps: ``EVENSTRIDE_MAX_STEPS``; after so many steps the pass over the training
             loader ends, and the next pass ends the program.
         trace: ``EVENSTRIDE_TRACE``, a folder or a ``.jsonl`` file the leader writes to.
-        progress: ``EVENSTRIDE_PROGRESS``, a file that always holds the leader's step count.
+        progress: ``_EVENSTRIDE_PROGRESS``, a file that always holds the leader's step count.
         calibrate: ``EVENSTRIDE_CALIBRATE``, as ``lab`` sets it to measure a script's true curve.
         world_size: ``WORLD_SIZE`` as launchers set it; 1 without.
         notices: ``EVENSTRIDE_NOTICES``, where to look for notices that this machine will go.
@@ -35,7 +35,7 @@ class Environment:
             measured, of none if it is 0.
         global_batch: ``EVENSTRIDE_GLOBAL_BATCH``, for a `Stride` that leaves its batch open; 0 for
             ``low``, the lower bound.
-        hand_over: ``EVENSTRIDE_HAND_OVER``, a folder over which this run takes over from another
+        hand_over: ``_EVENSTRIDE_HAND_OVER``, a folder over which this run takes over from another
             one, or hands over to one; as ``evenstride plan --online`` sets it.
         sinks: ``EVENSTRIDE_SINKS``, where to tell what is known, with commas between.
         alert_below: ``EVENSTRIDE_ALERT_BELOW``, the part of its best speed below which a worker is
@@ -75,8 +75,8 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     """
     max_steps = _count(variables, "EVENSTRIDE_MAX_STEPS", least=0)
     world_size = _count(variables, "WORLD_SIZE", least=1)
-    trace, progress = variables.get("EVENSTRIDE_TRACE"), variables.get("EVENSTRIDE_PROGRESS")
-    hand_over = variables.get("EVENSTRIDE_HAND_OVER")
+    trace, progress = variables.get("EVENSTRIDE_TRACE"), variables.get("_EVENSTRIDE_PROGRESS")
+    hand_over = variables.get("_EVENSTRIDE_HAND_OVER")
     return Environment(
         policy=variables.get("EVENSTRIDE_POLICY") or None,
         sync=variables.get("EVENSTRIDE_SYNC") or None,

@@ -1,4 +1,7 @@
-"""What the user asked of a `Stride`, with the environment's wishes filled in."""
+"""What the user asked of a `Stride`, with the environment's wishes filled in.
+
+Includes ``Stride(global_batch="auto", bounds=(64, 1024))``, which leaves the global batch open.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,91 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from evenstride.core.alerts import USUAL_BELOW
-from evenstride.core.sync import AllReduce, SyncMode, sync_from_spec
+from evenstride.core.diagnostics.alerts import USUAL_BELOW
+from evenstride.core.policies import is_policy, policy_from_spec, spec_of
+from evenstride.core.policy import Policy
+from evenstride.core.sync_modes.mode_specs import AllReduce, Mode, SyncMode, sync_from_spec
 from evenstride.errors import ConfigError
-from evenstride.runtime.checks import check_whole, whole
+from evenstride.runtime.argument_checks import check_whole, whole
 from evenstride.runtime.environment import Environment
-from evenstride.runtime.noise import check_mode
-from evenstride.runtime.open_batch import USUAL_EVERY, Batch
-from evenstride.runtime.sinks.opening import sinks_of
+from evenstride.runtime.noise.noise_meter import check_mode
+from evenstride.runtime.sinks.sink_settings import sinks_of
+from evenstride.runtime.sinks.snapshot import Sink
+
+AUTO = "auto"
+
+
+USUAL_EVERY = 10
+"""Steps from one whose gradient's noise is measured to the next, where the batch follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The global batch of a process.
+
+    Args:
+        samples: of a step; of one that is chosen while it trains, those of the first epoch.
+        bounds: between which the run may have had another one before; ``None`` where it may not.
+        chosen: whether it is chosen anew where an epoch ends.
+    """
+
+    samples: int
+    bounds: tuple[int, int] | None = None
+    chosen: bool = False
+
+
+def batch_of(
+    asked: int | str,
+    bounds: tuple[int, int] | None,
+    environment: int | None,
+    *,
+    averages: bool = True,
+) -> Batch:
+    """Return the batch that a `Stride` trains with.
+
+    An open one is what ``EVENSTRIDE_GLOBAL_BATCH`` says, if that is set: somebody else chooses it,
+    from start to start. Else it begins with the lower bound and is chosen at the end of each
+    epoch. Where the gradients of a step are not averaged, their noise cannot be told, and it stays
+    the lower bound; a state of another one is refused then.
+
+    Args:
+        asked: samples, or ``auto``.
+        bounds: smallest and largest, with ``auto``.
+        environment: ``EVENSTRIDE_GLOBAL_BATCH``; ``None`` without it, 0 for the lower bound.
+        averages: whether the mode of synchronisation averages the gradients of each step.
+
+    Raises:
+        ConfigError: both are given, or neither; or the batch is not within the bounds.
+    """
+    if not isinstance(asked, str) or asked != AUTO:
+        if bounds is not None:
+            raise ConfigError(
+                f"bounds={bounds!r} are those of a global batch that is left open; give them with "
+                f'global_batch="auto", or leave them out and keep global_batch={asked!r}'
+            )
+        return Batch(whole(asked))
+    low, high = _checked(bounds)
+    if environment is None:
+        return Batch(low, (low, high), chosen=True) if averages else Batch(low)
+    environment = environment or low
+    if not low <= environment <= high:
+        raise ConfigError(
+            f"EVENSTRIDE_GLOBAL_BATCH is {environment}, which is not within the bounds of this "
+            f"Stride, {low} to {high}; set it to a number between them, or widen bounds="
+        )
+    return Batch(environment, (low, high))
+
+
+def _checked(bounds: tuple[int, int] | None) -> tuple[int, int]:
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+        raise ConfigError(
+            f'global_batch="auto" needs bounds, and they are {bounds!r}; give the smallest and the '
+            "largest batch that may be chosen, such as bounds=(64, 1024)"
+        )
+    low, high = map(whole, bounds)
+    check_whole("the lower of bounds", low, least=1)
+    check_whole("the upper of bounds", high, least=low)
+    return low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +105,7 @@ class Settings:
         global_batch: samples per step, over all workers.
         seed: of the order of the samples and of their randomness.
         policy: specification of the policy.
+        own_policy: the policy itself where the script gave an object; ``None`` for a specification.
         min_share: fewest samples of this rank in a full step.
         max_share: most samples of this rank in a step; ``None`` for no limit.
         trace: where the leader writes the trace; ``None`` for nowhere.
@@ -36,7 +117,7 @@ class Settings:
         noise_every: steps from one whose gradient's noise is measured to the next; 0 for none.
         bounds: between which the global batch may become another one; ``None`` where it may not.
         chosen: whether it does where an epoch ends; else only at a restart.
-        sinks: where the leader tells what it knows; see `evenstride.runtime.sinks.opening`.
+        sinks: where the leader tells what it knows; see `evenstride.runtime.sinks.sink_settings`.
         alert_below: part of its best speed below which a worker is named; 0 for never.
         engine: ``auto``, or ``none`` if the script averages the gradients itself.
         policy_given: whether script or environment name the policy.
@@ -56,10 +137,20 @@ class Settings:
     noise_every: int = 0
     bounds: tuple[int, int] | None = None
     chosen: bool = False
-    sinks: tuple[str, ...] = ()
+    sinks: tuple[str | Sink, ...] = ()
     alert_below: float = USUAL_BELOW
     engine: str = "auto"
     policy_given: bool = False
+    own_policy: Policy[Any] | None = None
+
+    @property
+    def decides(self) -> Policy[Any]:
+        """The policy that sets the shares.
+
+        Raises:
+            ConfigError: its specification is not understood.
+        """
+        return policy_from_spec(self.policy) if self.own_policy is None else self.own_policy
 
     @property
     def mode(self) -> SyncMode:
@@ -75,12 +166,12 @@ class Settings:
         return sync_from_spec(self.sync)
 
 
-class Asked(TypedDict):
+class StrideArguments(TypedDict):
     """The arguments of a `Stride` that became settings; ``None`` leaves one to the environment."""
 
     seed: Any
-    policy: str | None
-    sync: str | None
+    policy: str | Policy[Any] | None
+    sync: str | SyncMode | None
     min_share: Any
     max_share: Any
     quantum: Any
@@ -92,13 +183,16 @@ class Asked(TypedDict):
     engine: Any
 
 
-def settings_of(environment: Environment, batch: Batch, **asked: Unpack[Asked]) -> Settings:
+def settings_of(
+    environment: Environment, batch: Batch, **asked: Unpack[StrideArguments]
+) -> Settings:
     """Return the settings: an argument wins, then the environment, then what is usual.
 
     Raises:
         ConfigError: there is no such sink. All else is checked by `check`, with the other ranks.
     """
     max_share, trace = asked["max_share"], asked["trace"]
+    policy: Any = asked["policy"] or environment.policy or "adaptive"
     sinks, alert_below = asked["sinks"], asked["alert_below"]
     if alert_below is None:
         alert_below = environment.alert_below
@@ -107,7 +201,8 @@ def settings_of(environment: Environment, batch: Batch, **asked: Unpack[Asked]) 
         bounds=batch.bounds,
         chosen=batch.chosen,
         seed=whole(asked["seed"]),
-        policy=asked["policy"] or environment.policy or "adaptive",
+        policy=_spec_of(policy),
+        own_policy=policy if is_policy(policy) else None,
         policy_given=bool(asked["policy"] or environment.policy),
         min_share=whole(asked["min_share"]),
         max_share=None if max_share is None else whole(max_share),
@@ -116,7 +211,7 @@ def settings_of(environment: Environment, batch: Batch, **asked: Unpack[Asked]) 
         trace=environment.trace if trace is None else Path(trace),
         max_steps=environment.max_steps,
         step_file=environment.progress,
-        sync=asked["sync"] or environment.sync or "bsp",
+        sync=_text_of(asked["sync"]) or environment.sync or "bsp",
         noise_every=whole(_noise_every(asked["noise_every"], environment, batch)),
         sinks=sinks_of(environment.sinks if sinks is None else sinks),
         alert_below=USUAL_BELOW if alert_below is None else alert_below,
@@ -124,8 +219,17 @@ def settings_of(environment: Environment, batch: Batch, **asked: Unpack[Asked]) 
     )
 
 
+def _spec_of(policy: Any) -> Any:
+    return spec_of(policy) if is_policy(policy) else policy
+
+
+def _text_of(sync: Any) -> Any:
+    return str(sync) if isinstance(sync, Mode) else sync
+
+
 def averages(sync: object) -> bool:
-    """Return whether a mode averages the gradients of each step; one that is none does."""
+    """Return whether a mode averages gradients every step; unknown modes count as averaging."""
+    sync = _text_of(sync)
     try:
         return not isinstance(sync, str) or isinstance(sync_from_spec(sync), AllReduce)
     except ConfigError:  # told when the settings are checked, with the other ranks
@@ -161,7 +265,7 @@ def check(settings: Settings) -> None:
     if not isinstance(settings.policy, str):
         raise ConfigError(
             f"policy is {settings.policy!r}; it must be a name, such as 'adaptive' or "
-            "'static:20,100'"
+            "'static:20,100', or an object with the methods of evenstride.Policy"
         )
 
 

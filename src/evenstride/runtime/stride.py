@@ -12,13 +12,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from evenstride.runtime.checks import by_epoch, refuse_for_evaluation, refuse_for_training
-from evenstride.runtime.costs import CostFn
-from evenstride.runtime.loading import DataLoaderOptions, LoaderOptions
-from evenstride.runtime.member import Member
-from evenstride.runtime.misuse import in_flight
-from evenstride.runtime.setup import form_team, settle
-from evenstride.runtime.summary import Summary
+from evenstride.core.policy import Policy
+from evenstride.core.sync_modes.mode_specs import SyncMode
+from evenstride.runtime.argument_checks import by_epoch, refuse_for_evaluation, refuse_for_training
+from evenstride.runtime.loading.loader_options import DataLoaderOptions, LoaderOptions
+from evenstride.runtime.loading.sample_costs import CostFn
+from evenstride.runtime.rank_session import RankSession
+from evenstride.runtime.sinks.snapshot import Sink
+from evenstride.runtime.team import form_team, settle
+from evenstride.runtime.telemetry.summary import Summary
+from evenstride.runtime.usage_errors import in_flight
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -36,12 +39,14 @@ class Stride:
         bounds: of ``auto``: the smallest batch and the largest.
         seed: of the order of the samples and of the randomness of their loading.
         policy: how the shares are set: ``adaptive`` (the default), ``uniform``, ``static``,
-            ``static:20,100``, ``dynamic-batching``. ``EVENSTRIDE_POLICY`` sets it where the
-            script does not.
+            ``static:20,100``, ``dynamic-batching``; or an object of your own with the methods of
+            `Policy`, the same on every rank. ``EVENSTRIDE_POLICY`` sets it where the script does
+            not.
         sync: how the workers' steps become those of one model: by the engine's all-reduce (``bsp``,
             the default); by parameter servers (``bsp-ps(servers=2)``, ``asp``,
             ``ssp(staleness=3)``); ``local-sgd(every=8)`` averages weights, ``delayed`` applies
-            gradients a step late. ``EVENSTRIDE_SYNC`` sets it where the script does not.
+            gradients a step late. Also takes a mode of `evenstride.core.sync_modes`, such as
+            ``LocalSgd(every=8)``. ``EVENSTRIDE_SYNC`` sets it where the script does not.
         engine: ``none`` if the script averages the gradients over the ranks itself, after
             ``backward`` and before ``optimizer.step``; then `watch` takes a bare module, too.
             ``auto`` (the default) expects an engine that does so, such as
@@ -65,8 +70,9 @@ class Stride:
             large a batch is worth its time; 0 for none. ``None`` leaves it to ``EVENSTRIDE_NOISE``,
             else none. See the page on gradient noise.
         sinks: where rank 0 tells what it knows while it trains, such as ``csv:metrics.csv``,
-            ``tensorboard:runs/tb`` or ``prometheus:9108``; several as a list, or with commas.
-            ``None`` leaves it to ``EVENSTRIDE_SINKS``, else nowhere. See the page on metrics.
+            ``tensorboard:runs/tb`` or ``prometheus:9108``, or an object with the methods of
+            `Sink`; several as a list, or texts with commas. ``None`` leaves it to
+            ``EVENSTRIDE_SINKS``, else nowhere. See the page on metrics.
         alert_below: part of the best speed it has kept, below which the log names a worker; 0 for
             never. ``None`` leaves it to ``EVENSTRIDE_ALERT_BELOW``, else 0.7.
 
@@ -94,8 +100,8 @@ class Stride:
         *,
         bounds: tuple[int, int] | None = None,
         seed: int = 0,
-        policy: str | None = None,
-        sync: str | None = None,
+        policy: str | Policy[Any] | None = None,
+        sync: str | SyncMode | None = None,
         engine: Literal["auto", "none"] = "auto",
         process_group: dist.ProcessGroup | None = None,
         shard_group: dist.ProcessGroup | None = None,
@@ -105,7 +111,7 @@ class Stride:
         memory_fraction: float | None = 0.9,
         trace: str | os.PathLike[str] | None = None,
         noise_every: int | None = None,
-        sinks: str | Sequence[str] | None = None,
+        sinks: str | Sink | Sequence[str | Sink] | None = None,
         alert_below: float | None = None,
     ) -> None:
         settings, environment, group = settle(
@@ -125,7 +131,7 @@ class Stride:
             alert_below=alert_below,
             engine=engine,
         )
-        self._member = Member(form_team(settings, group, shard_group), settings, environment)
+        self._member = RankSession(form_team(settings, group, shard_group), settings, environment)
         self._hooks = self._member.scaling.listen()
         atexit.register(self._close_at_exit)
 
@@ -292,7 +298,7 @@ class Stride:
 
         Source:
             Weighted gradients as in Dynamic Batching (ACSOS 2020, arXiv 2305.12213, sec. III);
-            see `evenstride.core.weighting.loss_factor`.
+            see `evenstride.core.gradients.weighting.loss_factor`.
         """
         return self._member.scaling.scale(loss, weight, reduction)
 

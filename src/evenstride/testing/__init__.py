@@ -1,7 +1,8 @@
-"""Test your own training code on real processes: `RankPool`, `run_ranks`."""
+"""Test your own training code on real processes: `RankPool`, `run_ranks`; `FakeClock` for time."""
 
 from __future__ import annotations
 
+from evenstride.testing.fake_clock import FakeClock
 from evenstride.testing.ranks import RankPool, run_ranks
 
-__all__ = ["RankPool", "run_ranks"]
+__all__ = ["FakeClock", "RankPool", "run_ranks"]

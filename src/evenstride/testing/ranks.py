@@ -18,12 +18,9 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Self
 
-from evenstride.runtime.interfaces import ON_LOOPBACK
+from evenstride.runtime.launching.rank_environment import LOCAL
 
 _LOOPBACK = "127.0.0.1"
-# Every connection to a store looks its peer's name up, which for names
-# on loopback may mean waiting for a name server that does not answer.
-_LOCAL = {**ON_LOOPBACK, "RES_OPTIONS": "timeout:1 attempts:1"}
 # How long the other ranks may still finish after one has failed.
 _AFTERMATH_S = 2.0
 
@@ -104,7 +101,7 @@ class RankPool:
 
     def _start(self, count: int) -> None:
         context = mp.get_context("spawn")
-        with _environment(_LOCAL):
+        with _environment(LOCAL):
             while len(self._processes) < count:
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(theirs,), daemon=False)
@@ -175,7 +172,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def loopback_store() -> Iterator[int]:
     """Serve a store for one process group on a free loopback port, and yield the port."""
-    from evenstride.runtime.serving import serve_store
+    from evenstride.runtime.store.store_server import serve_store
 
     with serve_store(_LOOPBACK) as (_, port):
         yield port
@@ -204,7 +201,7 @@ def _as_rank(job: _Job) -> Any:
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from evenstride.runtime.teardown import take_down_group
+    from evenstride.runtime.engines.process_groups import take_down_group
 
     timeout = timedelta(seconds=job.timeout_s)
     store = TCPStore(_LOOPBACK, job.port, None, False, timeout=timeout)

@@ -1,1 +1,35 @@
-"""The record of a run: events and decisions as versioned JSON lines."""
+"""The record of a run: events and decisions as versioned JSON lines.
+
+Start with `codec` for the format, `run_log` for whole runs and `tail` for damaged or growing ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evenstride._importing import later
+
+if TYPE_CHECKING:
+    from evenstride.trace.decision_replay import Replay, replay
+    from evenstride.trace.history import MeasuredStep, TrainingHistory, read_course
+    from evenstride.trace.read import read_noise, read_records, trace_path
+
+__all__ = [
+    "MeasuredStep",
+    "Replay",
+    "TrainingHistory",
+    "read_course",
+    "read_noise",
+    "read_records",
+    "replay",
+    "trace_path",
+]
+
+__getattr__ = later(
+    __name__,
+    {
+        "history": ("MeasuredStep", "TrainingHistory", "read_course"),
+        "read": ("read_noise", "read_records", "trace_path"),
+        "decision_replay": ("Replay", "replay"),
+    },
+)

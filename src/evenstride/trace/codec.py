@@ -11,8 +11,8 @@ from dataclasses import MISSING, fields
 from math import isfinite, nan
 from typing import Any
 
-from evenstride.core.caps import Held
-from evenstride.core.events import (
+from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.control.events import (
     EpochEnded,
     Event,
     ExchangeAfter,
@@ -31,9 +31,9 @@ from evenstride.core.events import (
     SetShares,
 )
 from evenstride.core.fleet import Worker
-from evenstride.core.membership import Change, Happening
-from evenstride.core.observation import Measured, Observation
-from evenstride.core.profiles import Profile
+from evenstride.core.membership.member_table import Happening, MembershipEvent
+from evenstride.core.membership.worker_profiles import WorkerProfile
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import TraceError
 
 _TAGGED = (
@@ -131,9 +131,13 @@ def _plain(value: Any) -> dict[str, Any]:
 def _jsonable(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_jsonable(item) for item in value]
-    if isinstance(value, Measured):
+    if isinstance(value, Measurements):
         return [encode_observation(seen) for seen in value]
-    return _plain(value) if isinstance(value, (Worker, Held, Happening, Profile)) else value
+    return (
+        _plain(value)
+        if isinstance(value, (Worker, PeakMemory, Happening, WorkerProfile))
+        else value
+    )
 
 
 def _value(tag: str, name: str, plain: Any) -> Any:
@@ -141,13 +145,15 @@ def _value(tag: str, name: str, plain: Any) -> Any:
         case "FleetFormed", "workers":
             return tuple(map(_worker, plain))
         case "Exchanged", "observations":
-            return Measured.of(map(decode_observation, plain))
+            return Measurements.of(map(decode_observation, plain))
         case "Exchanged", "memory":
-            return tuple(Held(**item) for item in plain)
+            return tuple(PeakMemory(**item) for item in plain)
         case _, "happenings":
-            return tuple(Happening(**{**item, "change": Change(item["change"])}) for item in plain)
+            return tuple(
+                Happening(**{**item, "change": MembershipEvent(item["change"])}) for item in plain
+            )
         case "Recalled", "profiles":
-            return tuple(map(Profile.from_plain, plain))
+            return tuple(map(WorkerProfile.from_plain, plain))
         case _, "shares":
             return _whole_numbers(plain)
     return _tuples(plain)

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from evenstride.core.gradient_noise import GradientNorms
+from evenstride.core.gradients.noise_scale import GradientNorms
 from evenstride.errors import TraceError
 from evenstride.trace.write import FORMAT
 

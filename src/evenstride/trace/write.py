@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from evenstride.core.events import Event, Instruction
+from evenstride.core.control.events import Event, Instruction
 from evenstride.trace.codec import dumps, encode
 
 FORMAT = 1

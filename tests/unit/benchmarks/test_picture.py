@@ -11,10 +11,10 @@ import pytest
 from benchmarks import picture
 from benchmarks.picture import Measured, last_steps
 
-from evenstride.core.events import Exchanged, FleetFormed
+from evenstride.core.control.events import Exchanged, FleetFormed
 from evenstride.core.fleet import Worker
-from evenstride.core.observation import Measured as Told
-from evenstride.core.observation import Observation
+from evenstride.core.time_model.observation import Measurements as Told
+from evenstride.core.time_model.observation import Observation
 from evenstride.trace.write import TraceWriter
 
 SVG = "{http://www.w3.org/2000/svg}"

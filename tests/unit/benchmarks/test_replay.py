@@ -15,16 +15,16 @@ import pytest
 from benchmarks import replay
 from benchmarks import replay_script as script
 from benchmarks.replay_script import BATCH, PER_EPOCH, SAMPLES, Segment
+from benchmarks.spot_replay import SpotJob, SpotOutcome, Way
+from benchmarks.spot_replay import replay as simulated
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.saving import Saving
-from evenstride.core.shuffle import Shuffle
+from evenstride.core.reliability.checkpoint_interval import Saving
+from evenstride.core.sampling.permutation import Permutation
 from evenstride.errors import ConfigError, LaunchError, LimitError
-from evenstride.lab.elastic.journal import Journal, ProgressFile
-from evenstride.sim.spot import Machines, SpotTrace, machines
-from evenstride.sim.spot_run import Job, Outcome, Way
-from evenstride.sim.spot_run import replay as simulated
+from evenstride.sim.scenario.spot_traces import Machines, SpotTrace, machines
+from evenstride.testing.faults.fault_journal import FaultJournal, ProgressFile
 
 UPS = st.lists(st.integers(0, 4), min_size=1, max_size=30).filter(any)
 SCRATCH, SLOWEST, ELASTIC = replay.ways_of(replay.WAYS, 2.0)
@@ -104,7 +104,7 @@ def test_fixed_ways_train_on_all_machines_or_none_and_the_elastic_one_on_whoever
 def test_machine_seconds_are_counted_as_simulated(up: list[int], way: Way, steps: int) -> None:
     told = window(*up)
     slots = told.who.shape[1]
-    job = Job(steps * 8, 8, (0.5,) * slots, (0.2,) * slots, slots, 0.1, 1.0)
+    job = SpotJob(steps * 8, 8, (0.5,) * slots, (0.2,) * slots, slots, 0.1, 1.0)
 
     (outcome,) = simulated(told, job, [way])
 
@@ -162,8 +162,8 @@ def test_the_simulator_knows_the_ways() -> None:
     assert isinstance(replay.ways_of(["evenstride"], None)[0].saving, Saving)
 
 
-def outcome(way: str = "slowest", *, finished: bool = True, train_s: float = 80.0) -> Outcome:
-    return Outcome(way, finished, 480, 96, 0, 0, 2, 5, 3, train_s, 5.0, 5.0, 10.0, 400.0)
+def outcome(way: str = "slowest", *, finished: bool = True, train_s: float = 80.0) -> SpotOutcome:
+    return SpotOutcome(way, finished, 480, 96, 0, 0, 2, 5, 3, train_s, 5.0, 5.0, 10.0, 400.0)
 
 
 def test_deviations_are_real_over_simulated() -> None:
@@ -195,7 +195,11 @@ def note(folder: Path, number: int, first: int, last: int, *, skip: int = 0) -> 
     """Write down that a segment trained some steps, as two ranks would."""
     for step in range(first + 1, last + 1):
         epoch, place = divmod(step - 1, PER_EPOCH)
-        ids = Shuffle(SAMPLES, 0, epoch).at(np.arange(place * BATCH, (place + 1) * BATCH)).tolist()
+        ids = (
+            Permutation(SAMPLES, 0, epoch)
+            .at(np.arange(place * BATCH, (place + 1) * BATCH))
+            .tolist()
+        )
         for rank, mine in enumerate((ids[:13], ids[13 : BATCH - skip])):
             with (folder / f"audit-{number}-{rank}.jsonl").open("a") as file:
                 print(json.dumps([step, mine]), file=file)
@@ -258,7 +262,7 @@ class Lab:
 
     def live(self, folder: Path, number: int, names: Any, meddle: Callable[..., Any]) -> None:
         self._start_s = self._clock.now_s
-        journal = Journal(folder / f"segment-{number}" / "journal")
+        journal = FaultJournal(folder / f"segment-{number}" / "journal")
         running = {name: 100 + int(name[1:]) for name in names}
         step = self.saved
         files = [ProgressFile(journal, 0, name) for name in names]
@@ -296,7 +300,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(script, "audit", lambda *_: None)
     monkeypatch.setattr(script, "error_of", lambda *_: 1e-15)
 
-    def replayed(told: Machines, way: Way, steps: int) -> tuple[replay.Replay, Outcome, Lab]:
+    def replayed(told: Machines, way: Way, steps: int) -> tuple[replay.Replay, SpotOutcome, Lab]:
         lab: Any = Lab(told, tmp_path, clock, steps)
         monkeypatch.setattr("os.kill", lambda pid, number: lab.killed.append((pid, number)))
         one = replay.Replay(lab, way, steps, 5)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from evenstride.cli.main import app
 from evenstride.errors import EvenstrideError, TraceError
-from evenstride.planner.evidence import profile_of_run
+from evenstride.planner.workload.from_trace import profile_of_run
 from tests.unit.planner.recordings import recorded as simulated_run
 from tests.unit.report.virtual import VirtualRun
 

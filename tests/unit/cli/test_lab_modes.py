@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from evenstride.core.sync import Asynchronous, LocalSgd, SyncMode
-from evenstride.lab.modes import Cost, ModesComparison
-from evenstride.lab.rates import Rates, WorkerRates
-from evenstride.lab.session import LabPlan, Viewer
+from evenstride.core.sync_modes.mode_specs import Asynchronous, LocalSgd, SyncMode
+from evenstride.lab.comparison.lab_session import LabPlan, Viewer
+from evenstride.lab.comparison.mode_comparison import Cost, ModesComparison
+from evenstride.lab.comparison.run_rates import Rates, WorkerRates
 from tests.unit.cli.conftest import Shell
 
 
@@ -56,7 +56,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         result: ModesComparison = held["is"]
         return result
 
-    monkeypatch.setattr("evenstride.lab.modes.run_modes", lab)
+    monkeypatch.setattr("evenstride.lab.comparison.mode_comparison.run_modes", lab)
     return held
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from evenstride.cli.options import POLICIES_HELP
-from evenstride.cli.suites import notes
+from evenstride.cli.shared_options import POLICIES_HELP
+from evenstride.cli.suite_request import notes
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec
-from evenstride.sim.scenario import Scenario
-from evenstride.sim.score import Stage
-from evenstride.sim.suite import Suite
+from evenstride.sim.scenario.scenario_model import Scenario
+from evenstride.sim.scoring.score import ScoredScenario
+from evenstride.sim.scoring.suite import Suite
 from tests.unit.cli.conftest import Shell
 
 
@@ -48,7 +48,7 @@ def test_it_is_told_where_no_decision_could_take_effect(
         f"after {first} steps, and the run has 20, so every policy keeps the split that it opens "
         "with"
     )
-    assert Stage.of(scenario, 0).run("dynamic-batching")[1].decisions == []
+    assert ScoredScenario.of(scenario, 0).run("dynamic-batching")[1].decisions == []
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_it_is_told_where_no_decision_could_take_effect(
 )
 def test_nothing_is_told_where_a_decision_can_take_effect(exchange: dict[str, Any]) -> None:
     assert told(made(**exchange)) == []
-    assert Stage.of(made(**exchange), 0).run("lb-bsp-cpu:predictor=last")[1].decisions
+    assert ScoredScenario.of(made(**exchange), 0).run("lb-bsp-cpu:predictor=last")[1].decisions
 
 
 @pytest.mark.parametrize("policy", ["dbs", "omnilearn"])
@@ -71,7 +71,7 @@ def test_a_policy_that_waits_for_an_epoch_longer_than_the_run_is_told(policy: st
         "epoch, which here is 100 steps, so the first split of its own would hold from step 100 "
         "on, and the run has 100; its setting epoch_steps makes epochs shorter"
     )
-    assert Stage.of(scenarios[0], 0).run(policy)[1].decisions == []
+    assert ScoredScenario.of(scenarios[0], 0).run(policy)[1].decisions == []
 
 
 @pytest.mark.parametrize(
@@ -89,18 +89,20 @@ def test_who_decides_after_an_epoch_waits_for_the_next_exchange(
     longer = made(steps=steps + 1, **exchange)
 
     assert f"would hold from step {first} on" in note
-    assert Stage.of(made(steps=steps, **exchange), 0).run("dbs")[1].decisions == []
+    assert ScoredScenario.of(made(steps=steps, **exchange), 0).run("dbs")[1].decisions == []
     assert told(longer, policies=("dbs",)) == []
-    assert Stage.of(longer, 0).run("dbs")[1].decisions
+    assert ScoredScenario.of(longer, 0).run("dbs")[1].decisions
 
 
 def test_the_first_decision_waits_for_the_cold_lag_however_long() -> None:
     late: dict[str, Any] = {"lag": 3, "cold_lag": 19, "every": 2}
 
     assert "the first would after 20 steps" in told(made(**late))[0]
-    assert Stage.of(made(**late), 0).run("lb-bsp-cpu:predictor=last")[1].decisions == []
+    assert ScoredScenario.of(made(**late), 0).run("lb-bsp-cpu:predictor=last")[1].decisions == []
     assert told(made(steps=21, **late)) == []
-    assert Stage.of(made(steps=21, **late), 0).run("lb-bsp-cpu:predictor=last")[1].decisions
+    assert (
+        ScoredScenario.of(made(steps=21, **late), 0).run("lb-bsp-cpu:predictor=last")[1].decisions
+    )
 
 
 def test_an_epoch_that_ends_in_time_is_not_told() -> None:
@@ -113,8 +115,8 @@ def test_an_epoch_that_ends_in_time_is_not_told() -> None:
         "which here is 20 steps"
         in told(in_short_epochs.model_copy(update={"steps": 20}), policies=("dbs",))[0]
     )
-    assert Stage.of(in_short_epochs, 0).run("dbs")[1].decisions
-    assert Stage.of(scenario, 0).run("dbs")[1].decisions
+    assert ScoredScenario.of(in_short_epochs, 0).run("dbs")[1].decisions
+    assert ScoredScenario.of(scenario, 0).run("dbs")[1].decisions
 
 
 FILE = """\
@@ -147,15 +149,15 @@ def test_notes_go_to_stderr_whatever_is_printed(shell: Shell, file: str, command
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the third run."""
-    run, begun = Stage.run, list[str]()
+    run, begun = ScoredScenario.run, list[str]()
 
-    def once_more(stage: Stage, spec: str) -> Any:
+    def once_more(stage: ScoredScenario, spec: str) -> Any:
         begun.append(spec)
         if len(begun) % 3 == 0:
             raise KeyboardInterrupt
         return run(stage, spec)
 
-    monkeypatch.setattr(Stage, "run", once_more)
+    monkeypatch.setattr(ScoredScenario, "run", once_more)
 
 
 @pytest.mark.usefixtures("interrupted")
@@ -180,7 +182,7 @@ def test_ctrl_c_before_anything_is_finished_leaves_a_line(
     def at_once(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Stage, "of", at_once)
+    monkeypatch.setattr(ScoredScenario, "of", at_once)
 
     answer = shell("simulate", file, "-p", "uniform")
 

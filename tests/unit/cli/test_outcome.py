@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from evenstride.cli.lab import split_policies
-from evenstride.lab.demo.plan import Plan
-from evenstride.lab.result import Comparison, Oracle, Run
-from evenstride.lab.session import LabPlan, Viewer
-from evenstride.lab.speeds import Change
+from evenstride.cli.commands.lab import split_policies
+from evenstride.lab.comparison.comparison_result import Comparison, Oracle, PolicyRun
+from evenstride.lab.comparison.lab_session import LabPlan, Viewer
+from evenstride.lab.demo.demo_schedule import DemoSchedule
+from evenstride.lab.limits.speeds import SpeedChange
 from tests.unit.cli.conftest import Shell
 
 OUTCOME = Comparison(
@@ -24,8 +25,8 @@ OUTCOME = Comparison(
     limits="cgroup v1",
     global_batch=102,
     runs=[
-        Run("uniform", 0.25, 408.0, 0.6, (34, 34, 34), 0.31234, 0.95, 0, 0, 0),
-        Run("adaptive", 0.15, 680.0, 0.97, (60, 30, 12), 0.31235, 0.96, 0, 0, 3),
+        PolicyRun("uniform", 0.25, 408.0, 0.6, (34, 34, 34), 0.31234, 0.95, 0, 0, 0),
+        PolicyRun("adaptive", 0.15, 680.0, 0.97, (60, 30, 12), 0.31235, 0.96, 0, 0, 3),
     ],
     oracle=Oracle((59, 31, 12), 0.1455),
     speedup=1.667,
@@ -41,7 +42,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The outcome that the commands get under ``is``, and what they asked for under ``asked``."""
     held: dict[str, Any] = {"is": OUTCOME}
 
-    def demo(plan: Plan, speeds: tuple[float, ...], news: Any, watch: Any) -> Comparison:
+    def demo(plan: DemoSchedule, speeds: tuple[float, ...], news: Any, watch: Any) -> Comparison:
         held["asked"] = plan, speeds
         news({"what": "limits", "kind": "signals", "caveat": "They are less even."})
         news({"what": "calibrating"})
@@ -57,8 +58,8 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         result: Comparison = held["is"]
         return result
 
-    monkeypatch.setattr("evenstride.lab.demo.run.run_demo", demo)
-    monkeypatch.setattr("evenstride.lab.compare.run_lab", lab)
+    monkeypatch.setattr("evenstride.lab.demo.demo_run.run_demo", demo)
+    monkeypatch.setattr("evenstride.lab.comparison.policy_runs.run_lab", lab)
     return held
 
 
@@ -182,7 +183,7 @@ def test_the_demo_does_what_its_options_say(
     shell("demo")
     usual = outcome["asked"]
 
-    assert given == (Plan(tmp_path / "here", tmp_path / "images"), (1.0, 0.3))
+    assert given == (DemoSchedule(tmp_path / "here", tmp_path / "images"), (1.0, 0.3))
     assert usual[1] == (1.0, 0.5, 0.2)
     assert usual[0].data is None
     assert usual[0].folder.parent == tmp_path / "runs"
@@ -204,7 +205,7 @@ def test_the_lab_does_what_its_options_say(
         policies=("uniform", "static:20,100", "adaptive"),
         steps=90,
         repeats=3,
-        changes=(Change((1.0, 0.4), at_step=60), Change((0.5, 1.0), at_s=5.0)),
+        changes=(SpeedChange((1.0, 0.4), at_step=60), SpeedChange((0.5, 1.0), at_s=5.0)),
         folder=tmp_path / "here",
         calibrate=False,
     )
@@ -251,7 +252,9 @@ def test_policies_are_told_apart_from_the_shares_of_a_fixed_one(
 
 def test_the_doctor_tells_about_this_machine(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     findings = {"cores": 2.0, "backends": ["gloo"]}
-    monkeypatch.setattr("evenstride.lab.checkup.examine_machine", lambda: dict(findings))
+    monkeypatch.setattr("evenstride.lab.doctor.checkup.examine_machine", lambda: dict(findings))
+    # Other tests' jobs listen on this machine too.
+    monkeypatch.setattr("psutil.process_iter", lambda: [psutil.Process()])
 
     told, as_json = shell("doctor"), shell("doctor", "--json")
 
@@ -264,10 +267,10 @@ def test_the_doctor_in_a_group_speaks_on_one_rank_only(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("evenstride.lab.checkup.examine_machine", lambda: {"cores": 2.0})
-    monkeypatch.setattr("evenstride.lab.checkup.examine_group", lambda: {"exact": True})
+    monkeypatch.setattr("evenstride.lab.doctor.checkup.examine_machine", lambda: {"cores": 2.0})
+    monkeypatch.setattr("evenstride.lab.doctor.checkup.examine_group", lambda: {"exact": True})
     first = shell("doctor", "--json")
-    monkeypatch.setattr("evenstride.lab.checkup.examine_group", lambda: None)
+    monkeypatch.setattr("evenstride.lab.doctor.checkup.examine_group", lambda: None)
     other = shell("doctor", "--json")
 
     assert first.json() == {"cores": 2.0, "group": {"exact": True}}

@@ -22,7 +22,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: Any) -> None:
         pytest.fail("it was not refused in time")
 
-    for module in ("evenstride.lab.session", "evenstride.lab.demo.run"):
+    for module in ("evenstride.lab.comparison.lab_session", "evenstride.lab.demo.demo_run"):
         monkeypatch.setattr(f"{module}.run", started)
         monkeypatch.setattr(f"{module}.open_limits", started)
         monkeypatch.setattr(f"{module}.usable_cpus", lambda: 2)
@@ -73,7 +73,7 @@ def test_the_lab_refuses_speeds_that_cannot_be(
         (["--policies", "static:a"], "policy 'static:a' is not understood"),
         (
             ["--policies", "uniform:3"],
-            "policy 'uniform:3' is not understood at '3'; its settings are: none",
+            "policy 'uniform:3' is not understood at '3'; settings of uniform: none",
         ),
         (["--change", "soon:1,1"], "change 'soon:1,1' is not understood"),
         (["--change", "10:1,0.5,1"], "names 3 speeds, but there are 2"),
@@ -144,7 +144,7 @@ def test_a_launch_that_fails_is_told_without_a_traceback(
     def fails(*_: Any) -> None:
         raise LaunchError("worker 1 fell over")
 
-    monkeypatch.setattr("evenstride.lab.compare.run_lab", fails)
+    monkeypatch.setattr("evenstride.lab.comparison.policy_runs.run_lab", fails)
 
     answer = shell("lab", "--speeds", "1", "--json", "--", script)
 
@@ -158,7 +158,7 @@ def test_what_is_not_ours_keeps_its_traceback(
     def broken(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("evenstride.lab.compare.run_lab", broken)
+    monkeypatch.setattr("evenstride.lab.comparison.policy_runs.run_lab", broken)
 
     with pytest.raises(type(error)):
         shell("lab", "--speeds", "1", "--", script)
@@ -174,7 +174,7 @@ def test_the_doctor_takes_no_arguments(shell: Shell) -> None:
 def test_the_doctor_refuses_a_world_size_that_is_no_number(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evenstride.lab.checkup.examine_machine", dict)
+    monkeypatch.setattr("evenstride.lab.doctor.checkup.examine_machine", dict)
     monkeypatch.setenv("WORLD_SIZE", "two")
 
     assert "WORLD_SIZE is 'two'" in shell("doctor").refusal()

@@ -14,7 +14,7 @@ import torch
 from examples.ions import bag as bags
 from examples.ions.bag import RANGES, Bag, Claim, ClaimLost, Design, make_bag, spread, work
 from examples.ions.simulate import Settings, Simulation
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 LEASE_S = 10.0
@@ -216,7 +216,6 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=12)
 @given(script=actions)
 def test_whatever_happens_to_workers_each_simulation_is_finished_once(
     script: list[tuple[str, str]],

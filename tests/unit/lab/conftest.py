@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evenstride.lab.session import LabPlan
+from evenstride.lab.comparison.lab_session import LabPlan
 from tests.unit.lab.stage import Stage, interpreter
 
 
@@ -21,7 +21,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     folder = Path(tempfile.mkdtemp())
     monkeypatch.setattr("sys.executable", str(interpreter(folder)))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    monkeypatch.setattr("evenstride.lab.launch.pin", lambda *_: None)
+    monkeypatch.setattr("evenstride.lab.processes.local_launch.pin", lambda *_: None)
     made = Stage(folder)
     yield made
     made.close()

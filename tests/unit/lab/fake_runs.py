@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from evenstride.core.fleet import Shares
-from evenstride.lab.compare import run_lab
-from evenstride.lab.launch import Launch, Standing
-from evenstride.lab.limits import Limits
-from evenstride.lab.result import Comparison
-from evenstride.lab.session import LabPlan, Viewer
+from evenstride.lab.comparison.comparison_result import Comparison
+from evenstride.lab.comparison.lab_session import LabPlan, Viewer
+from evenstride.lab.comparison.policy_runs import run_lab
+from evenstride.lab.limits.cpu_limits import Limits
+from evenstride.lab.processes.local_launch import Launch, LaunchProgress
 from tests.unit.lab.traces import write_calibration, write_run
 
 BATCH = 12
@@ -44,7 +44,7 @@ class SpyLimits:
 
 @dataclass(slots=True)
 class FakeRuns:
-    """Plays `evenstride.lab.launch.run` for two workers with times proportional to the share.
+    """Plays `local_launch.run` for two workers with times proportional to the share.
 
     Args:
         per_sample_s: of both workers.
@@ -72,9 +72,9 @@ class FakeRuns:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the place of launches, limits and cores."""
-        monkeypatch.setattr("evenstride.lab.session.run", self.run)
-        monkeypatch.setattr("evenstride.lab.session.open_limits", self.open_limits)
-        monkeypatch.setattr("evenstride.lab.session.usable_cpus", lambda: self.cores)
+        monkeypatch.setattr("evenstride.lab.comparison.lab_session.run", self.run)
+        monkeypatch.setattr("evenstride.lab.comparison.lab_session.open_limits", self.open_limits)
+        monkeypatch.setattr("evenstride.lab.comparison.lab_session.usable_cpus", lambda: self.cores)
 
     def open_limits(self, _workers: int) -> tuple[Limits, str]:
         return self.limits, self.caveat
@@ -84,13 +84,13 @@ class FakeRuns:
         launch: Launch,
         limits: Limits,
         folder: Path,
-        watch: Callable[[Standing], None] = lambda _: None,
+        watch: Callable[[LaunchProgress], None] = lambda _: None,
     ) -> float:
         assert limits is self.limits
         self.launches.append(launch)
         tempo = self.tempo(len(self.launches))
         folder.mkdir(parents=True, exist_ok=True)
-        watch(Standing(1, 0.1))
+        watch(LaunchProgress(1, 0.1))
         if self.traced:
             for worker, own in enumerate(launch.alone):
                 self._calibrate(worker, own, tempo)

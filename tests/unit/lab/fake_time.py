@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-MODULE = "evenstride.lab.duty_cycle"
+MODULE = "evenstride.lab.limits.duty_cycle"
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from evenstride.lab.launch import Launch
+from evenstride.lab.processes.local_launch import Launch
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 

@@ -23,14 +23,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from evenstride.lab.guarded import die_with_parent
-from evenstride.lab.muster import MUSTER_VARIABLE, report_for_duty
+from evenstride.lab.processes.start_barrier import MUSTER_VARIABLE, report_for_duty
+from evenstride.runtime.launching.die_with_parent import die_with_parent
 
-SERVER_MODULE = "evenstride.runtime.served.process"  # psutil takes long to import
+SERVER_MODULE = "evenstride.runtime.parameter_server.server_process"  # psutil takes long to import
 
 TOLD = (
     "OMP_NUM_THREADS",
     "EVENSTRIDE_",
+    "_EVENSTRIDE_",
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -43,8 +44,8 @@ TOLD = (
 def main(arguments: list[str]) -> None:
     """Be the launcher if that is what is asked for, else a worker."""
     orders = json.loads(os.environ["STAND_IN"])
-    if "evenstride.lab.rendezvous" not in arguments:
-        worker(int(os.environ["EVENSTRIDE_LAB_WORKER"]), arguments, orders)
+    if "evenstride.lab.processes.rendezvous" not in arguments:
+        worker(int(os.environ["_EVENSTRIDE_LAB_WORKER"]), arguments, orders)
         return
     die_with_parent()
     (count,) = (a for a in arguments if a.startswith("--nproc-per-node="))
@@ -74,7 +75,7 @@ def worker(number: int, arguments: list[str], orders: dict[str, Any]) -> None:
     if leash >= 0:
         os.write(leash, b"loose\n")
     if "steps" in orders:
-        progress = Path(os.environ["EVENSTRIDE_PROGRESS"])
+        progress = Path(os.environ["_EVENSTRIDE_PROGRESS"])
         progress.write_bytes(struct.pack("<q", orders["steps"]))
     if orders.get("serve") == number:
         # It ends with this process, whose end of the pipe is closed then.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evenstride.core.events import Exchanged, FleetFormed, KeepShares, SetShares
+from evenstride.core.control.events import Exchanged, FleetFormed, KeepShares, SetShares
 from evenstride.core.fleet import Shares, Worker
-from evenstride.core.observation import Measured, Observation
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.trace.write import TraceWriter
 
 
@@ -43,7 +43,7 @@ def write_run(
             answer = (
                 SetShares(step, changes.pop(0), "better") if changes else KeepShares("good as is")
             )
-            trace.event(1.0, Exchanged(step, step, Measured.of((leader, other))), (answer,))
+            trace.event(1.0, Exchanged(step, step, Measurements.of((leader, other))), (answer,))
         trace.record("ended", at_s=1.0, summary={"sync": sync, "staleness": None})
 
 
@@ -68,4 +68,4 @@ def write_calibration(
                 cold = Observation(0, size, step, (unmodelled_s,), (0.0,), modelled=False)
                 seen.insert(0, cold)
             step += len(steps_s)
-            trace.event(1.0, Exchanged(step, step, Measured.of(seen)), (KeepShares("alone"),))
+            trace.event(1.0, Exchanged(step, step, Measurements.of(seen)), (KeepShares("alone"),))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from evenstride.core.gradient_noise import Interval
-from evenstride.core.lifetimes import Exponential
-from evenstride.planner.curves import Curve
-from evenstride.planner.epochs import ByNoise, Epochs
-from evenstride.planner.kinds import Kind
-from evenstride.planner.outlook import Task
-from evenstride.planner.transience import Transience
-from evenstride.planner.workload import Links, Noise
+from evenstride.core.gradients.noise_scale import Interval
+from evenstride.core.reliability.lifetimes import Exponential
+from evenstride.planner.search.candidates import Kind
+from evenstride.planner.search.training_forecast import TrainingTask
+from evenstride.planner.spot.preemption_rate import PreemptionRate
+from evenstride.planner.workload.epochs_to_target import ByNoise, Epochs
+from evenstride.planner.workload.step_curve import Curve
+from evenstride.planner.workload.workload_profile import Links, Noise
 
 
 def exactly(value: float) -> Interval:
@@ -35,10 +35,10 @@ def kind(
     return Kind(name, place, workers, curve, price, most, lost, accelerators)
 
 
-def transience(*losses_per_h: float) -> Transience:
+def transience(*losses_per_h: float) -> PreemptionRate:
     """Return twenty equally likely rates."""
     rates = tuple(rate / 3600 for rate in losses_per_h)
-    return Transience(Exponential(1 / max(rates[9], 1e-9)), rates, "for a test")
+    return PreemptionRate(Exponential(1 / max(rates[9], 1e-9)), rates, "for a test")
 
 
 def task(
@@ -47,8 +47,8 @@ def task(
     samples: int = 100_000,
     gradient_bytes: float = 4e6,
     links: Links | None = Links(latency_s=1e-4, bytes_per_s=1.25e9),  # noqa: B008
-) -> Task:
-    return Task(
+) -> TrainingTask:
+    return TrainingTask(
         samples,
         epochs or ByNoise(10.0, 256, Noise(scale=1000.0, low=700.0, high=1500.0)),
         gradient_bytes,

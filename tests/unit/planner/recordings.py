@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from evenstride.core.events import Exchanged, FleetFormed, KeepShares, SetShares
+from evenstride.core.control.events import Exchanged, FleetFormed, KeepShares, SetShares
 from evenstride.core.fleet import FloatArray, Worker
-from evenstride.core.observation import Measured, Observation
-from evenstride.runtime.recorder import stretches
-from evenstride.runtime.timing import StepRecord
+from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.runtime.timing.recorder import stretches
+from evenstride.runtime.timing.step_timer import StepRecord
 from evenstride.trace.write import TraceWriter
 
 SLOW = 3.0  # times a usual step, from which on a step begins an observation of its own
@@ -64,7 +64,7 @@ def recorded(
                     rank, shares[rank], busy_s, whole_s, outside_s, first, last
                 )
             ]
-            event = Exchanged(last, last, Measured.of(seen))
+            event = Exchanged(last, last, Measurements.of(seen))
             trace.event(float(begun_s[last]), event, (KeepShares("good as is"),))
     return float(begun_s[-1])
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evenstride.core.events import Exchanged, FleetFormed, KeepShares, SetShares
+from evenstride.core.control.events import Exchanged, FleetFormed, KeepShares, SetShares
 from evenstride.core.fleet import Worker
-from evenstride.core.observation import Measured, Observation
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.trace.write import TraceWriter
 
 Record = dict[str, Any]
@@ -51,7 +51,7 @@ def life(
             Observation(worker, shares[worker], 1, (time_s,) * 5, (0.05,) * 5)
             for worker, time_s in (busy_s or {}).items()
         ]
-        trace.event(1.0, Exchanged(6, 6, Measured.of(seen)), (KeepShares("good as is"),))
+        trace.event(1.0, Exchanged(6, 6, Measurements.of(seen)), (KeepShares("good as is"),))
         for record in records:
             trace.record(**record)
     return path

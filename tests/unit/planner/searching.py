@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evenstride.planner.curves import Curve
-from evenstride.planner.foreseen import Choice, Probe
-from evenstride.planner.steps import Workers, exact_step
-from evenstride.planner.workload import Noise, Point
-from evenstride.sim.links import Ring
+from evenstride.planner.search.step_time import Workers, exact_step
+from evenstride.planner.tuning.online_forecast import Configuration, Probe
+from evenstride.planner.workload.step_curve import Curve
+from evenstride.planner.workload.workload_profile import Noise, Point
+from evenstride.sim.engine.network import Ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +27,17 @@ class Truth:
     def ring(self) -> Ring:
         return Ring(self.latency_s, 1e8, self.gradient_bytes)
 
-    def step_s(self, choice: Choice) -> float:
+    def step_s(self, choice: Configuration) -> float:
         return self.beside * self._exact(choice)[0]
 
-    def _exact(self, choice: Choice) -> tuple[float, tuple[int, ...]]:
+    def _exact(self, choice: Configuration) -> tuple[float, tuple[int, ...]]:
         fleet = [
             Workers(Curve(self.fixed_samples * each, each, 0.0), 1) for each in self.per_sample_s
         ]
         step = exact_step(fleet[: choice.workers], choice.batch, self.ring)
         return step.time_s, step.shares
 
-    def probe(self, choice: Choice, steps: int = 40) -> Probe:
+    def probe(self, choice: Configuration, steps: int = 40) -> Probe:
         """Return what a probe tells: each worker at its share, and at an equal split before."""
         _, shares = self._exact(choice)
         points = tuple(

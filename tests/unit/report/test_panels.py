@@ -11,10 +11,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evenstride.report.figures import Panel, draw
-from evenstride.report.shares import Band
-from evenstride.sim.scenario import Scenario
-from evenstride.sim.score import Stage
+from evenstride.report.share_bands import ShareBand
+from evenstride.report.suite_figures import Panel, draw
+from evenstride.sim.scenario.scenario_model import Scenario
+from evenstride.sim.scoring.score import ScoredScenario
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ def made(*events: dict[str, Any], noise: float = 0.0, fast: float = 200.0) -> Pa
         {"name": "slow", "samples_per_s": 100.0, "noise": noise},
     ]
     values = {"name": "made", "global_batch": 60, "steps": 20, "workers": workers}
-    stage = Stage.of(Scenario.model_validate({**values, "events": list(events)}), 0)
+    stage = ScoredScenario.of(Scenario.model_validate({**values, "events": list(events)}), 0)
     return Panel.of("uniform", stage.run("uniform")[1], stage)
 
 
 def panel(scenario: str, step_s: float, worker: str, share: float) -> Panel:
-    band = Band(worker, *[np.full(4, share)] * 3)
+    band = ShareBand(worker, *[np.full(4, share)] * 3)
     return Panel("a policy", {"this policy": np.full(4, step_s)}, [band], None, scenario)
 
 

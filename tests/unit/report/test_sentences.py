@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from evenstride.report.compared import comparison_sentence, comparison_table, lead
-from evenstride.report.simulated import (
+from evenstride.report.policy_comparison import comparison_sentence, comparison_table, lead
+from evenstride.report.suite_text import (
     grouped,
     longer,
     means_line,
@@ -15,10 +15,10 @@ from evenstride.report.simulated import (
     simulation_table,
     times_sentence,
 )
-from evenstride.report.words import duration
-from evenstride.sim.score import Row
+from evenstride.report.wording import duration
+from evenstride.sim.scoring.score import ScoreRow
 
-ROW = Row(
+ROW = ScoreRow(
     *("h1", "adaptive", 1, 0),
     efficiency=0.9,
     efficiency_mean=0.8,
@@ -34,7 +34,7 @@ ROW = Row(
 )
 
 
-def rows(policy: str, *means: float, scenario: str = "h1", lag: int = 1) -> list[Row]:
+def rows(policy: str, *means: float, scenario: str = "h1", lag: int = 1) -> list[ScoreRow]:
     """Return a row for each seed."""
     return [
         replace(ROW, policy=policy, scenario=scenario, lag=lag, seed=seed, efficiency_mean=mean)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from benchmarks import virtual_run
 
-from evenstride.core.caps import Held
+from evenstride.core.allocation.memory_caps import PeakMemory
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.trace.write import TraceWriter
 
@@ -46,7 +46,7 @@ class VirtualRun(virtual_run.VirtualRun):
         super().__init__(
             TraceWriter(path, {**facts, "started_unix_s": 1.7e9, **(header or {})}),
             *(policy, batch, tuple(map(names, range(workers))), self._times_s, COMMUNICATION_S),
-            held=tuple(Held(rank, 32, 1 << 30, 4 << 30) for rank in range(workers)),
+            held=tuple(PeakMemory(rank, 32, 1 << 30, 4 << 30) for rank in range(workers)),
             begins_s=0.5,
         )
         self._speed, self._noise = speed, noise

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
-from evenstride.runtime.channel import Channel
-from evenstride.runtime.liveness import Beat
+from evenstride.runtime.failures.heartbeat import Beat
+from evenstride.runtime.store.store_channel import Channel
 
 
 class Clock:

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
 from evenstride.errors import ConfigError, UsageError
-from evenstride.runtime.sharded import check_engine
+from evenstride.runtime.engines.fsdp import check_engine
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import numbered
 

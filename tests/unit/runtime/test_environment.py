@@ -22,7 +22,7 @@ def test_every_variable_is_read() -> None:
             "EVENSTRIDE_POLICY": "static:1,2",
             "EVENSTRIDE_MAX_STEPS": "40",
             "EVENSTRIDE_TRACE": "runs/one",
-            "EVENSTRIDE_PROGRESS": "runs/steps",
+            "_EVENSTRIDE_PROGRESS": "runs/steps",
             "EVENSTRIDE_CALIBRATE": "0.5:1",
             "WORLD_SIZE": "8",
             "EVENSTRIDE_NOTICES": "off",
@@ -31,7 +31,7 @@ def test_every_variable_is_read() -> None:
             "EVENSTRIDE_SYNC": "bsp-ps",
             "EVENSTRIDE_NOISE": "25",
             "EVENSTRIDE_GLOBAL_BATCH": "96",
-            "EVENSTRIDE_HAND_OVER": "runs/phase-1",
+            "_EVENSTRIDE_HAND_OVER": "runs/phase-1",
         }
     )
 
@@ -60,9 +60,10 @@ def test_a_silence_that_cannot_be_is_refused(text: str) -> None:
 
 
 def test_an_empty_variable_counts_as_absent() -> None:
-    names = ("POLICY", "MAX_STEPS", "TRACE", "PROGRESS", "CALIBRATE", "NOISE", "GLOBAL_BATCH")
+    names = ("POLICY", "MAX_STEPS", "TRACE", "CALIBRATE", "NOISE", "GLOBAL_BATCH")
 
-    found = read_environment({f"EVENSTRIDE_{name}": "" for name in names} | {"WORLD_SIZE": ""})
+    private = {"_EVENSTRIDE_PROGRESS": "", "_EVENSTRIDE_HAND_OVER": "", "WORLD_SIZE": ""}
+    found = read_environment({f"EVENSTRIDE_{name}": "" for name in names} | private)
 
     assert found == Environment()
 

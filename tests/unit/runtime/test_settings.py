@@ -25,7 +25,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bounds that cross": ({"min_share": 3, "max_share": 2}, "max_share 2 is below min_share 3"),
     "shares for others": ({"policy": "static:1,3"}, "2 shares, but there are 1 workers"),
     "shares that do not sum up": ({"policy": "static:3"}, "sum to 3, but the global batch is 4"),
-    "a policy's argument": ({"policy": "uniform:2"}, "its settings are: none"),
+    "a policy's argument": ({"policy": "uniform:2"}, "settings of uniform: none"),
     "a trace that cannot be": ({"trace": "/proc/nowhere"}, "cannot be written to /proc/nowhere"),
     "a least share in words": ({"min_share": "1"}, "min_share is '1'"),
     "a most share in words": ({"max_share": "4"}, "max_share is '4'"),
@@ -83,7 +83,7 @@ def test_any_whole_number_is_a_seed(make_stride: MakeStride, seed: int) -> None:
 def test_a_progress_file_that_cannot_be_written_is_refused(
     make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EVENSTRIDE_PROGRESS", "/proc/nowhere/steps")
+    monkeypatch.setenv("_EVENSTRIDE_PROGRESS", "/proc/nowhere/steps")
 
     with pytest.raises(ConfigError, match="/proc/nowhere/steps"):
         make_stride()
@@ -92,7 +92,7 @@ def test_a_progress_file_that_cannot_be_written_is_refused(
 def test_it_may_be_closed_twice(
     make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("EVENSTRIDE_PROGRESS", str(tmp_path / "steps"))
+    monkeypatch.setenv("_EVENSTRIDE_PROGRESS", str(tmp_path / "steps"))
     stride = make_stride(trace=tmp_path)
 
     stride.close()

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from evenstride.core.events import FleetFormed
+from evenstride.core.control.events import FleetFormed
+from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.state import Control
-from evenstride.runtime.islands import Islands
-from evenstride.runtime.leader import Leader
-from evenstride.runtime.setup import _spans
+from evenstride.runtime.coordination.leader import Leader
+from evenstride.runtime.engines.replica_groups import Islands
+from evenstride.runtime.team import _spans
 from tests.unit.runtime.conftest import MakeStride
 
 ISLANDS = Islands(((0, 1), (2, 3)))

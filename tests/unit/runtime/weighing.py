@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstride.runtime.sampler import Draw
-from evenstride.runtime.scaling import Scaling
-from evenstride.runtime.timing import StepTimer
-from evenstride.runtime.weights import WeightExchange
+from evenstride.core.sampling.draw import Draw
+from evenstride.runtime.loss.loss_scaling import LossScaling
+from evenstride.runtime.loss.token_weights import WeightExchange
+from evenstride.runtime.timing.step_timer import StepTimer
 
 
 class Rank:
@@ -21,7 +21,7 @@ class Rank:
         timer = StepTimer(lambda _: None)
         exchange = WeightExchange(None, timer.waiting)
         self.exchange = exchange
-        self.scaling = Scaling(world_size, timer, self.committed.append, lambda: exchange)
+        self.scaling = LossScaling(world_size, timer, self.committed.append, lambda: exchange)
         self.model = nn.Linear(1, 1)
 
     def take(self, samples: int, window: int, weight: float | None = None, **draw: Any) -> Draw:

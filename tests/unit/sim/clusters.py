@@ -9,7 +9,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from evenstride.sim.scenario import Scenario
+from evenstride.sim.scenario.scenario_model import Scenario
 
 REFERENCE = Path(__file__).parents[3] / "benchmarks" / "scenarios" / "reference.yaml"
 

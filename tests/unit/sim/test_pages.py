@@ -12,13 +12,19 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from evenstride.core.events import Exchanged, FleetFormed
+from evenstride.core.control.events import Exchanged, FleetFormed
 from evenstride.core.fleet import Worker
-from evenstride.core.observation import Measured, Observation
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec
-from evenstride.sim.scenario import Communication, Event, Exchange, Scenario, WorkerGroup
-from evenstride.sim.score import FIELDS
-from evenstride.sim.timeline import load_recording
+from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.sim.scenario.scenario_model import (
+    Communication,
+    Event,
+    Exchange,
+    Scenario,
+    WorkerGroup,
+)
+from evenstride.sim.scenario.timeline import load_recording
+from evenstride.sim.scoring.score import FIELDS
 from evenstride.trace.write import TraceWriter
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -146,7 +152,7 @@ def test_the_numbers_of_ones_own_machines_are_found_in_a_trace(
     told.append(Observation(0, 5, 1200, (9.0,) * 90, (0.0,) * 90, modelled=False))
     with TraceWriter(tmp_path / "runs/today/trace.jsonl", {"policy": "adaptive"}) as writer:
         writer.event(0.0, FleetFormed(0, 0, 69, (Worker("a"), Worker("b"))), ())
-        writer.event(1.0, Exchanged(1300, 1301, Measured.of(told)), ())
+        writer.event(1.0, Exchanged(1300, 1301, Measurements.of(told)), ())
 
     printed = run(SIMULATOR, "### Numbers of your own machines", tmp_path, monkeypatch, capsys)
 

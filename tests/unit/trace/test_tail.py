@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evenstride.core.observation import Observation
+from evenstride.core.time_model.observation import Observation
 from evenstride.errors import TraceError
 from evenstride.trace.codec import dumps, encode_observation
 from evenstride.trace.read import longest_record, read_records

@@ -1,14 +1,18 @@
-"""All policies by name, as `Stride`, the command line and the simulator know them."""
+"""All policies by name, as `Stride`, the command line and the simulator know them.
+
+Start with `adaptive`, the default. The others are published policies, one module each, with their
+source.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import is_dataclass
 from importlib import import_module
-from math import isfinite
 from typing import Any
 
-from evenstride.core.policies.static import Given, Static
+from evenstride.core.policies.static import GivenShares, Static
 from evenstride.core.policy import Policy
+from evenstride.core.spec import Spec, numbers, parse_spec, settings_in, spec_text
 from evenstride.errors import ConfigError, UnknownPolicy
 
 # Imported when asked for: a run uses one of them, and pays for the import at every restart.
@@ -21,34 +25,70 @@ _PLAIN = {
     "omnilearn": "omnilearn.OmniLearn",
     "uniform": "uniform.Uniform",
 }
-_TYPES = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
+_FORM = "{}:{}"
 POLICY_NAMES = tuple(sorted([*_PLAIN, "static"]))
 
 
-def policy_from_spec(spec: str) -> Policy[Any]:
+def policy_from_spec(text: str) -> Policy[Any]:
     """Return the policy that a specification names.
 
     ``adaptive`` is a policy as it comes, ``static:20,100`` has its shares after the colon, and
-    ``dynamic-batching:dead_band=0.1,window=5`` or ``lb-bsp-cpu:predictor=ema`` change settings
+    ``dynamic-batching:dead_band=0.1,window=5`` or ``lb-bsp-cpu(predictor=ema)`` change settings
     by name.
 
     Raises:
         UnknownPolicy: there is no policy of that name.
-        ConfigError: the part after the colon is not understood.
+        ConfigError: what follows the name is not understood.
 
     >>> policy_from_spec("static:20,100")
-    Given(shares=(20, 100))
+    GivenShares(shares=(20, 100))
     >>> policy_from_spec("dynamic-batching:window=5").window
     5
     """
-    name, _, argument = spec.partition(":")
-    if name == "static":
-        return _static(spec, argument)
-    if name not in _PLAIN:
-        raise UnknownPolicy(spec, POLICY_NAMES)
-    kind = _load(_PLAIN[name])
-    policy: Policy[Any] = kind(**_settings(spec, kind, argument))
+    spec = parse_spec(text)
+    if spec.name == "static":
+        return _static(spec)
+    if spec.name not in _PLAIN:
+        raise UnknownPolicy(text, POLICY_NAMES)
+    kind = _load(_PLAIN[spec.name])
+    policy: Policy[Any] = kind(**settings_in(spec, "policy", kind, _FORM))
     return policy
+
+
+def spec_of(policy: Policy[Any]) -> str:
+    """Return the text that names a policy: in a trace's header, and compared between ranks.
+
+    For a policy of this package it is what `policy_from_spec` reads. For one of the user's own it
+    is the class, with its settings if the class is a dataclass.
+
+    >>> spec_of(policy_from_spec("dynamic-batching:window=5"))
+    'dynamic-batching:window=5'
+    """
+    kind: Any = type(policy)
+    if isinstance(policy, GivenShares):
+        return f"static:{','.join(map(str, policy.shares))}"
+    if isinstance(policy, Static):
+        return "static" if policy.by == "flops" else f"static:{policy.by}"
+    name = next((name for name, place in _PLAIN.items() if _is_at(kind, place)), None)
+    if name is None:
+        # Ranks compare this text, and the repr of anything else may show an address.
+        settings = repr(policy).partition("(")[1:] if is_dataclass(policy) else ()
+        return f"{kind.__module__}.{kind.__qualname__}{''.join(settings)}"
+    return spec_text(name, policy, _FORM)
+
+
+def is_policy(value: object) -> bool:
+    """Return whether a value has what the `Policy` protocol asks for."""
+    return (
+        not isinstance(value, type)
+        and hasattr(value, "opening_steps")
+        and all(callable(getattr(value, name, None)) for name in ("init", "decide"))
+    )
+
+
+def _is_at(kind: type[Any], place: str) -> bool:
+    # By name, so that no other policy has to be imported for the comparison.
+    return f"{kind.__module__}.{kind.__name__}" == f"{__name__}.{place}"
 
 
 def _load(place: str) -> type[Any]:
@@ -57,57 +97,16 @@ def _load(place: str) -> type[Any]:
     return kind
 
 
-def _settings(spec: str, policy: type[Any], argument: str) -> dict[str, Any]:
-    """Return the settings that an argument such as ``window=5`` changes.
-
-    Raises:
-        ConfigError: a setting is not one of the policy's, or its value is not of its type.
-    """
-    known = {field.name: field.default for field in fields(policy)}
-    values: dict[str, Any] = {}
-    for part in filter(None, argument.split(",")):
-        name, _, text = part.partition("=")
-        if name in values:
-            raise ConfigError(f"policy {spec!r} sets {name} twice; set it once")
-        try:
-            values[name] = _value(text, type(known[name]))
-        except (KeyError, ValueError):
-            options = ", ".join(f"{n}={v}" for n, v in known.items()) or "none"
-            what = f" ({name} is {_TYPES[type(known[name])]})" if name in known else ""
-            raise ConfigError(
-                f"policy {spec!r} is not understood at {part!r}{what}; its settings are: {options}"
-            ) from None
-    return values
-
-
-def _value(text: str, kind: type[Any]) -> Any:
-    """Return a setting's value as the type of its default.
-
-    Raises:
-        ValueError: it cannot be read as such.
-    """
-    if kind is bool:
-        if text not in ("true", "false"):
-            raise ValueError(text)
-        return text == "true"
-    if kind is float and not isfinite(float(text)):
-        raise ValueError(text)
-    return kind(text)
-
-
-def _static(spec: str, argument: str) -> Policy[Any]:
-    match argument:
-        case "" | "flops":
+def _static(spec: Spec) -> Policy[Any]:
+    match spec.argument:
+        case None | "" | "flops":
             return Static("flops")
         case "cores":
             return Static("cores")
-    try:
-        shares = tuple(int(part) for part in argument.split(","))
-    except ValueError:
-        shares = (-1,)
-    if min(shares) < 0 or not any(shares):
+    shares = numbers(spec.argument, int)
+    if not shares or min(shares) < 0 or not any(shares):
         raise ConfigError(
-            f"policy {spec!r} is not understood; write static (measured FLOP/s), static:cores, "
-            "or the shares themselves in rank order: static:20,100"
+            f"policy {spec.text!r} is not understood; write static (measured FLOP/s), "
+            "static:cores, or the shares themselves in rank order: static:20,100"
         )
-    return Given(shares)
+    return GivenShares(shares)

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from evenstride.core.allocation import equal_finish
-from evenstride.core.estimation import Estimate
-from evenstride.core.expectation import expected_max
+from evenstride.core.allocation.min_max import equal_finish
 from evenstride.core.fleet import Fleet, IntArray, as_array, as_shares
-from evenstride.core.policies.idle import Idle, weigh
-from evenstride.core.policies.settings import check_range
+from evenstride.core.policies.idle_workers import Idle, weigh
 from evenstride.core.policies.static import split_by
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.core.pooling import pooled
-from evenstride.core.timemodel import TimeModel
+from evenstride.core.spec import check_settings, within
+from evenstride.core.time_model.expected_max import expected_max
+from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.pooling import pooled
+from evenstride.core.time_model.step_times import TimeModel
 from evenstride.errors import InfeasibleShares
 
 # Known so well that measuring need not be frequent; and so well that no margin is needed.
 _SETTLED_DOUBT, _NO_DOUBT = 0.02, 0.002
+# If the best split is slower by this than the one in force, or as doubtful in a small fleet, wide
+# margins are the only way to another split.
 _STUCK = 0.01
 # So doubtful that a step is expected to take much longer than the split's mean times say; and the
 # margins that are tried then, in standard deviations.
 _VERY_DOUBTFUL, _WARY = 0.05, (1.0, 2.0)
 # Of so many workers it is not worth while to give a doubtful one less.
+# Measured: among eight workers the margin gained nothing, among ten thousand three per cent.
 _FEW = 8
 # A share that should be larger by this factor tells too little about its worker's speed: what is
 # believed of it, by mistake maybe, would never be corrected.
@@ -64,19 +67,17 @@ class Adaptive:
             than that. It is tried again from time to time (see `weigh`). Of 0, never.
     """
 
-    min_gain: float = 0.005
-    opening_steps: int = _MOST_OPENING
-    noise_margin: float = 0.0
-    allow_idle: int = 0
+    min_gain: float = field(default=0.005, metadata=within(float, 0, 1))
+    opening_steps: int = field(default=_MOST_OPENING, metadata=within(int, 0, _MOST_OPENING))
+    noise_margin: float = field(default=0.0, metadata=within(float, 0, 10))
+    allow_idle: int = field(default=0, metadata=within(int, 0, 1))
 
     def __post_init__(self) -> None:
-        check_range("adaptive", "min_gain", self.min_gain, 0, 1)
-        check_range("adaptive", "opening_steps", self.opening_steps, 0, _MOST_OPENING)
-        check_range("adaptive", "noise_margin", self.noise_margin, 0, 10)
-        check_range("adaptive", "allow_idle", self.allow_idle, 0, 1)
+        check_settings("policy adaptive", self)
 
     def init(self, fleet: Fleet) -> tuple[Idle | None, Move]:
         """Return the split by declared resources, else the equal one: nothing is known yet."""
+        # FLOP/s first, as cores say little about a fleet with GPUs.
         declared = split_by("flops", fleet) or split_by("cores", fleet)
         if declared is not None:
             return None, Move(declared, "opening: by declared resources until measured", False)
@@ -93,29 +94,33 @@ class Adaptive:
         now = as_array(situation.shares)
         # A worker with a share of 0 runs one sample.
         estimate = pooled(estimate, np.maximum(now, 1) if self.allow_idle else now)
-        outlook = Outlook(estimate, fleet, self.noise_margin)
+        outlook = StepForecast(estimate, fleet, self.noise_margin)
 
-        def usual(outlook: Outlook) -> Decision:
+        def usual(outlook: StepForecast) -> Decision:
             return self._compare(outlook, situation)
 
         if not self.allow_idle:
             return None, usual(outlook)
         return weigh(state or Idle(), situation, outlook, self.min_gain, usual)
 
-    def _compare(self, outlook: Outlook, situation: Situation) -> Decision:
+    def _compare(self, outlook: StepForecast, situation: Situation) -> Decision:
         """Decide on the best split within an outlook's bounds."""
         fleet, estimate, now = situation.fleet, outlook.estimate, as_array(situation.shares)
         now_s = outlook.step_s(now)
         best, best_s = outlook.best_split(now, now_s)
         step_s = now_s + situation.communication_s
+        # A part of the whole step: where communication dominates, a shorter busy time gains little.
         gain = (now_s - best_s) / step_s
         doubt = best_s / estimate.model.makespan_s(np.maximum(best, 1)) - 1.0
         starved = np.flatnonzero(best > _STARVED * np.maximum(now, 1))
+        # Only where it costs next to nothing: with one sample of many, no step would ever correct
+        # what is believed of the worker.
         if len(starved) and -self.min_gain <= gain <= self.min_gain:
             some = fleet.workers[int(starved[0])].name
             reason = f"worker {some} gets more, because its speed cannot be told from so little"
             return Move(as_shares(best), reason, settled=False)
         if gain <= self.min_gain:
+            # With curves that are known well, no gain means that the split has been found.
             trial = outlook.trial(now) if doubt > _BLOCKING else None
             if trial is not None:
                 some = fleet.workers[int(np.argmax(trial - now))].name
@@ -132,7 +137,7 @@ class Adaptive:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outlook:
+class StepForecast:
     """What steps are expected to take under one split or another.
 
     Args:
@@ -179,12 +184,15 @@ class Outlook:
         """
         late, model = _late_std(len(now)), self.estimate.model
         found = self._finishing(model, now)
+        # Without doubt, every margin leads to the same split.
         doubtful = found[1] > (1.0 + _NO_DOUBT) * model.makespan_s(np.maximum(found[0], 1))
         for std in (late - _late_std(_FEW), late):
+            # The whole margin is only for splits that are stuck.
             if doubtful and std > 0 and (std < late or found[1] > (1.0 + _STUCK) * now_s):
                 found = self._better(found, _latest(self.estimate, now, found[0], std))
         for std in _WARY:
             doubt = found[1] / model.makespan_s(np.maximum(found[0], 1)) - 1.0
+            # In large fleets wide margins hide a starved worker from its rescue.
             many = len(now) > _FEW  # of few, only where there is no better way out
             if (many or found[1] >= now_s) and doubt > (_VERY_DOUBTFUL if many else _STUCK):
                 found = self._better(found, _latest(self.estimate, now, found[0], std))
@@ -210,9 +218,11 @@ class Outlook:
             return None  # what is in force has not been measured yet
         at, curves = np.maximum(now, 1), self.estimate.now
         now_s, std = self.estimate.model.at(at), curves.relative_std(at)
+        # No steeper than through the origin, since no fixed time is below 0.
         slope = np.minimum(curves.per_sample_s + np.sqrt(curves.rows[4]), now_s / at)
         model = TimeModel.affine(now_s - slope * at, slope)
         upper = np.minimum(self.upper, (at * (now_s.max() / now_s)).astype(np.int64))
+        # A worker keeps at least what it has: rounded down, the slack may be less than that.
         bounds = self.lower, np.maximum(upper, np.minimum(now, self.upper))
         batch, quantum = self.fleet.global_batch, self.fleet.quanta
         try:
@@ -220,6 +230,7 @@ class Outlook:
         except InfeasibleShares:
             return None
         then_s = model.at(np.maximum(split, 1))
+        # Both with the doubt at the present shares: that elsewhere would forbid every trial.
         before_s, after_s = expected_max(now_s, std * now_s), expected_max(then_s, std * then_s)
         return split if after_s < (1.0 - _TRIAL) * before_s else None
 
@@ -248,5 +259,6 @@ def _latest(estimate: Estimate, now: IntArray, best: IntArray, std: float) -> Ti
     now_s = model.at(now) * (1.0 + std * estimate.relative_std(now))
     best_s = model.at(best) * (1.0 + std * estimate.relative_std(best))
     slope = np.divide(best_s - now_s, apart, out=model.per_sample_s.copy(), where=apart != 0)
+    # Nearly flat, a curve would draw the batch to its worker; beyond the origin it is impossible.
     slope = np.clip(slope, _FLATTEST * model.per_sample_s, best_s / np.maximum(best, 1))
     return TimeModel.affine(np.maximum(best_s - slope * best, 0.0), slope)

@@ -25,16 +25,16 @@ How we differ:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from evenstride.core.allocation import apportion
+from evenstride.core.allocation.min_max import apportion
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, Shares, as_array, as_shares
 from evenstride.core.policies.dynamic_batching import SHORTEST_S, in_force
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.errors import ConfigError
+from evenstride.core.spec import check_settings, within
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +95,7 @@ class Epoch:
         """Return it with what is newly told."""
         number, told = self.number, situation.observations
         if number is None and len(told):
+            # The epoch of the first time: the exchange that brings it may come in the next.
             number = epoch_of(situation, epoch_steps, int(told.first_step.min()))
         return Epoch(number, self.means.including(situation))
 
@@ -119,10 +120,10 @@ class Dbs:
         epoch_steps: steps that count as an epoch; 0 for an epoch of the data.
     """
 
-    epoch_steps: int = 0
+    epoch_steps: int = field(default=0, metadata=within(int))
 
     def __post_init__(self) -> None:
-        check_epoch("dbs", self.epoch_steps)
+        check_settings("policy dbs", self)
 
     @property
     def opening_steps(self) -> int:
@@ -141,6 +142,7 @@ class Dbs:
         if too_early is not None:
             return state, Keep(too_early)
         now = epoch_of(situation, self.epoch_steps, situation.step)
+        # The times of an epoch count once, whether they lead to a move or not.
         following = Epoch.begin(len(situation.fleet), now)
         shares = as_array(situation.shares)
         mean_s = np.maximum(state.means.mean_s, SHORTEST_S)
@@ -157,22 +159,10 @@ def epoch_of(situation: Situation, epoch_steps: int, step: int) -> int:
     return step // (epoch_steps or UNKNOWN_EPOCH_STEPS)
 
 
-def check_epoch(policy: str, epoch_steps: int) -> None:
-    """Raise for a negative number of steps.
-
-    Raises:
-        ConfigError: it is negative.
-    """
-    if epoch_steps < 0:
-        raise ConfigError(
-            f"policy {policy}: epoch_steps is {epoch_steps}; it must be at least 1, or 0 for an "
-            "epoch of the data"
-        )
-
-
 def _split(speed: FloatArray, fleet: Fleet) -> Shares:
     literal = published_rounding(speed * (fleet.global_batch / speed.sum()), fleet.global_batch)
     inside = ((fleet.lower <= literal) & (literal <= fleet.upper)).all()
+    # As published where that is possible; otherwise units would be missing or bounds broken.
     if inside and int(literal.sum()) == fleet.global_batch:
         return as_shares(literal)
     return as_shares(apportion(speed, fleet.global_batch, fleet.lower, fleet.upper))
@@ -187,6 +177,7 @@ def published_rounding(ideal: FloatArray, total: int) -> IntArray:
     >>> published_rounding(np.array([10.4, 10.3, 10.3]), 31).tolist()
     [10, 10, 10]
     """
+    # A batch that is whole but for rounding must not lose a sample.
     batches = np.floor(ideal + 1e-9).astype(np.int64)
     remainder = ideal - batches
     missing = max(0, total - int(batches.sum()))

@@ -34,18 +34,17 @@ How we differ:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from evenstride.core.allocation import apportion
+from evenstride.core.allocation.min_max import apportion
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
-from evenstride.core.observation import Measured
-from evenstride.core.policies.settings import check_range
 from evenstride.core.policies.static import split_by
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.errors import ConfigError
+from evenstride.core.spec import check_settings, within
+from evenstride.core.time_model.observation import Measurements
 
 # No step takes less, whatever a clock says: it keeps every quotient of times finite.
 SHORTEST_S = 1e-9
@@ -88,25 +87,14 @@ class DynamicBatching:
         proof: steps at the raised share in whose average the loss must show.
     """
 
-    dead_band: float = 0.05
-    smoothing: float = 0.3
-    window: int = 1
-    drop: float = 0.2
-    proof: int = 5
+    dead_band: float = field(default=0.05, metadata=within(float))
+    smoothing: float = field(default=0.3, metadata=within(float, 0, 1, above=True))
+    window: int = field(default=1, metadata=within(int, 1))
+    drop: float = field(default=0.2, metadata=within(float, 0, 1))
+    proof: int = field(default=5, metadata=within(int, 1))
 
     def __post_init__(self) -> None:
-        check_range("dynamic-batching", "dead_band", self.dead_band, 0)
-        check_range("dynamic-batching", "drop", self.drop, 0, 1)
-        if not 0 < self.smoothing <= 1:
-            raise ConfigError(
-                f"policy dynamic-batching: smoothing is {self.smoothing}; it must be above 0 and "
-                "at most 1"
-            )
-        if min(self.window, self.proof) < 1:
-            raise ConfigError(
-                f"policy dynamic-batching: window is {self.window} and proof {self.proof}; both "
-                "must be at least 1"
-            )
+        check_settings("policy dynamic-batching", self)
 
     @property
     def opening_steps(self) -> int:
@@ -133,11 +121,13 @@ class DynamicBatching:
         upper, target = _upper(fleet, state.learned_most), np.zeros(len(shares))
         target[working] = proportional_step(shares[working], state.mean_s[working])
         clamped = np.clip(target, fleet.lower, upper)
+        # After the bounds, because a change that they forbid is none.
         change = float(np.abs(clamped[working] / shares[working] - 1.0).max())
         if change <= self.dead_band:
             return state, Keep(
                 f"largest change {change:.1%} is inside the {self.dead_band:.0%} band"
             )
+        # The rule does not keep the sum, so the result is brought to the global batch here.
         after = as_shares(apportion(target, fleet.global_batch, fleet.lower, upper))
         if after == situation.shares:
             return state, Keep("bounds leave no room for a change")
@@ -148,6 +138,7 @@ class DynamicBatching:
     def _smooth(self, state: Smoothed, situation: Situation) -> Smoothed:
         mean_s, steps = state.mean_s.copy(), state.steps.copy()
         for worker, busy_s in in_force(situation).step_by_step():
+            # The first time is the average; from 0 the average would take many steps to come up.
             part = np.where(steps[worker] > 0, self.smoothing, 1.0)
             mean_s[worker] += part * (np.maximum(busy_s, SHORTEST_S) - mean_s[worker])
             steps[worker] += 1
@@ -155,6 +146,7 @@ class DynamicBatching:
 
     def _learn_most(self, before: Smoothed, state: Smoothed, shares: IntArray) -> Smoothed:
         """Take the former share of those for the bound that now prove to have lost by a raise."""
+        # Judged once, at so many steps: a slow-down later is no loss by the raise.
         proven = (before.steps < self.proof) & (state.steps >= self.proof)
         throughput = _throughput(shares, state.mean_s)
         lost = throughput < (1.0 - self.drop) * state.former_throughput
@@ -166,7 +158,7 @@ def _throughput(shares: IntArray, mean_s: FloatArray) -> FloatArray:
     return np.where(mean_s > 0, shares / np.maximum(mean_s, SHORTEST_S), 0.0)
 
 
-def in_force(situation: Situation) -> Measured:
+def in_force(situation: Situation) -> Measurements:
     """Return what was soundly measured at the very shares in force."""
     seen, shares = situation.observations, as_array(situation.shares)
     current = (seen.share > 0) & (seen.share == shares[seen.worker])
@@ -190,4 +182,5 @@ def _upper(fleet: Fleet, learned: IntArray) -> IntArray:
     """Return the upper bounds, the learned ones included unless they leave too little room."""
     upper = np.where(learned > 0, np.minimum(learned, fleet.upper), fleet.upper)
     upper = np.maximum(upper, fleet.lower)
+    # A run must go on, so bounds that were only learned give way.
     return upper if int(upper.sum()) >= fleet.global_batch else fleet.upper

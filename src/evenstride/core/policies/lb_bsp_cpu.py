@@ -26,19 +26,19 @@ How we differ:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from evenstride.core.allocation import apportion
+from evenstride.core.allocation.min_max import apportion
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
-from evenstride.core.observation import Measured
 from evenstride.core.policies.dynamic_batching import SHORTEST_S
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.predictors import PREDICTOR_NAMES, predictor_named
-from evenstride.errors import ConfigError
+from evenstride.core.spec import check_settings, one_of
+from evenstride.core.time_model.observation import Measurements
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,13 +62,10 @@ class LbBspCpu:
         predictor: ``narx``, ``ar``, ``ema`` or ``last``.
     """
 
-    predictor: str = "narx"
+    predictor: str = field(default="narx", metadata=one_of(*PREDICTOR_NAMES))
 
     def __post_init__(self) -> None:
-        if self.predictor not in PREDICTOR_NAMES:
-            known = ", ".join(PREDICTOR_NAMES)
-            problem = f"there is no predictor {self.predictor!r}; choose one of: {known}"
-            raise ConfigError(f"policy lb-bsp-cpu: {problem}")
+        check_settings("policy lb-bsp-cpu", self)
 
     @property
     def predicts_from_loads(self) -> bool:
@@ -102,6 +99,7 @@ class LbBspCpu:
         if missing.any():
             name = fleet.workers[int(np.argmax(missing))].name
             return state, Keep(f"no step of worker {name} has been measured yet")
+        # Only workers without a share can be unknown here; they get their least.
         weights = np.where(unknown, 0.0, speed)
         after = as_shares(apportion(weights, fleet.global_batch, fleet.lower, fleet.upper))
         if after == situation.shares:
@@ -109,12 +107,13 @@ class LbBspCpu:
         return state, Move(after, f"in proportion to the speeds predicted by {self.predictor}")
 
 
-def _step_by_step(measured: Measured) -> Iterator[tuple[IntArray, FloatArray, FloatArray]]:
+def _step_by_step(measured: Measurements) -> Iterator[tuple[IntArray, FloatArray, FloatArray]]:
     """Yield ranks, speeds and loads ``(2, n)`` of one step of each worker, in order."""
     seen = measured.only(measured.modelled & measured.sound & (measured.share > 0))
     starts = np.cumsum(seen.steps) - seen.steps
     for turn in seen.turns():
         for step in range(int(seen.steps[turn].max())):
             here = turn[seen.steps[turn] > step]
+            # Speeds must be finite, whatever a clock says.
             busy_s = np.maximum(seen.busy_s[starts[here] + step], SHORTEST_S)
             yield seen.worker[here], seen.share[here] / busy_s, seen.loads[:, here]

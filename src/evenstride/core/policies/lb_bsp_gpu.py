@@ -30,16 +30,16 @@ How we differ:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from evenstride.core.allocation import apportion, equal_finish
+from evenstride.core.allocation.min_max import apportion, equal_finish
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
 from evenstride.core.policies.dbs import Means
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.errors import ConfigError
+from evenstride.core.spec import check_settings, one_of, within
 
 # What even and odd ranks get in each split of the profile, in equal shares.
 _PROFILE = ((1.0, 1.0), (0.5, 1.5), (1.5, 0.5), (0.25, 1.75), (1.75, 0.25))
@@ -67,7 +67,7 @@ class Stepping:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Profile:
+class CurvePoints:
     """What the version of 2018 remembers: the points of the curves found so far.
 
     Args:
@@ -93,44 +93,36 @@ class LbBspGpu:
         profile_steps: steps of every worker in each split of the profile (2018).
     """
 
-    version: int = 2020
-    window: int = 5
-    most_window: int = 20
-    first_step: float = 0.5
-    profile_steps: int = 5
+    version: int = field(default=2020, metadata=one_of(2018, 2020))
+    window: int = field(default=5, metadata=within(int, 1))
+    most_window: int = field(default=20, metadata=within(int, 1))
+    first_step: float = field(default=0.5, metadata=within(float))
+    profile_steps: int = field(default=5, metadata=within(int, 1))
 
     def __post_init__(self) -> None:
-        if self.version not in (2018, 2020):
-            raise ConfigError(
-                f"policy lb-bsp-gpu: version is {self.version}; there are 2018 and 2020"
-            )
-        if min(self.window, self.most_window, self.profile_steps) < 1:
-            raise ConfigError(
-                f"policy lb-bsp-gpu: window is {self.window}, most_window {self.most_window} and "
-                f"profile_steps {self.profile_steps}; each must be at least 1"
-            )
+        check_settings("policy lb-bsp-gpu", self)
 
     @property
     def opening_steps(self) -> int:
         """None: neither version waits for its decisions."""
         return 0
 
-    def init(self, fleet: Fleet) -> tuple[Stepping | Profile, Move]:
+    def init(self, fleet: Fleet) -> tuple[Stepping | CurvePoints, Move]:
         """Return the equal split."""
         count, move = len(fleet), Uniform().init(fleet)[1]
         if self.version == 2018:
             profile = np.zeros((0, count))
-            state = Profile(Means.none(count), profile.astype(np.int64), profile)
+            state = CurvePoints(Means.none(count), profile.astype(np.int64), profile)
             return state, Move(move.shares, "first split of the profile: equal", settled=False)
         step = max(1, round(self.first_step * fleet.global_batch / count))
         return Stepping(Means.none(count), step, self.window), Move(move.shares, "equal split")
 
     def decide(
-        self, state: Stepping | Profile, situation: Situation
-    ) -> tuple[Stepping | Profile, Decision]:
+        self, state: Stepping | CurvePoints, situation: Situation
+    ) -> tuple[Stepping | CurvePoints, Decision]:
         """Add the new times; at the end of a window move a step, or take the next split."""
         state = replace(state, means=state.means.including(situation))
-        if isinstance(state, Profile):
+        if isinstance(state, CurvePoints):
             return self._profile(state, situation)
         return self._lead(state, situation)
 
@@ -139,6 +131,7 @@ class LbBspGpu:
         fewest = int(state.means.steps[shares > 0].min())
         if fewest < state.window:
             return state, Keep(f"{fewest} of {state.window} steps of the window measured")
+        # Bounds may have narrowed since. Moves between two workers would not repair that.
         if ((shares < fleet.lower) | (shares > fleet.upper)).any():
             weights, total = shares.astype(np.float64), fleet.global_batch
             inside = apportion(weights, total, fleet.lower, fleet.upper)
@@ -152,6 +145,7 @@ class LbBspGpu:
         room = shares[straggler] - fleet.lower[straggler], fleet.upper[leader] - shares[leader]
         if min(room) == 0:
             return fresh, Keep(f"worker {names[0]} is the slowest and at its lower bound")
+        # Samples that go back the way they came show that the step is too large.
         if straggler == state.taker or leader == state.giver:
             wider = min(2 * state.window, max(self.most_window, state.window))
             state = replace(state, step=max(1, state.step // 2), window=wider)
@@ -161,7 +155,7 @@ class LbBspGpu:
         state = replace(state, means=Means.none(len(fleet)), giver=straggler, taker=leader)
         return state, Move(as_shares(moved), f"{step} samples from {names[0]} to {names[1]}")
 
-    def _profile(self, state: Profile, situation: Situation) -> tuple[Profile, Decision]:
+    def _profile(self, state: CurvePoints, situation: Situation) -> tuple[CurvePoints, Decision]:
         fleet, shares = situation.fleet, as_array(situation.shares)
         count, fewest = len(fleet), int(state.means.steps[shares > 0].min())
         if len(state.shares) == len(_PROFILE):
@@ -169,7 +163,7 @@ class LbBspGpu:
         if fewest < self.profile_steps:
             seen = f"{fewest} of {self.profile_steps} steps of this split measured"
             return state, Keep(f"profile: {seen}", settled=False)
-        state = Profile(
+        state = CurvePoints(
             Means.none(count),
             np.concatenate([state.shares, shares[None]]),
             np.concatenate([state.times_s, state.means.mean_s[None]]),
@@ -180,7 +174,7 @@ class LbBspGpu:
             following = apportion(weights, fleet.global_batch, fleet.lower, fleet.upper)
             reason = f"split {taken + 1} of {len(_PROFILE)} of the profile"
             return state, Move(as_shares(following), reason, settled=False)
-        curves = Curves.through(state.shares, state.times_s, fleet.global_batch)
+        curves = PiecewiseCurves.through(state.shares, state.times_s, fleet.global_batch)
         best = equal_finish(curves, fleet.lower, fleet.upper, fleet.global_batch)
         return state, Move(as_shares(best), "equal finish on the profiled curves")
 
@@ -194,7 +188,7 @@ def _leader_and_straggler(mean_s: FloatArray, shares: IntArray, fleet: Fleet) ->
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Curves:
+class PiecewiseCurves:
     """Piecewise linear step times of ``W`` workers; a `StepTimes`.
 
     Args:
@@ -206,7 +200,7 @@ class Curves:
     time_s: FloatArray
 
     @classmethod
-    def through(cls, shares: IntArray, times_s: FloatArray, most: int) -> Curves:
+    def through(cls, shares: IntArray, times_s: FloatArray, most: int) -> PiecewiseCurves:
         """Return the curves through some points each, ``(n, W)``, for shares up to ``most``.
 
         Points at the same share count as their mean. Beyond the points a curve goes on along
@@ -223,10 +217,12 @@ class Curves:
             np.where(span > 0, span, b[-1]), 1.0
         )
         line = np.maximum(line, least)
+        # One more than any share, so that `at` may be asked for the share above the most.
         far = np.full_like(least, most + 1.0)
         share = np.concatenate([0 * far[None], b, far[None]])
         ends = np.maximum(t[0] - line * b[0], 0.0), t[-1] + line * (far - b[-1])
         time_s = np.concatenate([ends[0][None], t, ends[1][None]])
+        # Noise can make a later point lower. Less the least rise, the highest so far replaces it.
         rising = np.maximum.accumulate(time_s - least * share, axis=0)
         return cls(share, rising + least * share)
 

@@ -26,17 +26,17 @@ How we differ:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from evenstride.core.allocation import apportion
+from evenstride.core.allocation.min_max import apportion
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
-from evenstride.core.policies.dbs import Epoch, check_epoch, epoch_of
+from evenstride.core.policies.dbs import Epoch, epoch_of
 from evenstride.core.policies.dynamic_batching import proportional_step
-from evenstride.core.policies.settings import check_range
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
+from evenstride.core.spec import check_settings, within
 from evenstride.errors import ConfigError
 
 
@@ -51,18 +51,17 @@ class OmniLearn:
         b_max: share above which a candidate is lowered; 0 for three times an equal share.
     """
 
-    epoch_steps: int = 0
-    dead_band: float = 0.2
-    b_min: int = 16
-    b_max: int = 0
+    epoch_steps: int = field(default=0, metadata=within(int))
+    dead_band: float = field(default=0.2, metadata=within(float))
+    b_min: int = field(default=16, metadata=within(int))
+    b_max: int = field(default=0, metadata=within(int))
 
     def __post_init__(self) -> None:
-        check_epoch("omnilearn", self.epoch_steps)
-        check_range("omnilearn", "dead_band", self.dead_band, 0)
-        if self.b_min < 0 or self.b_max < 0 or 0 < self.b_max < self.b_min:
+        check_settings("policy omnilearn", self)
+        if 0 < self.b_max < self.b_min:
             raise ConfigError(
-                f"policy omnilearn: b_min is {self.b_min} and b_max {self.b_max}; they must be "
-                "at least 0, and b_max at least b_min"
+                f"policy omnilearn: b_min is {self.b_min} and b_max {self.b_max}; b_max must be "
+                "at least b_min, or 0 for three times an equal share"
             )
 
     @property
@@ -94,11 +93,13 @@ class OmniLearn:
         working, target = shares > 0, np.zeros(len(shares))
         batches = shares[working].astype(np.float64)
         candidate = proportional_step(batches, mean_s[working])
+        # As a part of the candidate, as published, not of the batch in force.
         small = np.abs(candidate - batches) < self.dead_band * candidate
         highest = self.b_max or max(self.b_min, 3.0 * fleet.global_batch / len(batches))
         target[working] = spread_equally(
             np.where(small, batches, candidate), self.b_min, highest, fleet.global_batch
         )
+        # Spreading what the clamps cut off may lead below 0, and weights cannot.
         return np.maximum(target, 0.0)
 
 

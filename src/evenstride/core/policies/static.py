@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from evenstride.core.allocation import apportion
+from evenstride.core.allocation.min_max import apportion
 from evenstride.core.fleet import Fleet, Shares, as_shares
 from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
@@ -57,7 +57,7 @@ class Static:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenShares:
     """Exactly these shares."""
 
     shares: Shares
@@ -111,7 +111,7 @@ class Given:
 
 def is_fixed(policy: object) -> bool:
     """Return whether a policy never uses measured times."""
-    return isinstance(policy, Uniform | Static | Given)
+    return isinstance(policy, Uniform | Static | GivenShares)
 
 
 def split_by(resource: Resource, fleet: Fleet) -> Shares | None:

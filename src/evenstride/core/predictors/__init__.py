@@ -1,11 +1,11 @@
-"""All predictors of the workers' speeds, by name."""
+"""All predictors of the workers' speeds, by name. Start with `predictor`, their interface."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from evenstride.core.predictors.autoregressive import Autoregressive
-from evenstride.core.predictors.memory import Last, MovingAverage
+from evenstride.core.predictors.moving_average import Last, MovingAverage
 from evenstride.core.predictors.narx import Narx
 from evenstride.core.predictors.predictor import Predictor
 from evenstride.errors import ConfigError

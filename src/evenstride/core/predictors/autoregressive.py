@@ -22,6 +22,7 @@ from evenstride.errors import ConfigError
 
 _PRIOR_VARIANCE = 10.0  # of each weight, in units of the noise variance of a speed
 _BEYOND = 1.5
+# A speed counts as at most this many times the one before, so that one absurd time is got over.
 _MOST_CHANGE = 10.0
 
 
@@ -77,9 +78,11 @@ class Autoregressive:
         fresh = state.unit[worker] == 0
         unit, past = state.unit.copy(), state.past.copy()
         unit[worker[fresh]] = speed[fresh]
+        # All delays begin at the first speed, so that the fit sees no jump from 0.
         past[worker[fresh]] = 1.0
         before = past[worker, 0]
         newest = np.clip(speed / unit[worker], before / _MOST_CHANGE, before * _MOST_CHANGE)
+        # Before the delays move on, since the prediction to correct was made from the former ones.
         fitted = self._fit(state, worker[~fresh], newest[~fresh])
         past[worker] = np.concatenate([newest[:, None], past[worker, :-1]], axis=1)
         return replace(fitted, unit=unit, past=past)
@@ -87,6 +90,7 @@ class Autoregressive:
     def _fit(self, state: Weighted, worker: IntArray, newest: FloatArray) -> Weighted:
         x, cov = _features(state.past[worker]), state.cov[worker]
         cov_x = np.einsum("wij,wj->wi", cov, x)
+        # No forgetting without news, or the covariance would grow without end at a steady speed.
         forgetting = np.where(
             np.trace(cov, axis1=1, axis2=2) > _PRIOR_VARIANCE * x.shape[1], 1.0, self.forgetting
         )

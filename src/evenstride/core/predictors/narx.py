@@ -54,7 +54,7 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Delayed:
+class NarxState:
     """The state: what the network knows, and its tapped delay lines of ``d`` steps.
 
     Args:
@@ -94,19 +94,19 @@ class Narx:
                 "most 1"
             )
 
-    def knowing(self, state: Delayed, *, learns: bool = True) -> Narx:
+    def knowing(self, state: NarxState, *, learns: bool = True) -> Narx:
         """Return a predictor that starts from what another run has learned."""
         return replace(self, learned=state.learned, learns=learns)
 
-    def start(self, workers: int) -> Delayed:
+    def start(self, workers: int) -> NarxState:
         """Return the state in which no worker has been seen."""
         learned = self._untrained() if self.learned is None else self.learned
         speeds = np.full((workers, self.delays), np.nan)
-        return Delayed(learned, speeds, np.zeros((workers, self.delays, 2)))
+        return NarxState(learned, speeds, np.zeros((workers, self.delays, 2)))
 
     def learn(
-        self, state: Delayed, worker: IntArray, speed: FloatArray, loads: FloatArray
-    ) -> Delayed:
+        self, state: NarxState, worker: IntArray, speed: FloatArray, loads: FloatArray
+    ) -> NarxState:
         """Return the network corrected by the error of its prediction, and the delays moved on."""
         log_speed, now = np.log(speed), _known(loads, state.loads[worker])
         known = ~np.isnan(state.speeds[worker, 0])
@@ -118,14 +118,16 @@ class Narx:
             learned = self._corrected(learned, x, log_speed[at] - mean)
         speeds, past = state.speeds.copy(), state.loads.copy()
         speeds[worker] = _moved_on(speeds[worker], log_speed)
+        # The first speed fills the whole line, so that no nan ever reaches the network.
         speeds[worker[~known]] = log_speed[~known, None]
         past[worker] = _moved_on(past[worker], now)
         past[worker[~known]] = now[~known, None]
-        return Delayed(learned, speeds, past)
+        return NarxState(learned, speeds, past)
 
-    def predict(self, state: Delayed, loads: FloatArray) -> FloatArray:
+    def predict(self, state: NarxState, loads: FloatArray) -> FloatArray:
         """Return the mean of the last speeds, corrected by the network."""
         x, mean = _inputs(state.speeds, _known(loads, state.loads), state.loads)
+        # Workers that were never seen stay nan by their mean.
         correction = self._output(state.learned.weights, np.nan_to_num(x))[0]
         limited = np.clip(correction, -_LARGEST_CORRECTION, _LARGEST_CORRECTION)
         return np.asarray(np.exp(mean + limited))
@@ -137,6 +139,8 @@ class Narx:
     def _untrained(self) -> Learned:
         """Return a network that corrects nothing: output weights are 0, hidden ones scattered."""
         size = self._inputs + self.hidden
+        # Scattered by a multiplicative hash, because the core draws nothing at random. They must
+        # differ: equal hidden cells would learn the same for ever.
         scattered = np.arange(1, self._inputs * self.hidden + 1, dtype=np.uint64)
         scattered = scattered * np.uint64(2654435761) % np.uint64(2**32)
         hidden = 2.0 * (scattered.astype(np.float64) / 2**32) - 1.0
@@ -161,10 +165,12 @@ class Narx:
         slopes = self._slopes(learned.weights, x, active)
         error = np.clip(target - predicted, -_LARGEST_ERROR, _LARGEST_ERROR)
         change, cov = np.zeros_like(learned.weights), learned.cov
+        # No forgetting without news, or the covariance would grow without end at a steady speed.
         if float(np.trace(cov)) < _PRIOR_VARIANCE * len(cov):
             cov = cov / self.forgetting
         for slope, missed in zip(slopes, error, strict=True):
             cov_slope = cov @ slope
+            # All slopes are those of the same weights, so the workers of a step teach in any order.
             gain = cov_slope / (1.0 + float(slope @ cov_slope))
             change = change + gain * (missed - float(slope @ change))
             cov = cov - np.outer(gain, cov_slope)
@@ -181,6 +187,7 @@ def _teachers(known: IntArray, steps: int) -> IntArray:
 
 def _known(loads: FloatArray, past: FloatArray) -> FloatArray:
     """Return the loads less one half, ``(n, 2)``, the last ones where they are not known."""
+    # Less one half, so that 0, which stands for a load that was never known, is the middle.
     now = np.clip(loads.T, 0.0, 1.0) - 0.5
     return np.where(np.isnan(now), past[:, 0], now)
 

@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
-    from evenstride.integrations.torchft.loader import LiveLoader
-    from evenstride.integrations.torchft.stride import LiveStride
-    from evenstride.integrations.torchft.voting import VotingOptimizer
+    from evenstride.integrations.torchft.live_loader import LiveLoader
+    from evenstride.integrations.torchft.live_stride import LiveStride
+    from evenstride.integrations.torchft.voting_optimizer import VotingOptimizer
 
 __all__ = ["LiveLoader", "LiveStride", "VotingOptimizer"]
 
-_HOMES = {"LiveLoader": "loader", "LiveStride": "stride", "VotingOptimizer": "voting"}
+_HOMES = {
+    "LiveLoader": "live_loader",
+    "LiveStride": "live_stride",
+    "VotingOptimizer": "voting_optimizer",
+}
 
 
 def __getattr__(name: str) -> Any:

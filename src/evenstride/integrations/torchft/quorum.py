@@ -21,11 +21,11 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 from torchft import Manager, ProcessGroupGloo
 
 from evenstride.errors import WorkerLost
-from evenstride.integrations.torchft.standing import Broken, Quorum
+from evenstride.integrations.torchft.quorum_messages import Broken, Quorum
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class WorkerEndpoint:
     """How a worker finds the others.
 
     Args:
@@ -52,7 +52,7 @@ class Quorums:
         endpoint: where the others are found.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: WorkerEndpoint) -> None:
         timeout = timedelta(seconds=endpoint.timeout_s)
         self._endpoint = endpoint
         self._latest: Quorum | None = None

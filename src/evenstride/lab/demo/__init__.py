@@ -1,1 +1,4 @@
-"""The whole idea on one machine: really unequal workers train a real model, both ways."""
+"""The whole idea on one machine: really unequal workers train a real model, both ways.
+
+Start with `demo_run`.
+"""

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from evenstride.report.words import plain
+from evenstride.report.wording import plain
 
 _VOID = {"meta", "link", "br", "hr", "input", "col"}
 _IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028"}

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from math import isnan
 
-from evenstride.report.page.closeup import closeup_chart, windows_of
-from evenstride.report.page.curves import curves_chart
-from evenstride.report.page.frame import TimeAxis
-from evenstride.report.page.lists import (
+from evenstride.report.page.charts.chart_frame import TimeAxis
+from evenstride.report.page.charts.closeup import closeup_chart, windows_of
+from evenstride.report.page.charts.curve_chart import curves_chart
+from evenstride.report.page.charts.draw_svg import draw_svg
+from evenstride.report.page.charts.metric_charts import metrics_charts
+from evenstride.report.page.charts.share_chart import shares_chart
+from evenstride.report.page.charts.step_time_chart import steptime_chart, top_s
+from evenstride.report.page.charts.worker_time_chart import times_chart
+from evenstride.report.page.event_lists import (
     alerts_part,
     decisions_part,
     facts_part,
     incidents_part,
 )
+from evenstride.report.page.findings import cards_of, headline, part_name, who_waited
 from evenstride.report.page.markup import Child, Markup, element
-from evenstride.report.page.metrics import metrics_charts
-from evenstride.report.page.runs import Run
-from evenstride.report.page.shares import shares_chart
-from evenstride.report.page.steptime import steptime_chart, top_s
-from evenstride.report.page.times import times_chart
-from evenstride.report.page.words import cards_of, headline, part_name, who_waited
-from evenstride.report.page.workers import workers_table
-from evenstride.report.words import duration
+from evenstride.report.page.page_runs import ReportedRun
+from evenstride.report.page.worker_rows import workers_table
+from evenstride.report.wording import duration
 
 
-def run_section(run: Run, number: int, axis: TimeAxis, *, alone: bool) -> Markup:
+def run_section(run: ReportedRun, number: int, axis: TimeAxis, *, alone: bool) -> Markup:
     """Return everything about one run.
 
     Args:
@@ -51,7 +52,7 @@ def run_section(run: Run, number: int, axis: TimeAxis, *, alone: bool) -> Markup
     )
 
 
-def _unread(run: Run) -> Markup | None:
+def _unread(run: ReportedRun) -> Markup | None:
     if not run.story.unread:
         return None
     told = [element("li", one) for one in run.story.unread]
@@ -59,7 +60,7 @@ def _unread(run: Run) -> Markup | None:
     return element("div", head, element("ul", told), class_="notice", role="note")
 
 
-def _cards(run: Run) -> Markup | None:
+def _cards(run: ReportedRun) -> Markup | None:
     cards = [
         element(
             "div", element("dt", one.name), element("dd", one.value, element("small", one.told))
@@ -69,18 +70,18 @@ def _cards(run: Run) -> Markup | None:
     return element("dl", cards, class_="cards") if cards else None
 
 
-def _who(run: Run) -> Markup | None:
+def _who(run: ReportedRun) -> Markup | None:
     told = [element("li", one) for one in who_waited(run)]
     if not told:
         return None
     return _part("Who made the others wait", element("ul", told, class_="who"), workers_table(run))
 
 
-def _alerts(run: Run) -> Markup | None:
+def _alerts(run: ReportedRun) -> Markup | None:
     return _part("Alerts", alerts_part(run))
 
 
-def _charts(run: Run, axis: TimeAxis, key: str, *, alone: bool) -> list[Markup | None]:
+def _charts(run: ReportedRun, axis: TimeAxis, key: str, *, alone: bool) -> list[Markup | None]:
     if not run.legs:
         return []
     windows = windows_of(run) if run.lockstep and len(run.lanes) > 1 else []
@@ -89,13 +90,13 @@ def _charts(run: Run, axis: TimeAxis, key: str, *, alone: bool) -> list[Markup |
         _pauses(run),
         times_chart(run, axis, key),
         closeup_chart(windows, key) if windows else None,
-        steptime_chart(run, axis, key, top_s([run])) if alone else None,
-        shares_chart(run, axis, key),
-        curves_chart(run, key),
+        draw_svg(steptime_chart(run, axis.scale, key, top_s([run]))) if alone else None,
+        draw_svg(shares_chart(run, axis.scale, key)),
+        draw_svg(curves) if (curves := curves_chart(run, key)) else None,
     ]
 
 
-def _pauses(run: Run) -> Markup | None:
+def _pauses(run: ReportedRun) -> Markup | None:
     """Tell what is left out between processes, where there are several."""
     if not run.pauses:
         return None

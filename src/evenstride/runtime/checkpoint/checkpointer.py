@@ -17,27 +17,30 @@ from typing import Any, Self
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstride.core.saving import Saving
+from evenstride.core.reliability.checkpoint_interval import Saving
 from evenstride.errors import ConfigError, EvenstrideError, UsageError
-from evenstride.runtime.agreement import Plain
-from evenstride.runtime.callers import user_line
-from evenstride.runtime.checkpoint.copying import About, copy_part
-from evenstride.runtime.checkpoint.ending import end_in_error, last_wait_s
-from evenstride.runtime.checkpoint.errors import CheckpointError
-from evenstride.runtime.checkpoint.forgotten import tell_if_unrestored, tell_if_unsaved
-from evenstride.runtime.checkpoint.manifest import Name, parse_name
-from evenstride.runtime.checkpoint.parting import part
-from evenstride.runtime.checkpoint.preparing import Asked, prepare
-from evenstride.runtime.checkpoint.probing import describe
-from evenstride.runtime.checkpoint.restoring import Here, Restored, Restorer
-from evenstride.runtime.checkpoint.retention import Lineage
-from evenstride.runtime.checkpoint.saver import Outcome, Saver
-from evenstride.runtime.checkpoint.staging import Staging
-from evenstride.runtime.checkpoint.states import collect
-from evenstride.runtime.checkpoint.storage import PatientReader
-from evenstride.runtime.checkpoint.tally import Tally
-from evenstride.runtime.checkpoint.ties import MemberTies, state_of
-from evenstride.runtime.liveness import ending_exception
+from evenstride.runtime.call_sites import user_line
+from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointError
+from evenstride.runtime.checkpoint.exit_status import end_in_error, last_wait_s
+from evenstride.runtime.checkpoint.format.manifest import Name, parse_name
+from evenstride.runtime.checkpoint.format.retention import Lineage
+from evenstride.runtime.checkpoint.format.storage import PatientReader
+from evenstride.runtime.checkpoint.group_departure import part
+from evenstride.runtime.checkpoint.restore.dataset_fingerprint import describe
+from evenstride.runtime.checkpoint.restore.forgotten_states import (
+    tell_if_unrestored,
+    tell_if_unsaved,
+)
+from evenstride.runtime.checkpoint.restore.restorer import Here, Restored, Restorer
+from evenstride.runtime.checkpoint.restore.saved_state import collect
+from evenstride.runtime.checkpoint.run_binding import SessionBinding, state_of
+from evenstride.runtime.checkpoint.save.copying import About, copy_part
+from evenstride.runtime.checkpoint.save.preparing import CheckpointerArguments, prepare
+from evenstride.runtime.checkpoint.save.save_statistics import SaveStatistics
+from evenstride.runtime.checkpoint.save.saver import Saver, SaveResult
+from evenstride.runtime.checkpoint.save.staging import Staging
+from evenstride.runtime.coordination.agreement import Plain
+from evenstride.runtime.failures.heartbeat import ending_exception
 from evenstride.runtime.stride import Stride
 
 logger = logging.getLogger("evenstride")
@@ -78,7 +81,8 @@ class Checkpointer:
         scheduler: one or several; anything with ``state_dict`` and ``load_state_dict``.
         every: steps from save to save, or a duration by rank 0's clock ("30s", "5min", a
             `datetime.timedelta`), or "auto": as often as the losses that were seen, and what a
-            save takes, make best (Young and Daly), or a `evenstride.core.saving.Saving`.
+            save takes, make best (Young and Daly), or a
+            `evenstride.core.reliability.checkpoint_interval.Saving`.
         keep: complete checkpoints that stay, at least 1; older ones that this run wrote or was
             restored from are deleted once a newer one is in place. Others are never deleted.
         extra: more objects with ``state_dict`` and ``load_state_dict``, by name: a gradient
@@ -114,10 +118,12 @@ class Checkpointer:
                 f"stride is a {type(stride).__name__}; give the evenstride.Stride that deals the "
                 "batches"
             )
-        self._stride, self._ties = stride, MemberTies(stride._member)
+        self._stride, self._ties = stride, SessionBinding(stride._member)
         more = self._ties.with_own(extra)
         environment = stride._member._environment
-        asked = Asked(folder, every, keep, model, optimizer, scheduler, more, environment)
+        asked = CheckpointerArguments(
+            folder, every, keep, model, optimizer, scheduler, more, environment
+        )
         self._is = prepare(asked, self._ties)
         self._saver = Saver(self._is.storage, self._ties.own_group(), keep, self._failed)
         self._staging, self._saves = Staging(), self._ties.saves
@@ -128,11 +134,13 @@ class Checkpointer:
         self._name: Name | None = None
         self._lineage = Lineage()
         self._data: tuple[Any, dict[str, Any]] | None = None
-        self._tally = Tally(str(self._is.storage), speaks=self._ties.rank == 0)
+        self._tally = SaveStatistics(str(self._is.storage), speaks=self._ties.rank == 0)
         self._copied_s = 0.0
         self._checked = self._closed = False
         self._unrestored, self._line = True, user_line()  # for warnings
         self._plan_by_clock()
+        # Last: from here on signals are watched for, and what is refused above must not start
+        # that.
         self._ties.begin(_FIRST_SAVE_S, notices, self._is.cadence.saving)
         atexit.register(self._close_at_exit)
 
@@ -153,12 +161,15 @@ class Checkpointer:
             Some microseconds when nothing is due; a copy of this rank's part when a save is.
         """
         step = self._stride.step
+        # Without a new committed step there is nothing new to save.
         if step == self._seen:
             return
         self._refuse_if_closed("step")
         if self._seen < 0:
             self._tell_if_unrestored()
         self._seen = step
+        # Clocks of ranks differ. Rank 0's counts, and it asks for a save that all make at one
+        # step.
         by_clock = self._ties.rank == 0 and time.monotonic() >= self._ask_at_s
         if not self._ties.lockstep:
             if by_clock or step >= self._next:
@@ -166,16 +177,20 @@ class Checkpointer:
             return
         if by_clock:
             self._ask()
+        # Agreed saves count this process' own steps; `stride.step` also counts those of earlier
+        # runs.
         own = self._ties.committed()
         pending = self._saves.pending(own)
         asked = pending and self._saves.due(own)
         if asked or step >= self._next:
             self._begin(step, asked=asked)
         if pending:
+            # After the save, so that those who leave have no step that is not in it.
             self._let_go(*self._saves.going(own))
 
     def _tell_if_unrestored(self) -> None:
         """Warn before the first save if `restore` was not called, and should have been."""
+        # More steps than this process has committed: the script has loaded a state itself.
         loaded_otherwise = self._stride.step > self._ties.committed()
         unrestored, self._unrestored = self._unrestored, False
         if unrestored and self._ties.rank == 0 and not loaded_otherwise:
@@ -205,8 +220,9 @@ class Checkpointer:
         except EvenstrideError as error:
             if not self._ties.forgives(error):
                 raise
+            # The lost rank's part will never come, so the thread that waits for it is left behind.
             self._saver.abandon()
-            self._tally.failed = None
+            self._tally.forgive()
 
     def wait(self) -> None:
         """Wait until the save that is going on, if any, has ended; however it did."""
@@ -246,7 +262,7 @@ class Checkpointer:
         restorer = Restorer(reader, self._ties, self._saver.group, self._is.training, here, allowed)
         restored, self._lineage = restorer.run()
         if restored is not None:
-            self._tally.newest = parse_name(restored.folder)
+            self._tally.begin_from(parse_name(restored.folder))
         elif self._is.source is not None:  # only read, so nothing there is ever deleted
             restored, _ = replace(restorer, storage=PatientReader(self._is.source)).run()
         self._seen, self._next = self._stride.step, self._is.cadence.after(self._stride.step)
@@ -276,6 +292,8 @@ class Checkpointer:
         if self._closed:
             return
         self._take_over()
+        # A save is collective: where only this rank knows of the failure, the others would not
+        # join.
         if self._tally.failed is not None and self._tally.failed.everywhere:
             with contextlib.suppress(EvenstrideError):  # in mid-step, say: the failure stands
                 self._start(self._stride.step)
@@ -319,11 +337,15 @@ class Checkpointer:
     def _start(self, step: int) -> None:
         begun_s = time.monotonic()
         state = state_of(self._stride, self._ties, self._is.training.optimizers)
+        # An unsafe state is refused through an agreement: a rank that raised alone would leave the
+        # others waiting in the save.
         if not self._checked:
             if self._ties.rank == 0:
                 tell_if_unsaved(self._is.training, self._line)
             self._ties.agree("the first save", self._show_safe, lambda shown: shown[0])
             self._checked = True
+        # Another try at the same step gets a folder of its own: ranks that lost touch may still
+        # write to the one before.
         same = self._name is not None and self._name.step == step
         attempt = self._name.attempt + 1 if same and self._name is not None else 0
         self._name = Name(step, self._is.generation, attempt)
@@ -342,6 +364,7 @@ class Checkpointer:
         """End, because some ranks leave; the save before is waited for."""
         if not going:
             return
+        # The processes end right after this, and with them the thread that writes.
         self._take_over()
         leads = self._ties.leads_host(going)
         self._end()
@@ -358,17 +381,19 @@ class Checkpointer:
         """Wait for the save before, if there is one, and take note of how it ended."""
         begun_s = time.monotonic()
         with self._ties.waiting():
+            # Counted as waiting: slow storage must not look like slow training and move the
+            # shares.
             outcome = self._saver.take(wait=self._ties.until)
         self._tally.count["blocked_s"] += time.monotonic() - begun_s
         if outcome is not None:
             self._note(outcome)
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, outcome: SaveResult) -> None:
         self._tally.note(outcome)
         if not outcome.error:
-            self._saves.save_s = self._copied_s + outcome.took_s
+            self._saves.takes(self._copied_s + outcome.took_s)
 
-    def _failed(self, outcome: Outcome) -> None:
+    def _failed(self, outcome: SaveResult) -> None:
         """A save has failed (its thread): say so once, and ask for another one."""
         if self._ties.rank:
             return
@@ -395,6 +420,7 @@ class Checkpointer:
 
     def _described(self) -> dict[str, Any]:
         dataset = self._ties.dataset()
+        # Describing a data set loads samples, so do it once for each.
         if self._data is None or self._data[0] is not dataset:
             self._data = dataset, describe(dataset, self._stride.state_dict()["seed"])
         return self._data[1]
@@ -415,6 +441,7 @@ class Checkpointer:
             self._end()
 
     def _close_at_exit(self) -> None:
+        # A program that fails must not wait long for others, which may be gone.
         if (error := ending_exception()) is not None:
             self._abandon(error)
             return

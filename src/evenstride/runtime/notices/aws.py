@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from evenstride.runtime.notices.bodies import json_object, plain_text, unexpected
+from evenstride.runtime.notices.http_bodies import json_object, plain_text, unexpected
+from evenstride.runtime.notices.http_transport import LINK_LOCAL, Answer, MetadataService
 from evenstride.runtime.notices.notice import NoAnswer, Notice
-from evenstride.runtime.notices.transport import LINK_LOCAL, Answer, MetadataService
 
 ACTION_PATH = "/latest/meta-data/spot/instance-action"
 REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"

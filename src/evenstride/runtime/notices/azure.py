@@ -30,9 +30,9 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from evenstride.runtime.notices.bodies import json_object, plain_text, unexpected
+from evenstride.runtime.notices.http_bodies import json_object, plain_text, unexpected
+from evenstride.runtime.notices.http_transport import LINK_LOCAL, MetadataService, http_date_unix_s
 from evenstride.runtime.notices.notice import NoAnswer, Notice, earliest
-from evenstride.runtime.notices.transport import LINK_LOCAL, MetadataService, http_date_unix_s
 
 EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
 NAME_PATH = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"

@@ -24,9 +24,9 @@ import time
 from collections.abc import Callable
 from urllib.parse import quote
 
-from evenstride.runtime.notices.bodies import plain_text, unexpected
+from evenstride.runtime.notices.http_bodies import plain_text, unexpected
+from evenstride.runtime.notices.http_transport import LINK_LOCAL, MetadataService
 from evenstride.runtime.notices.notice import NoAnswer, Notice
-from evenstride.runtime.notices.transport import LINK_LOCAL, MetadataService
 
 PREEMPTED, MAINTENANCE = "preempted", "maintenance-event"
 _ROOT = "/computeMetadata/v1/instance/"

@@ -25,7 +25,7 @@ _LONGEST_PAUSE_S = 10.0
 _JOIN_S = 2.0
 
 
-class Watcher:
+class NoticeWatcher:
     """Watches sources of notices until it is closed.
 
     Args:

@@ -9,13 +9,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from evenstride.core.alerts import Alert, Alerts
+from evenstride.core.control.state import Control
+from evenstride.core.diagnostics.alerts import Alert, Alerts
+from evenstride.core.diagnostics.ledger import Ledger
 from evenstride.core.fleet import FloatArray
-from evenstride.core.gradient_parts import NoiseOfRun
-from evenstride.core.ledger import Ledger
-from evenstride.core.observation import Measured
-from evenstride.core.state import Control
-from evenstride.runtime.sinks.names import neutral
+from evenstride.core.gradients.noise_accumulator import NoiseOfRun
+from evenstride.core.time_model.observation import Measurements
+from evenstride.runtime.sinks.metric_names import neutral
 
 
 class Sample(NamedTuple):
@@ -26,7 +26,7 @@ class Sample(NamedTuple):
     value: float
 
 
-class Found(NamedTuple):
+class NamedMean(NamedTuple):
     """A mean that the script has named: where the training was, its name and its value."""
 
     step: int
@@ -52,7 +52,7 @@ class Snapshot:
     step: int
     epochs: float | None
     samples: tuple[Sample, ...] = ()
-    found: tuple[Found, ...] = ()
+    found: tuple[NamedMean, ...] = ()
     alerts: tuple[Alert, ...] = ()
 
 
@@ -69,7 +69,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LeaderSnapshot:
     """What the leader knows after an exchange.
 
     Args:
@@ -84,14 +84,14 @@ class Known:
 
     step: int
     control: Control
-    measured: Measured
+    measured: Measurements
     ledger: Ledger
     changes: int
     noise: NoiseOfRun
     lockstep: bool = True
 
 
-def numbers_of(known: Known, before: Ledger, alerts: Alerts) -> Iterator[Sample]:
+def numbers_of(known: LeaderSnapshot, before: Ledger, alerts: Alerts) -> Iterator[Sample]:
     """Yield the numbers of the run and of each worker that serves; what is unknown is left out.
 
     Args:
@@ -110,7 +110,7 @@ def numbers_of(known: Known, before: Ledger, alerts: Alerts) -> Iterator[Sample]
         yield from (Sample(metric, label, value) for label, value in pairs if isfinite(value))
 
 
-def _of_run(known: Known, before: Ledger) -> Iterator[tuple[str, float | None]]:
+def _of_run(known: LeaderSnapshot, before: Ledger) -> Iterator[tuple[str, float | None]]:
     control, ledger = known.control, known.ledger
     steps = ledger.steps - before.steps
     if control.fleet is not None:
@@ -118,9 +118,10 @@ def _of_run(known: Known, before: Ledger) -> Iterator[tuple[str, float | None]]:
     if steps:
         yield "step_seconds", (ledger.took_s - before.took_s) / steps
     yield "communication_seconds", control.communication_s
-    if ledger.compared is not None:
-        names = (f"{name}_model_ratio" for name in ("efficiency", "speedup", "bound"))
-        yield from zip(names, ledger.compared, strict=True)
+    if ledger.compared:
+        yield "efficiency_model_ratio", ledger.efficiency_model
+        yield "speedup_model_ratio", ledger.speedup_model
+        yield "bound_model_ratio", ledger.bound_model
     yield "changes_total", known.changes
     if known.noise.steps:
         scale = known.noise.estimate.scale()
@@ -128,7 +129,7 @@ def _of_run(known: Known, before: Ledger) -> Iterator[tuple[str, float | None]]:
             yield f"gradient_noise_scale{name}", value if isfinite(value) else None
 
 
-def _of_workers(known: Known, alerts: Alerts) -> Iterator[tuple[str, FloatArray]]:
+def _of_workers(known: LeaderSnapshot, alerts: Alerts) -> Iterator[tuple[str, FloatArray]]:
     control, seen = known.control, known.measured
     shares = np.array(control.shares, dtype=np.float64)
     workers = len(shares)

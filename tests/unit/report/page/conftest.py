@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from benchmarks.report_runs import Made, make
 
-from evenstride.report.page.runs import Run, read_run
+from evenstride.report.page.page_runs import ReportedRun, read_run
 
-Making = Callable[..., Run]
+Making = Callable[..., ReportedRun]
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Making:
     """Make up a run, write its trace and read it."""
 
-    def making(name: str = "today", **facts: object) -> Run:
+    def making(name: str = "today", **facts: object) -> ReportedRun:
         path = make(Made(**facts), tmp_path / name / "trace.jsonl")  # type: ignore[arg-type]
         return read_run(path, name)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from benchmarks.report_runs import Made, make
 
-from evenstride.report.page.page import page_of
-from evenstride.report.page.runs import read_run
+from evenstride.report.page.html_page import page_of
+from evenstride.report.page.page_runs import read_run
 from tests.browser import Browser, NoBrowser
 from tests.unit.report.page.hostile import MARKER, hostile_trace
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.report.page.markup import Markup, data_island, element, escaped, number
-from evenstride.report.words import plain
+from evenstride.report.wording import plain
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -1,4 +1,4 @@
-"""An fsspec file system for `evenstride.testing.object_store`, as s3fs is one for S3."""
+"""An fsspec file system for `object_store`, as s3fs is one for S3."""
 
 from __future__ import annotations
 

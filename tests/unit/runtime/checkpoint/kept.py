@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import evenstride
 from evenstride.runtime.checkpoint import Checkpointer, Restored
-from evenstride.runtime.checkpoint.storage import Bytes
+from evenstride.runtime.checkpoint.format.storage import Bytes
 
 ROWS, BATCH = 40, 4
 
@@ -197,7 +197,7 @@ class Runs:
     def __call__(self, storage: Any, **settings: Any) -> Solo:
         """Return a run that saves to a storage, or to a folder."""
         if hasattr(storage, "write"):
-            module = "evenstride.runtime.checkpoint.preparing.open_storage"
+            module = "evenstride.runtime.checkpoint.save.preparing.open_storage"
             self._patch.setattr(module, lambda _: storage)
         self._made.append(Solo("somewhere" if hasattr(storage, "write") else storage, **settings))
         return self._made[-1]

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from evenstride.core.lifetimes import Exponential
-from evenstride.core.saving import Saving
+from evenstride.core.reliability.checkpoint_interval import Saving
+from evenstride.core.reliability.lifetimes import Exponential
 from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint import CheckpointError
-from evenstride.runtime.checkpoint.cadence import Cadence, parse_every
+from evenstride.runtime.checkpoint.save.save_interval import SaveInterval, parse_every
 from tests.unit.runtime.checkpoint.kept import Count, MemoryStorage, Runs
 
 
@@ -93,7 +93,7 @@ def test_how_often_is_shown_as_it_was_asked_for(every: Any, shown: str) -> None:
 
 @given(seconds=st.floats(1e-6, 1e9))
 def test_what_differs_is_shown_to_differ(seconds: float) -> None:
-    one, other = Cadence(interval_s=seconds), Cadence(interval_s=nextafter(seconds, inf))
+    one, other = SaveInterval(interval_s=seconds), SaveInterval(interval_s=nextafter(seconds, inf))
 
     assert str(one) != str(other)
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from evenstride.errors import StepInFlight
 from evenstride.runtime.checkpoint import Checkpointer, Restored
-from evenstride.runtime.checkpoint.manifest import parse_name
-from evenstride.runtime.checkpoint.states import collect
+from evenstride.runtime.checkpoint.format.manifest import parse_name
+from evenstride.runtime.checkpoint.restore.saved_state import collect
 from tests.unit.runtime.checkpoint.kept import (
     Count,
     FullStorage,
@@ -328,8 +328,12 @@ def test_what_is_read_at_once_makes_no_difference(
     first = runs(storage, net=nn.Sequential(nn.Linear(1, 9), nn.Linear(9, 5)))
     first.train(2)
     first.checkpoint.save()
-    monkeypatch.setattr("evenstride.runtime.checkpoint.reading._SPAN_BYTES", span_bytes)
-    monkeypatch.setattr("evenstride.runtime.checkpoint.reading._GAP_BYTES", gap_bytes)
+    monkeypatch.setattr(
+        "evenstride.runtime.checkpoint.restore.checkpoint_reader._SPAN_BYTES", span_bytes
+    )
+    monkeypatch.setattr(
+        "evenstride.runtime.checkpoint.restore.checkpoint_reader._GAP_BYTES", gap_bytes
+    )
     second = runs(storage, net=nn.Sequential(nn.Linear(1, 9), nn.Linear(9, 5)))
 
     second.restore()

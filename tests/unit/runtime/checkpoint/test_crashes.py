@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenstride.runtime.checkpoint.manifest import parse_name
+from evenstride.runtime.checkpoint.format.manifest import parse_name
 from tests.unit.runtime.checkpoint.kept import Dead, MemoryStorage, MortalStorage, Runs, Solo
 
 # A save writes tensors, items, the table of contents and the manifest.
@@ -102,7 +102,9 @@ def test_a_late_writer_deletes_nothing_of_a_later_run(runs: Runs) -> None:
 
     # As if it had looked for later runs just before there was one.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evenstride.runtime.checkpoint.writing.later_run", lambda *_: None)
+        patch.setattr(
+            "evenstride.runtime.checkpoint.save.checkpoint_writer.later_run", lambda *_: None
+        )
         late.train(3)
         late.checkpoint.close()
 

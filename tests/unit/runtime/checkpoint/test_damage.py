@@ -13,9 +13,8 @@ import pytest
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint import CheckpointError
-from evenstride.runtime.checkpoint.codec import to_bytes
-from evenstride.runtime.checkpoint.errors import CheckpointDamaged
-from evenstride.runtime.checkpoint.manifest import (
+from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointDamaged
+from evenstride.runtime.checkpoint.format.manifest import (
     Digest,
     Name,
     decode,
@@ -23,8 +22,9 @@ from evenstride.runtime.checkpoint.manifest import (
     parse_name,
     read_manifest,
 )
-from evenstride.runtime.checkpoint.retention import COMPLETED
-from evenstride.runtime.checkpoint.tables import decode_table
+from evenstride.runtime.checkpoint.format.retention import COMPLETED
+from evenstride.runtime.checkpoint.format.state_codec import to_bytes
+from evenstride.runtime.checkpoint.format.tensor_index import decode_table
 from tests.faults.damages import sealed
 from tests.unit.runtime.checkpoint.kept import MemoryStorage, Runs
 

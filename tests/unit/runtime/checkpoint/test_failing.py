@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from evenstride.runtime.checkpoint import CheckpointError
-from evenstride.runtime.checkpoint.cadence import parse_every
-from evenstride.runtime.checkpoint.manifest import parse_name
+from evenstride.runtime.checkpoint.format.manifest import parse_name
+from evenstride.runtime.checkpoint.save.save_interval import parse_every
 from tests.unit.runtime.checkpoint.kept import FullStorage, Runs
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from evenstride.errors import CheckpointDamaged, ConfigError
-from evenstride.runtime.checkpoint.codec import from_bytes, to_bytes, unpack
-from evenstride.runtime.checkpoint.manifest import Digest, decode
-from evenstride.runtime.checkpoint.schema import PositionSchema
-from evenstride.runtime.checkpoint.tables import decode_table
+from evenstride.runtime.checkpoint.format.manifest import Digest, decode
+from evenstride.runtime.checkpoint.format.manifest_schema import PositionSchema
+from evenstride.runtime.checkpoint.format.state_codec import from_bytes, to_bytes, unpack
+from evenstride.runtime.checkpoint.format.tensor_index import decode_table
 from tests.faults.damages import DEEP, ODD, mutated, sealed
 from tests.unit.runtime.checkpoint.kept import MemoryStorage, Runs, Solo
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from evenstride.core.lifetimes import Exponential
-from evenstride.core.saving import Saving
+from evenstride.core.reliability.checkpoint_interval import Saving
+from evenstride.core.reliability.lifetimes import Exponential
 from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint import Checkpointer, CheckpointError
-from evenstride.runtime.checkpoint.storage import open_storage
-from evenstride.runtime.checkpoint.ties import MemberTies
-from evenstride.runtime.farewell import LossReport
-from evenstride.runtime.gate import Gate
+from evenstride.runtime.checkpoint.format.storage import open_storage
+from evenstride.runtime.checkpoint.run_binding import SessionBinding
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier
+from evenstride.runtime.failures.failure_report import LossReport
 from tests.unit.runtime.checkpoint.kept import FullStorage, MemoryStorage, Runs
 from tests.unit.runtime.quiet import channel
 
@@ -172,7 +172,7 @@ def test_what_is_no_stride_is_refused(tmp_path: Path) -> None:
 
 def test_a_way_to_decide_when_to_save_ends_with_its_checkpointer(runs: Runs) -> None:
     run = runs(MemoryStorage(), every=Saving(Exponential(3600.0)))
-    ties = MemberTies(run.stride._member)
+    ties = SessionBinding(run.stride._member)
     short_s = ties.interval_s(0.5)
     run.checkpoint.close()
 
@@ -185,10 +185,10 @@ def test_a_rank_that_ends_says_nothing_of_its_own_loss(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "last_value", ConfigError("no"), raising=False)
-    report = LossReport(channel(rank=1), Gate((3, 4)), lambda: ("idle", 0))
+    report = LossReport(channel(rank=1), DrawBarrier((3, 4)), lambda: ("idle", 0))
 
     assert report.heard("rank 1 is gone: it ended with ConfigError: no")
     assert not caplog.records
-    other = LossReport(channel(rank=1), Gate((3, 4)), lambda: ("idle", 0))
+    other = LossReport(channel(rank=1), DrawBarrier((3, 4)), lambda: ("idle", 0))
     assert other.heard("rank 10 is gone: it ended")
     assert "rank 10 is gone" in caplog.text

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from evenstride.core.alerts import Alert
-from evenstride.core.events import FleetFormed
+from evenstride.core.control.events import FleetFormed
+from evenstride.core.control.state import Control
+from evenstride.core.diagnostics.alerts import Alert
 from evenstride.core.fleet import Worker
-from evenstride.core.observation import Observation
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.state import Control
-from evenstride.runtime.desk import Told
-from evenstride.runtime.leader import Leader
-from evenstride.runtime.messages import Reply
-from evenstride.runtime.sinks.snapshot import Found, Sample, Snapshot
+from evenstride.core.time_model.observation import Observation
+from evenstride.runtime.coordination.leader import Leader
+from evenstride.runtime.coordination.messages import Reply
+from evenstride.runtime.coordination.notice_filter import RankNotices
+from evenstride.runtime.sinks.snapshot import NamedMean, Sample, Snapshot
 
 HOSTILE = 'a"b\n{x}\\,\x1b[2J<script>\u202e/0'
 """A name that does what it can to a terminal, a page, a table and a label."""
@@ -37,7 +37,10 @@ def snapshot(step: int = 40, *, busy_s: float = 0.25, workers: str = "ab") -> Sn
 def with_news(step: int = 40) -> Snapshot:
     """Return one with a mean of an earlier step, and an alert."""
     plain = snapshot(step)
-    found = (Found(step - 2, 1.25, "loss", 0.75), Found(step - 1, 1.375, "=1+1", float("nan")))
+    found = (
+        NamedMean(step - 2, 1.25, "loss", 0.75),
+        NamedMean(step - 1, 1.375, "=1+1", float("nan")),
+    )
     return Snapshot(plain.unix_s, step, plain.epochs, plain.samples, found, (SLOW,))
 
 
@@ -61,7 +64,7 @@ def exchange(
         notice: the worker that is to go in an hour, if there is one.
     """
     shares, longest_s = leader.control.rank_shares, max(busy_s)
-    told = Told(3600.0, False, True, "a test")
+    told = RankNotices(3600.0, False, True, "a test")
     replies = [
         Reply(
             first + steps + 1,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.sinks.csv_file import COLUMNS, CsvSink
+from evenstride.runtime.sinks.csv_sink import COLUMNS, CsvSink
 from tests.unit.runtime.sinks.made import snapshot, with_news
 
 

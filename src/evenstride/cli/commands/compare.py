@@ -1,0 +1,148 @@
+"""``evenstride compare``: policies side by side, simulated or on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenstride.cli import shared_options as common
+from evenstride.cli.render.terminal_text import say
+from evenstride.cli.suite_request import SuiteRequest
+from evenstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evenstride.cli.suite_request import Results
+    from evenstride.sim.scoring.suite import Suite
+
+_EXAMPLE = "evenstride compare cluster.yaml"
+_SEEDS = "5"
+
+_Files = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Scenario files, or folders of them; with --real a script and its arguments.",
+        metavar="FILE... | -- SCRIPT ARGS",
+    ),
+]
+_Plot = Annotated[
+    Path | None,
+    typer.Option(help="Draw step times and shares into this folder, a file per scenario."),
+]
+_Real = Annotated[
+    bool, typer.Option("--real", help="Run a script on local workers of chosen speed instead.")
+]
+_Speeds = Annotated[
+    str | None, typer.Option(help="With --real: speeds of the workers; 1,0.5,0.2 if not given.")
+]
+_Change = Annotated[
+    list[str] | None,
+    typer.Option(help="With --real: change of speed in each run, as STEP:SPEEDS."),
+]
+_Repeats = Annotated[
+    int | None, typer.Option(help="With --real: runs of each policy; 1 if not given.", min=1)
+]
+
+
+def compare(
+    files: _Files = None,
+    policies: Annotated[
+        list[str] | None,
+        common.policies_option("As a list or one by one; all of them if not given."),
+    ] = None,
+    seeds: Annotated[str | None, common.seeds_option(f"{_SEEDS} if not given.")] = None,
+    lag: common.Lag = None,
+    cold_lag: common.ColdLag = None,
+    steps: Annotated[int | None, common.steps_option("With --real steps per run.")] = None,
+    every: common.Every = None,
+    plot: _Plot = None,
+    real: _Real = False,
+    speeds: _Speeds = None,
+    change: _Change = None,
+    repeats: _Repeats = None,
+    as_json: common.AsJson = False,
+) -> None:
+    """Compare policies: how close each comes to the best split, in every scenario.
+
+    A cell is the mean noise-free efficiency over the seeds; * marks a line's best.
+
+    informed: of a controller that is told the truth, at the same lag.
+
+    The last column: how far adaptive is ahead of the best of the others, paired by
+    seed, with a 95 % bootstrap interval.
+
+    Examples:
+        evenstride compare cluster.yaml --seeds 20 --lag 1,3,8
+
+        evenstride compare benchmarks/scenarios --policy adaptive,dbs --json
+
+        evenstride compare --real --speeds 1,0.5 -- train.py --lr 0.1
+    """
+    if real:
+        _refuse("--real", seeds=seeds, lag=lag, cold_lag=cold_lag, every=every)
+        from evenstride.cli.compare_on_machine import RealRequest, compare_real
+
+        asked = RealRequest(
+            files, policies, speeds or "1,0.5,0.2", change or [], repeats or 1, steps, plot
+        )
+        compare_real(asked, as_json)
+        return
+    _refuse("scenario files; add --real", speeds=speeds, change=change, repeats=repeats)
+    paths = [Path(file) for file in files or []]
+    _compare(
+        SuiteRequest(paths, policies, seeds or _SEEDS, lag, cold_lag, steps, every), plot, as_json
+    )
+
+
+def _refuse(what: str, **options: object) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ConfigError(f"--{given[0].replace('_', '-')} does not go with {what}")
+
+
+def _compare(asked: SuiteRequest, plot: Path | None, as_json: bool) -> None:
+    from evenstride.cli.suite_request import print_rows, run_suite
+
+    suite = asked.suite(_EXAMPLE, leave_out=True)
+    drawing = None
+    if plot is not None:
+        from evenstride.cli.render.simulation_progress import Drawing
+
+        drawing = Drawing.into_folder(suite, plot)
+    for line in _left_out(suite):
+        say(line, err=True)
+    results = run_suite(suite, drawing)
+    if as_json:
+        print_rows(results)
+    elif results.rows:
+        _tell(results)
+    results.end()
+    if drawing is not None:
+        drawing.save()
+
+
+def _left_out(suite: Suite) -> list[str]:
+    """Return a line for each policy that cannot serve some scenario."""
+    from evenstride.cli.suite_request import listed
+
+    lines = []
+    for policy in dict.fromkeys(unfit.policy for unfit in suite.left_out):
+        mine = [unfit for unfit in suite.left_out if unfit.policy == policy]
+        named = listed([unfit.scenario for unfit in mine])
+        reason = mine[0].reason.partition(";")[0]
+        lines.append(f"left out: {policy} in {named} ({reason})")
+    return lines
+
+
+def _tell(results: Results) -> None:
+    from evenstride.cli.suite_request import print_table
+    from evenstride.report.policy_comparison import comparison_sentence, comparison_table
+    from evenstride.report.suite_text import seeds_of
+
+    groups = results.groups()
+    print_table(comparison_table(groups))
+    seeds = seeds_of(groups)
+    say(f"\nNoise-free efficiency, mean of {seeds}; * is the best of its line.")
+    say(comparison_sentence(groups))
+    say(results.times())

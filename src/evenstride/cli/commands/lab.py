@@ -1,0 +1,175 @@
+"""``evenstride lab``: any script of yours on local workers of chosen speed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenstride.cli.arguments import split_policies
+
+if TYPE_CHECKING:
+    from evenstride.lab.comparison.comparison_result import Comparison
+    from evenstride.lab.comparison.lab_session import LabPlan
+    from evenstride.lab.comparison.mode_comparison import ModesComparison
+
+__all__ = ["lab", "perform", "split_policies", "tell"]
+
+_Command = Annotated[
+    list[str],
+    typer.Argument(help="Script and its arguments, after --.", metavar="-- SCRIPT ARGS"),
+]
+_Change = Annotated[
+    list[str] | None,
+    typer.Option(help="Change of speed in each run, as STEP:SPEEDS or SECONDSs:SPEEDS."),
+]
+_Sync = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Modes of synchronisation to compare, each under every policy: bsp, bsp-ps, asp, "
+        "'ssp(staleness=3)', 'local-sgd(every=8)', delayed; the script's own if not given."
+    ),
+]
+_Speeds = Annotated[str, typer.Option(help="Speed of each worker as a part of one core.")]
+_Policies = Annotated[str, typer.Option(help="Policies to compare, in the order they alternate.")]
+_Steps = Annotated[
+    int, typer.Option(min=1, help="Steps per run; the first 40 are cold and counted apart.")
+]
+_Repeats = Annotated[int, typer.Option(min=1, help="Runs of each policy.")]
+_Calibrate = Annotated[
+    bool, typer.Option(help="Measure the true curves before and after, and run fixed splits.")
+]
+_Out = Annotated[
+    Path | None, typer.Option(help="Folder for traces and logs; runs/lab-TIME if not given.")
+]
+_Restore = Annotated[
+    bool,
+    typer.Option(
+        "--restore", help="Start each run from the script's newest checkpoint, which is only read."
+    ),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def lab(
+    command: _Command,
+    speeds: _Speeds,
+    policies: _Policies = "uniform,adaptive",
+    steps: _Steps = 120,
+    repeats: _Repeats = 2,
+    change: _Change = None,
+    sync: _Sync = None,
+    calibrate: _Calibrate = True,
+    out: _Out = None,
+    restore: _Restore = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Run a training script on local workers of chosen speed, under several policies.
+
+    The script is launched through torchrun, one process per speed, each under a CPU limit. It
+    must use evenstride and leave policy= out of its Stride; EVENSTRIDE_POLICY sets it. Every run
+    starts from scratch: its Checkpointer writes to a folder of its own, which is deleted
+    afterwards.
+
+    With --sync, each mode is run under every policy, and a table tells samples per second,
+    waiting, staleness, and the shortest and longest of the workers' own periods, after 40 steps
+    or half of a shorter run. The script leaves sync= out; EVENSTRIDE_SYNC sets it. Parameter
+    servers are not slowed down.
+
+    Examples:
+        evenstride lab --speeds 1,0.5,0.25 -- examples/ddp.py
+
+        evenstride lab --speeds 1,0.5 --policies dynamic-batching,adaptive -- train.py --lr 0.1
+
+        evenstride lab --speeds 1,1 --change 60:1,0.4 --policies adaptive --no-calibrate -- train.py
+
+        evenstride lab --speeds 1,0.5,0.2 --sync 'bsp,asp,ssp(staleness=3)' -- examples/ddp.py
+    """
+    from evenstride.cli.exit_codes import conclude
+    from evenstride.cli.lab_modes import compare_modes
+    from evenstride.cli.simulate_modes import read_modes
+    from evenstride.core.policies import policy_from_spec
+    from evenstride.lab.comparison.lab_session import LabPlan
+    from evenstride.lab.limits.speeds import parse_change, parse_speeds
+
+    wanted, names = parse_speeds(speeds), split_policies(policies, "--policies")
+    modes = read_modes(",".join(sync) if sync else None)
+    for name in names:
+        policy_from_spec(name)
+    folder = out or Path("runs") / time.strftime("lab-%Y%m%d-%H%M%S")
+    plan = LabPlan(
+        command=tuple(command),
+        speeds=wanted,
+        policies=names,
+        steps=steps,
+        repeats=repeats,
+        changes=tuple(parse_change(text, len(wanted)) for text in change or []),
+        folder=folder.resolve(),
+        calibrate=calibrate,
+        modes=modes,
+        restore=restore,
+    )
+    if modes:
+        compare_modes(plan, as_json)
+        return
+    outcome, _ = perform(plan)
+    conclude(outcome, tell, as_json)
+
+
+def perform(plan: LabPlan) -> tuple[Comparison, dict[str, list[Path]]]:
+    """Return what a lab session came to, and each policy's traces; show it meanwhile.
+
+    Raises:
+        EvenstrideError: it cannot be, or failed.
+    """
+    from evenstride.cli.render.live_table import LiveTable
+    from evenstride.lab.comparison.lab_session import Viewer
+    from evenstride.lab.comparison.policy_runs import run_lab
+
+    traces: dict[str, list[Path]] = {}
+    with LiveTable(plan.speeds) as board:
+
+        def begins(trace: Path, policy: str) -> None:
+            traces.setdefault(policy, []).append(trace)
+            board.follow(trace, policy)
+
+        return run_lab(plan, Viewer(board.say, begins, lambda _: board.refresh())), traces
+
+
+def tell(outcome: Comparison) -> str:
+    """Return the outcome of a lab session as people read it."""
+    lines = [
+        f"\n{cluster_line(outcome)}\n",
+        f"{'policy':24}{'step':>12}{'samples/s':>12}{'efficiency':>12}{'changes':>9}  samples",
+    ]
+    for run in outcome.runs:
+        efficiency = "" if run.efficiency is None else f"{run.efficiency:.2f}"
+        lines.append(
+            f"{run.policy:24}{run.step_s * 1e3:>9.1f} ms{run.samples_per_s:>12.0f}{efficiency:>12}"
+            f"{run.changes:>9}  {'/'.join(map(str, run.shares))}"
+        )
+    if outcome.oracle is not None:
+        shares = "/".join(map(str, outcome.oracle.shares))
+        lines.append(
+            f"{'best fixed split':24}{outcome.oracle.step_s * 1e3:>9.1f} ms{'':33}  {shares}"
+        )
+    if outcome.speedup is not None:
+        bound = "" if outcome.bound is None else f", bound {outcome.bound:.2f}"
+        lines.append(f"\nspeed-up over equal batches {outcome.speedup:.2f}{bound}")
+    return "\n".join([*lines, f"trace {outcome.trace}"])
+
+
+def cluster_line(outcome: Comparison | ModesComparison) -> str:
+    """Return what the figures were measured on."""
+    measured = outcome.achieved_speeds
+    return (
+        f"{outcome.workers} workers at speeds {_numbers(outcome.speeds)}"
+        + (f" (measured {_numbers(measured)})" if measured else "")
+        + f", global batch {outcome.global_batch}"
+    )
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " / ".join(f"{value:.3g}" for value in values)

@@ -1,0 +1,208 @@
+"""``evenstride launch``: torchrun with settings for workers that come and go."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenstride.cli.render.terminal_text import say
+from evenstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evenstride.lab.processes.torchrun import StoreEndpoint, Torchrun
+
+_Command = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Script and its arguments, or -- -m pkg.module and those.",
+        metavar="SCRIPT [ARGS]...",
+    ),
+]
+_Nodes = Annotated[
+    str, typer.Option(help="Machines, or the fewest and the most.", metavar="N|MIN:MAX")
+]
+_PerNode = Annotated[
+    str,
+    typer.Option(
+        help="Workers per machine; gpu or cpu: one for each; auto: gpu where there are some, "
+        "else cpu.",
+        metavar="N",
+    ),
+]
+_Store = Annotated[
+    str | None,
+    typer.Option(help="Where the machines meet; port 29400 if left out.", metavar="HOST[:PORT]"),
+]
+_Name = Annotated[
+    str, typer.Option("--id", help="Name of the job, the same on all machines.", metavar="NAME")
+]
+_Spot = Annotated[
+    bool, typer.Option("--spot", help="Machines may be taken away; none of them hosts the store.")
+]
+_Restarts = Annotated[
+    int | None, typer.Option(min=0, help="Most restarts; 3, and 1000 with --spot, if left out.")
+]
+_Address = Annotated[
+    str | None,
+    typer.Option(
+        help="This machine's address for the others; the one towards the store if left out.",
+        metavar="HOST",
+    ),
+]
+_StoreOnly = Annotated[
+    bool, typer.Option("--store-only", help="Serve the store at --store, and nothing else.")
+]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the command.")]
+_Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object, and start nothing; a store of --store-only is served.",
+    ),
+]
+
+
+def launch(
+    context: typer.Context,
+    command: _Command = None,
+    nodes: _Nodes = "1",
+    per_node: _PerNode = "auto",
+    store: _Store = None,
+    name: _Name = "evenstride",
+    spot: _Spot = False,
+    restarts: _Restarts = None,
+    address: _Address = None,
+    store_only: _StoreOnly = False,
+    dry_run: _DryRun = False,
+    as_json: _Json = False,
+) -> None:
+    """Start a script with torchrun, so that it survives machines that come and go.
+
+    Prints the torchrun command and becomes it. Run it on every machine. A machine
+    that is lost costs the steps since the last checkpoint and some ten seconds,
+    instead of most of a minute.
+
+    Each loss counts as a restart, also when a machine is taken away. The store
+    must outlive all machines: torchrun cannot go on without it. With --spot it is
+    served apart, with --store-only on a small machine that stays. Whoever reaches
+    its port can run code on all machines of the job, so let nobody else reach it.
+
+    On one machine every port listens on loopback. On several machines, the store
+    listens on the address of --store, everything else on that of --address.
+
+    Options of launch stand before the script; what follows it is the script's.
+
+    Examples:
+        evenstride launch --per-node 2 train.py --lr 0.1
+
+        evenstride launch --per-node 2 -- -m pkg.module --lr 0.1
+
+        evenstride launch --store-only --store 10.0.0.5:29400
+
+        evenstride launch --nodes 1:4 --store 10.0.0.5:29400 --spot train.py
+    """
+    from evenstride.lab.processes import torchrun
+
+    endpoint = None if store is None else torchrun.parse_store(store)
+    if store_only:
+        _serve(endpoint, command, as_json, dry_run)
+        return
+    if not command:
+        raise ConfigError(
+            "there is no script to launch; name it after the options, such as evenstride launch "
+            "--per-node 2 train.py, or add --store-only to serve a store alone"
+        )
+    request = torchrun.Request(
+        command=tuple(command),
+        nodes=torchrun.parse_nodes(nodes),
+        per_node=torchrun.parse_per_node(per_node),
+        store=endpoint,
+        name=name,
+        spot=spot,
+        restarts=restarts,
+        address=address,
+    )
+    run = torchrun.torchrun(request, torchrun.offers_of_torch())
+    run = replace(run, notes=(*run.notes, *_strayed(context, command)))
+    if not (dry_run or as_json):
+        _refuse_if_missing(command[0])
+    _become(run, as_json, dry_run or as_json)
+
+
+def _strayed(context: typer.Context, command: list[str]) -> list[str]:
+    """Return a note for each option of launch that went to the script."""
+    own = {name for parameter in context.command.params for name in parameter.opts}
+    ended = command.index("--") if "--" in command else len(command)
+    given = dict.fromkeys(word.partition("=")[0] for word in command[1:ended])
+    return [
+        f"{name} after the script goes to the script; put it before if launch is meant."
+        for name in given
+        if name.startswith("--") and name in own
+    ]
+
+
+def _refuse_if_missing(script: str) -> None:
+    """Refuse a script that no restart would find; what begins with a dash is for torchrun."""
+    path = Path(script)
+    if script.startswith("-") or path.is_file() or (path / "__main__.py").is_file():
+        return
+    there = "it is a folder" if path.is_dir() else f"there is no such file seen from {Path.cwd()}"
+    raise ConfigError(
+        f"{script} is to be launched, and {there}; launch starts a script, or a module given as "
+        "-- -m pkg.module; correct the name, or go to the folder that it starts from"
+    )
+
+
+def _become(run: Torchrun, as_json: bool, dry_run: bool) -> None:
+    """Print a command, and run it in place of this process."""
+    words = [sys.executable, "-m", "evenstride.lab.processes.rendezvous", *run.arguments]
+    if as_json:
+        typer.echo(json.dumps({"command": words, "notes": run.notes}))
+    else:
+        typer.echo(shlex.join(words))
+        for note in run.notes:
+            say(f"note: {note}", err=True)
+    if not dry_run:
+        sys.stdout.flush()
+        os.execv(sys.executable, words)
+
+
+def _serve(
+    endpoint: StoreEndpoint | None, command: list[str] | None, as_json: bool, dry_run: bool
+) -> None:
+    """Serve a store until told to end."""
+    if endpoint is None:
+        raise ConfigError(
+            "a store alone needs an address to be served at; add --store HOST:PORT, with an "
+            "address of this machine that the workers reach"
+        )
+    if command:
+        raise ConfigError(
+            f"--store-only serves a store and runs no script, but {command[0]} is given; leave it "
+            "out, and launch it on the other machines"
+        )
+    if dry_run:
+        _tell_store(str(endpoint), as_json)
+        return
+    from evenstride.runtime.store.store_server import serve_store
+
+    with serve_store(endpoint.host, endpoint.port) as (host, port):
+        _tell_store(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", as_json)
+        while True:
+            signal.pause()
+
+
+def _tell_store(at: str, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"store": at}))
+    else:
+        say(f"The store is served at {at}; it must run as long as the job does.")
+    sys.stdout.flush()

@@ -1,0 +1,288 @@
+"""``evenstride plan --online``: find workers and batch while a script trains."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import shlex
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evenstride.cli.render.terminal_text import say
+from evenstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evenstride.core.gradients.noise_scale import Interval
+    from evenstride.lab.online.online_request import OnlineRequest, OnlineResult
+    from evenstride.planner.tuning.online_forecast import OnlineForecast
+
+
+Online = Annotated[
+    bool, typer.Option("--online", help="Train the script, and find workers and batch meanwhile.")
+]
+Workers = Annotated[
+    str | None,
+    typer.Option(help="With --online: numbers of workers to choose from, such as 1,2,4."),
+]
+Speeds = Annotated[
+    str | None,
+    typer.Option(
+        help="With --online: speeds to limit the workers to, as parts of a core, such as 1,0.5; as "
+        "they are if not given."
+    ),
+]
+Price = Annotated[
+    float, typer.Option(help="With --online: price of a worker for an hour; 1 counts hours.")
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option(help="With --online: folder of the run; given again, it goes on from there."),
+]
+ProbeSteps = Annotated[
+    int, typer.Option(min=5, help="With --online: steps by which a configuration is measured.")
+]
+Restore = Annotated[
+    bool,
+    typer.Option(
+        "--restore",
+        help="With --online: start from the script's newest checkpoint, which is only read.",
+    ),
+]
+
+_OURS = frozenset({"online", "workers", "speeds", "usd_per_h", "folder", "probe_steps", "restore"})
+_SHARED = frozenset({"runs", "epochs", "batches", "objective", "as_json"})
+
+
+def check(context: typer.Context, *, online: bool) -> None:
+    """Refuse options that mean nothing for what is asked.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        given = source is not None and source.name == "COMMANDLINE"
+        if not given or name in _SHARED or (name in _OURS) == online:
+            continue
+        option = max(parameter.opts, key=len)
+        if online:
+            raise ConfigError(
+                f"{option} is about machines to rent, and --online chooses among workers of this "
+                "one; leave one of both out"
+            )
+        raise ConfigError(f"{option} is for plan --online; add --online, or leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says; see there."""
+
+    command: tuple[str, ...]
+    workers: str | None
+    batches: str | None
+    epochs: float | None
+    objective: str | None
+    usd_per_h: float
+    speeds: str | None
+    folder: Path | None
+    probe_steps: int
+    restore: bool = False
+
+
+def perform(options: Options, *, as_json: bool) -> None:
+    """Train the script, and print what was found.
+
+    Raises:
+        EvenstrideError: it cannot be, or failed.
+    """
+    from evenstride.lab.online.online_search import search
+
+    asked = asked_of(options)
+    try:
+        found = search(asked, lambda line: say(line, err=True))
+    except KeyboardInterrupt:
+        typer.echo(
+            f"ended; the same command with --folder {shlex.quote(str(asked.folder))} goes on from "
+            "the last checkpoint, with what was measured until then",
+            err=True,
+        )
+        raise
+    typer.echo(json.dumps(to_dict(found)) if as_json else tell(found))
+
+
+def asked_of(options: Options) -> OnlineRequest:
+    """Return what is searched for.
+
+    Raises:
+        ConfigError: something is not understood, or missing.
+    """
+    from evenstride.cli import arguments
+    from evenstride.lab.limits.speeds import parse_speeds
+    from evenstride.lab.online.online_request import OnlineRequest
+
+    if not options.command:
+        raise ConfigError(
+            "plan --online trains a script; give it after --, such as evenstride plan --online "
+            "--workers 1,2,4 --epochs 30 -- train.py"
+        )
+    speeds = parse_speeds(options.speeds) if options.speeds else ()
+    workers = _workers(options.workers, len(speeds))
+    if options.epochs is None or not 0 < options.epochs < math.inf:
+        raise ConfigError(
+            f"--epochs is {'missing' if options.epochs is None else options.epochs}; plan --online "
+            "needs to know how many epochs the script trains at its smallest batch, such as "
+            "--epochs 30"
+        )
+    if not 0 < options.usd_per_h < math.inf:
+        raise ConfigError(f"--usd-per-h is {options.usd_per_h}; give a price above 0, such as 1.2")
+    batches = arguments.wholes(options.batches, "--batches") if options.batches else ()
+    if batches and batches[-1] < workers[0]:
+        raise ConfigError(
+            f"--batches has {batches[-1]} at most, fewer samples than the {workers[0]} workers; "
+            "give larger ones, or fewer workers"
+        )
+    return OnlineRequest(
+        command=options.command,
+        workers=workers,
+        batches=batches,
+        epochs=options.epochs,
+        objective=_objective(options.objective),
+        usd_per_h=options.usd_per_h,
+        speeds=speeds,
+        folder=options.folder or Path("runs") / time.strftime("online-%Y%m%d-%H%M%S"),
+        probe_steps=options.probe_steps,
+        restore=options.restore,
+    )
+
+
+def _workers(text: str | None, speeds: int) -> tuple[int, ...]:
+    from evenstride.cli import arguments
+
+    if text is not None:
+        try:
+            workers = arguments.wholes(text, "--workers")
+        except ConfigError:
+            raise ConfigError(
+                f"--workers is {text!r}; give whole numbers above 0, such as 1,2,4"
+            ) from None
+        if speeds and workers[-1] > speeds:
+            raise ConfigError(
+                f"--workers asks for {workers[-1]} and --speeds names {speeds}; name a speed for "
+                "each, or ask for fewer"
+            )
+        return workers
+    if not speeds:
+        raise ConfigError(
+            "plan --online needs to know how many workers this machine can have; give --workers, "
+            "such as 1,2,4"
+        )
+    return tuple(range(1, speeds + 1))
+
+
+def _objective(text: str | None) -> Any:
+    from evenstride.planner.search.objective import Objective
+
+    try:
+        objective = Objective(text or "time")
+    except ValueError:
+        names = ", ".join(Objective)
+        raise ConfigError(f"--objective is {text!r}; give one of {names}") from None
+    if objective is Objective.KNEE and importlib.util.find_spec("kneed") is None:
+        raise ConfigError(
+            "the knee is found by the package kneed, which is not installed; run pip install "
+            "'evenstride[plan]', or give --objective time or cost"
+        )
+    return objective
+
+
+def tell(found: OnlineResult) -> str:
+    """Return what was found, as people read it."""
+    from evenstride.lab.online.online_request import CHECKPOINTS
+    from evenstride.report.online_table import table
+
+    journal, lines = found.journal, list[str]()
+    if found.foreseen:
+        width = shutil.get_terminal_size((120, 24)).columns
+        lines += ["", table(found.foreseen, journal.chosen, found.after).text(width)]
+    if journal.chosen is None:
+        lines.append("\ntraining ended before anything was chosen")
+    else:
+        lines.append(f"\n{journal.chosen}: {journal.reason}")
+    if found.overhead is not None:
+        cost = found.overhead
+        lines.append(
+            f"The search took {cost.search_s:.1f} s with {len(journal.switches)} "
+            f"switch{'' if len(journal.switches) == 1 else 'es'}, of which {cost.lost_s:.1f} s "
+            f"were lost: {cost.part:.1%} of {cost.total_s:.0f} s."
+        )
+    elif found.continued:
+        lines.append("What the search took is not known, as it was ended and continued.")
+    run = journal.file.parent
+    return "\n".join([*lines, f"run {run}", f"checkpoints {run / CHECKPOINTS}"])
+
+
+def to_dict(found: OnlineResult) -> dict[str, Any]:
+    """Return what was found, as JSON types."""
+    from evenstride.lab.online.online_request import CHECKPOINTS
+
+    journal = found.journal.to_plain()
+    cost = found.overhead
+    return {
+        "chosen": _named(journal["chosen"]),
+        "reason": journal["reason"],
+        "configurations": [_configuration(one) for one in found.foreseen],
+        "probes": journal["probes"],
+        "switches": [
+            {**one, "from": _named(one["from"]), "to": _named(one["to"])}
+            for one in journal["switches"]
+        ],
+        "measured_after": None if found.after is None else found.after.to_plain(),
+        "overhead": None
+        if cost is None
+        else {
+            "search_s": cost.search_s,
+            "useful_s": cost.useful_s,
+            "lost_s": cost.lost_s,
+            "total_s": cost.total_s,
+            "part": cost.part,
+        },
+        "epochs": journal["epochs"],
+        "continued": found.continued,
+        "trained_s": found.total_s,
+        "folder": str(found.journal.file.parent),
+        "checkpoints": str(found.journal.file.parent / CHECKPOINTS),
+    }
+
+
+def _named(pair: Sequence[int] | None) -> dict[str, int] | None:
+    return None if pair is None else {"workers": pair[0], "global_batch": pair[1]}
+
+
+def _configuration(one: OnlineForecast) -> dict[str, Any]:
+    return {
+        "workers": one.choice.workers,
+        "global_batch": one.choice.batch,
+        "measured": one.measured,
+        "epochs": one.epochs,
+        **_ends("step", "_s", one.step_s),
+        **_ends("time", "_s", one.time_s),
+        **_ends("cost", "_usd", one.cost_usd),
+    }
+
+
+def _ends(name: str, unit: str, one: Interval) -> dict[str, float | None]:
+    """Return a figure and its interval; an end that is not known is null."""
+    ends = {
+        f"{name}{unit}": one.value,
+        f"{name}_low{unit}": one.low,
+        f"{name}_high{unit}": one.high,
+    }
+    return {key: value if math.isfinite(value) else None for key, value in ends.items()}

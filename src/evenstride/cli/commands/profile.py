@@ -1,0 +1,147 @@
+"""``evenstride profile``: measure a workload on this machine, for plans."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenstride.cli.render.terminal_text import say
+from evenstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evenstride.planner.workload.workload_profile import WorkloadProfile
+
+_NO_TYPE = "this-machine"
+
+_Command = Annotated[
+    list[str],
+    typer.Argument(help="Script and its arguments, after --.", metavar="-- SCRIPT ARGS"),
+]
+_Type = Annotated[
+    str | None,
+    typer.Option("--type", help="This machine's type, as the catalogue names it: g5.xlarge."),
+]
+_Seconds = Annotated[float, typer.Option(min=1, help="To measure in all, after starting.")]
+_Parts = Annotated[
+    str, typer.Option(help="Sizes to measure, as parts of the script's global batch.")
+]
+_Out = Annotated[Path, typer.Option(help="File for the profile.")]
+_Restore = Annotated[
+    bool,
+    typer.Option(
+        "--restore", help="Start from the script's newest checkpoint, which is only read."
+    ),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")]
+
+
+def profile(
+    command: _Command,
+    type_: _Type = None,
+    seconds: _Seconds = 60.0,
+    parts: _Parts = "1/16,1/8,1/4,1/2,1",
+    out: _Out = Path("profile.json"),
+    restore: _Restore = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Measure how long steps of a script take on this machine, and store it for evenstride plan.
+
+    The script runs as one process, on its own data and model, at several batch sizes, and ends.
+    It must use evenstride, and may make a process group of one. Profiles of other machines are
+    measured there; evenstride plan puts them together. What is computed on a processor says nothing
+    of a machine's accelerator, and plan refuses it for a type that has one. Checkpoints of the
+    script's training are neither read nor changed: its Checkpointer writes to a temporary folder.
+
+    Examples:
+        evenstride profile --type g5.xlarge -- train.py
+
+        evenstride profile --seconds 20 --parts 1/4,1/2,1 --out cpu.json -- train.py --lr 0.1
+    """
+    from evenstride.cli import arguments
+    from evenstride.cli.render.progress_line import waiting
+    from evenstride.lab.profiling import Measuring, require_script
+    from evenstride.lab.profiling import profile as measured
+    from evenstride.planner.workload.workload_profile import write_profile
+
+    require_script(command[0])
+    _check_out(out)
+    measuring = Measuring(
+        command=tuple(command),
+        type=type_ or _NO_TYPE,
+        parts=arguments.parts(parts, "--parts"),
+        seconds=seconds,
+        made_on=time.strftime("%Y-%m-%d"),
+        restore=restore,
+    )
+    with waiting("measuring", seconds) as watch:
+        found = measured(measuring, lambda line: say(line, err=True), watch)
+    write_profile(found, out)
+    for doubt in doubts(found):
+        say(f"warning: {doubt}", err=True)
+    typer.echo(found.model_dump_json() if as_json else tell(found, out))
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a file in a folder that is not there, before anything is measured.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder {out.parent} for --out; make it, or name another")
+
+
+def doubts(found: WorkloadProfile) -> list[str]:
+    """Return why a plan would refuse or doubt a profile, one sentence each."""
+    from evenstride.planner.catalogue.catalogue_reader import shipped_catalogue
+    from evenstride.planner.caveats import of_accelerator, of_device
+
+    catalogue = shipped_catalogue()
+    told = [why for device in found.devices if (why := of_accelerator(device, catalogue))]
+    return told + [doubt for device in found.devices for doubt in of_device(device)]
+
+
+def tell(found: WorkloadProfile, out: Path) -> str:
+    """Return a profile as people read it."""
+    from evenstride.planner.workload.step_curve import fitted
+
+    lines = [
+        f"{found.script}: {found.model.parameters:,} parameters, {found.samples:,} samples, "
+        f"global batch {found.global_batch}, torch {found.torch}"
+    ]
+    for device in found.devices:
+        lines.append(f"\n{device.type}{f' ({device.device})' if device.device else ''}")
+        lines += [
+            f"{point.samples:>10} samples{point.step_s * 1e3:>10.1f} ms"
+            f"{point.samples / point.step_s:>10.0f} samples/s   scatter {point.scatter:.1%}"
+            for point in device.points
+        ]
+        curve = fitted(device.points)
+        lines.append(
+            f"  a step takes {curve.fixed_s * 1e3:.2f} ms and {curve.per_sample_s * 1e6:.2f} us a "
+            f"sample, to within {curve.error:.1%}"
+        )
+        if device.most_samples is not None:
+            lines.append(f"  more than {device.most_samples} samples did not fit")
+    return "\n".join([*lines, f"\nprofile {out}", *_next(found, out)])
+
+
+def _next(found: WorkloadProfile, out: Path) -> list[str]:
+    """Return what to do with a profile."""
+    from evenstride.planner.catalogue.catalogue_reader import shipped_catalogue
+    from evenstride.planner.caveats import nearest_types, of_accelerator
+
+    catalogue, (device, *_) = shipped_catalogue(), found.devices
+    plan = f"evenstride plan {shlex.quote(str(out))} --epochs N"
+    if of_accelerator(device, catalogue):
+        return ["next: measure on the accelerator; as it is, evenstride plan refuses this profile"]
+    if any(offer.instance_type == device.type for offer in catalogue.offers):
+        return [f"next: {plan}"]
+    told = f"next: {plan} --catalog F, with a CSV of type,price in which {device.type} is"
+    if device.type == _NO_TYPE:
+        return [f"{told}; or measure again with --type, what the catalogue calls this machine"]
+    return [f"{told}: it is not in the shipped catalogue ({nearest_types(device.type, catalogue)})"]

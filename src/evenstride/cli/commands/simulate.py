@@ -1,0 +1,113 @@
+"""``evenstride simulate``: policies on virtual workers, as scenario files describe them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evenstride.cli import shared_options as common
+from evenstride.cli.render.terminal_text import say
+from evenstride.cli.suite_request import SuiteRequest
+from evenstride.errors import ConfigError
+
+_EXAMPLE = "evenstride simulate cluster.yaml --policy adaptive"
+
+
+def simulate(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Scenario files, or folders of them.", metavar="FILE"),
+    ] = None,
+    policies: Annotated[
+        list[str] | None, common.policies_option("Required, as a list or one by one.")
+    ] = None,
+    seeds: Annotated[str, common.seeds_option()] = "1",
+    lag: common.Lag = None,
+    cold_lag: common.ColdLag = None,
+    steps: Annotated[int | None, common.steps_option()] = None,
+    every: common.Every = None,
+    sync: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Modes of synchronisation, instead of the scenarios' own: bsp, bsp-ps, asp, "
+            "ssp(staleness=3), local-sgd(every=8), delayed. Shows time, updates and staleness.",
+            metavar="M[,N...]",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the runs of the first seed into this .png or .svg file."),
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of scenario files.")
+    ] = False,
+    as_json: common.AsJson = False,
+) -> None:
+    """Simulate policies on virtual workers: the controller that trains, in virtual time.
+
+    efficiency: time of the best split at every step, as a part of the policy's.
+
+    noise-free: the same by mean times, which are all that a split can help.
+
+    informed: noise-free, of a controller that is told the truth, at the same lag.
+
+    settled: noise-free, without the steps right after each change.
+
+    Examples:
+        evenstride simulate cluster.yaml --policy adaptive
+
+        evenstride simulate cluster.yaml -p adaptive,dbs --seeds 20 --lag 1,3,8
+
+        evenstride simulate cluster.yaml -p dbs,dynamic-batching:window=5 --json
+
+        evenstride simulate cluster.yaml -p adaptive,uniform --sync 'bsp,asp,ssp(staleness=3)'
+
+        evenstride simulate --schema
+    """
+    if schema:
+        from evenstride.sim.scenario.scenario_model import Scenario
+
+        typer.echo(json.dumps(Scenario.model_json_schema(), indent=2))
+        return
+    if not policies:
+        raise ConfigError(f"no policy to simulate; give at least one: {_EXAMPLE}")
+    _simulate(
+        SuiteRequest(files, policies, seeds, lag, cold_lag, steps, every), sync, plot, as_json
+    )
+
+
+def _simulate(
+    asked: SuiteRequest, sync: list[str] | None, plot: Path | None, as_json: bool
+) -> None:
+    from evenstride.cli.simulate_modes import in_modes, read_modes, simulate_in_modes
+    from evenstride.cli.suite_request import print_rows, print_table, run_suite
+    from evenstride.report.suite_text import means_line, simulation_sentence, simulation_table
+
+    modes = read_modes(",".join(sync) if sync else None)
+    suite, drawing = asked.suite(_EXAMPLE, leave_out=False), None
+    if in_modes(suite, modes):
+        if plot is not None:
+            raise ConfigError(
+                "--plot draws the steps of bsp, and other modes are asked for, by --sync or a "
+                "scenario; leave --plot out for their table"
+            )
+        simulate_in_modes(suite, modes, as_json)
+        return
+    if plot is not None:
+        from evenstride.cli.render.simulation_progress import Drawing
+
+        drawing = Drawing.into_file(suite, plot)
+    results = run_suite(suite, drawing)
+    if as_json:
+        print_rows(results)
+    elif results.rows:
+        groups = results.groups()
+        print_table(simulation_table(groups))
+        told = (means_line(groups), simulation_sentence(groups), results.times())
+        say("\n" + "\n".join(told))
+    results.end()
+    if drawing is not None:
+        drawing.save()

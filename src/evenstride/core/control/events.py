@@ -1,0 +1,210 @@
+"""What happens to a fleet, and what the leader must do about it: what `advance` takes and gives.
+
+Workers are numbered by rank throughout, those without a share included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.fleet import Shares, Worker
+from evenstride.core.membership.member_table import Happening
+from evenstride.core.membership.worker_profiles import WorkerProfile
+from evenstride.core.time_model.observation import Measurements
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFormed:
+    """A generation of workers has met and agreed on the settings.
+
+    Args:
+        generation: 0 for the first; counts changes of membership.
+        step: the first step this fleet will train.
+        global_batch: ``B``, samples per step.
+        workers: in rank order.
+        happenings: that made this fleet of the one before, where some of it went on; those who
+            came in get no samples until they are ready. Empty if all have met anew, from equal
+            weights.
+    """
+
+    generation: int
+    step: int
+    global_batch: int
+    workers: tuple[Worker, ...]
+    happenings: tuple[Happening, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """All ranks have told the leader what they measured.
+
+    Args:
+        step: steps the leader had committed.
+        effective: first step that no rank has drawn yet, so that a decision may change it.
+        observations: everything measured since the exchange before.
+        memory: the most memory that workers have held since then, as far as it is known.
+        last: whether the run ends, so that nobody would go by another decision.
+        epoch: number of the data's epoch that the next step belongs to; ``None`` if not known.
+    """
+
+    step: int
+    effective: int
+    observations: Measurements
+    memory: tuple[PeakMemory, ...] = ()
+    last: bool = False
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningSkipped:
+    """The steps at the start do not wait for decisions, because the loader prefetches."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """Workers of the group got a notice, had one withdrawn, or are ready.
+
+    Those who enter the group or leave it make another group, of another `FleetFormed`.
+
+    Args:
+        step: steps the leader had committed.
+        effective: first step that no rank has drawn yet.
+        happenings: in the order in which they became known.
+        save_s: seconds that a checkpoint takes; ``None`` if the run takes none.
+    """
+
+    step: int
+    effective: int
+    happenings: tuple[Happening, ...]
+    save_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What an earlier generation knew of its workers has been read from a checkpoint.
+
+    Args:
+        step: steps the leader had committed.
+        effective: first step that no rank has drawn yet.
+        profiles: of the workers then.
+        generation: that this one is, counting those of the checkpoint.
+    """
+
+    step: int
+    effective: int
+    profiles: tuple[WorkerProfile, ...]
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """All ranks stand where an epoch ends, with a global batch that is left open.
+
+    Or where a pass begins for which another batch was restored: the bounds are that batch then.
+
+    Args:
+        step: steps the leader had committed.
+        effective: first step that no rank has drawn, with which the next epoch begins.
+        low: smallest global batch that may be chosen.
+        high: largest.
+        scale: noise scale of the gradient in samples; ``None`` if it has no bound, or is not known.
+        scale_low: lower end of its interval; ``None`` if nothing is known of it.
+        scale_high: upper end; ``None`` if it has none.
+    """
+
+    step: int
+    effective: int
+    low: int
+    high: int
+    scale: float | None = None
+    scale_low: float | None = None
+    scale_high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotMeasured:
+    """The steps of this run cannot be measured, so no decision can rest on times.
+
+    Args:
+        step: steps the leader had committed; no rank has drawn it.
+        reason: why, as a part of a sentence.
+    """
+
+    step: int
+    reason: str
+
+
+Event = (
+    FleetFormed | Exchanged | OpeningSkipped | MembersChanged | Recalled | EpochEnded | NotMeasured
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SetShares:
+    """Use ``shares`` from step ``effective`` on, on every rank."""
+
+    effective: int
+    shares: Shares
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepShares:
+    """Change nothing; tell the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetBatch:
+    """Train ``global_batch`` samples per step from step ``effective`` on; shares follow."""
+
+    effective: int
+    global_batch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Let a worker ask for an exchange when its time leaves ``expected_s * (1 +- band)``.
+
+    Both have one entry per worker; an expected time of 0 means that nothing is expected yet.
+    """
+
+    expected_s: tuple[float, ...]
+    band: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeAfter:
+    """Exchange again after so many further steps of the leader.
+
+    ``blocking`` steps wait for the exchange's decision before they are drawn; they serve to
+    find the first split quickly and end with the opening phase.
+    """
+
+    steps: int
+    blocking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAfter:
+    """Save a checkpoint on every rank when so many ``steps`` are committed."""
+
+    steps: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Let some ranks end once ``steps`` steps are committed, and saved if that was asked for."""
+
+    steps: int
+    ranks: tuple[int, ...]
+    reason: str
+
+
+Instruction = SetShares | KeepShares | SetBatch | Expect | ExchangeAfter | SaveAfter | LetGo

@@ -1,0 +1,315 @@
+"""Workers that people should know of: slower than they were, or not worth their place.
+
+Pure: a state and what was measured give the next state and the alerts. Each is given once, when
+something has been so for a while, and again only after it was over for a while.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from evenstride.core.control.state import Control
+from evenstride.core.diagnostics.debounce import DebouncedStates, Span
+from evenstride.core.diagnostics.peak_speed import PeakSpeeds
+from evenstride.core.diagnostics.redundant_workers import best_s, in_force_s, unneeded
+from evenstride.core.fleet import FloatArray, IntArray, as_array
+from evenstride.core.formatting import time_text
+from evenstride.core.time_model.curve_estimates import CurveEstimates, Mask
+from evenstride.core.time_model.observation import Measurements
+from evenstride.core.time_model.step_times import TimeModel
+
+USUAL_BELOW = 0.7
+"""Part of its best speed below which a worker is named."""
+# A worker has recovered once it has made up for so much of what it lacked at least.
+_MADE_UP = 1.0 / 3.0
+# A speed that has risen by so much since it was found low contradicts what was believed first: the
+# steps that looked like a change of speed may have been spikes, and what was measured at another
+# share since then be the wrong shape of the curve.
+_CONTRADICTS = 1.25
+# What an unneeded worker must gain to be worth its place again, as a part of its time.
+_WORTH_AGAIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One worker that people should know of, with the evidence.
+
+    Args:
+        kind: ``slow`` (it stays below a part of its best speed) or ``unneeded`` (the others alone
+            would be at least as fast).
+        worker: its name.
+        step: steps that were committed when it was found.
+        since: first step of the slow ones; when an unneeded worker was first seen to be so.
+        share: samples that both times are for; those of its own.
+        better_s: seconds that they took at its best; of an unneeded worker, those of a step of the
+            others alone.
+        now_s: seconds that they take now; of an unneeded worker, those of a step with it.
+        speed: a slow worker's, as a part of its best; ``None`` of an unneeded one.
+        costs_s: by how many seconds it lengthens every step; ``None`` where workers do not wait for
+            each other.
+        costs_part: the same as a part of the step.
+        others: how many more are not worth their place, and are left out of the comparison.
+    """
+
+    kind: Literal["slow", "unneeded"]
+    worker: str
+    step: int
+    since: int
+    share: int
+    better_s: float
+    now_s: float
+    speed: float | None = None
+    costs_s: float | None = None
+    costs_part: float | None = None
+    others: int = 0
+
+    @property
+    def reason(self) -> str:
+        """What there is to say, with the evidence, as one sentence."""
+        since = f"since step {self.since}"
+        better, now = time_text(self.better_s), time_text(self.now_s)
+        longer = f"{time_text(self.costs_s or 0.0)} ({self.costs_part or 0.0:.0%})"
+        if self.kind == "slow":
+            costs = "" if self.costs_s is None else f"; each step is {longer} longer for it"
+            return (
+                f"worker {self.worker} runs at {self.speed:.2f} of its own best speed {since}: "
+                f"{self.share} samples took it {better}, and take {now}{costs}"
+            )
+        others = f" and {self.others} more" if self.others else ""
+        return (
+            f"worker {self.worker} is not worth its place {since}: by the fitted curves a step "
+            f"takes {now} with it{others}, and would take {better} without, which is {longer} less"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types; ``alert`` is its kind."""
+        plain = asdict(self)
+        return {"alert": plain.pop("kind"), **plain, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alerts:
+    """What is remembered of the workers of a fleet.
+
+    Args:
+        below: part of its best speed below which a worker is slow, from 0 (never) up to 1.
+        names: of the workers, in the fleet's order.
+        pasts: their best speeds.
+        found: their speeds as parts of these when the while began in which they are low, ``(W,)``.
+        doubtful: for whom that was contradicted since, bool ``(W,)``.
+        slow: who is slow.
+        spare: who is not worth its place.
+    """
+
+    below: float = USUAL_BELOW
+    names: tuple[str, ...] = ()
+    pasts: PeakSpeeds = field(default_factory=lambda: PeakSpeeds.none(0))
+    found: FloatArray = field(default_factory=lambda: np.zeros(0))
+    doubtful: Mask = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    slow: DebouncedStates = field(default_factory=lambda: DebouncedStates.none(0))
+    spare: DebouncedStates = field(default_factory=lambda: DebouncedStates.none(0))
+
+    def after(
+        self, control: Control, told: Measurements, step: int, *, lockstep: bool = True
+    ) -> tuple[Alerts, tuple[Alert, ...]]:
+        """Return what is remembered after an exchange, and the alerts it gave rise to.
+
+        Args:
+            control: after the exchange.
+            told: what it brought, numbered as in the fleet; sound.
+            step: steps that were committed.
+            lockstep: whether workers wait for each other in every step. Where they do not, nobody
+                is too slow for the others.
+
+        Cost:
+            ``O(W)`` vectorised; a search for the best split for each alert.
+        """
+        fleet, estimate = control.fleet, control.estimate
+        if fleet is None or estimate is None:
+            return self, ()
+        at = self._of(tuple(worker.name for worker in fleet.workers))
+        usable = told.modelled & (told.share > 0) & (told.share <= fleet.global_batch)
+        seen = told.only(usable & (told.worker >= 0) & (told.worker < len(fleet)))
+        if not len(seen):
+            return at, ()
+        look = _Look.of(seen, estimate.now, as_array(control.shares))
+        pasts = at.pasts.after(estimate.now, look.shares, look.span)
+        after, slower = replace(at, pasts=pasts)._slowness(look)
+        found = [after._slow_alert(k, control, look, step) for k in np.flatnonzero(slower).tolist()]
+        # Where workers do not wait for each other, none of them costs the others anything.
+        if not (lockstep and estimate.known):
+            return after, tuple(replace(alert, costs_s=None, costs_part=None) for alert in found)
+        spare, spares = at._spares(control, look, step)
+        found += filter(
+            None, (_spare_alert(k, control, spare, step) for k in np.flatnonzero(spares).tolist())
+        )
+        return replace(after, spare=spare), tuple(found)
+
+    def speeds(self, now: CurveEstimates) -> FloatArray:
+        """Return each worker's speed as a part of its best, ``(W,)``; nan if not known yet."""
+        return self.pasts.speed(now)
+
+    def _of(self, names: tuple[str, ...]) -> Alerts:
+        if names == self.names:
+            return self
+        places = {name: place for place, name in enumerate(self.names)}
+        at = np.array([places.get(name, -1) for name in names], dtype=np.int64)
+        # Who is new takes the last place, which is an empty one.
+        found, doubtful = (np.append(row, 0.0)[at] for row in (self.found, self.doubtful))
+        pasts, slow, spare = self.pasts.of(at), self.slow.of(at), self.spare.of(at)
+        return Alerts(self.below, names, pasts, found, doubtful > 0, slow, spare)
+
+    def _slowness(self, look: _Look) -> tuple[Alerts, Mask]:
+        speed, doubt = _beside_the_others(self.pasts.speed(look.now)), look.doubt(self.pasts)
+        # Well above the limit, or noise near it would end an alert and give it again.
+        recovered = self.below + _MADE_UP * (1.0 - self.below)
+        with np.errstate(invalid="ignore"):  # an unknown speed is neither
+            # A curve that is hardly known may be wrong by its doubt, which must not name anyone.
+            bad = speed * (1.0 + doubt) < self.below
+            good = speed >= recovered
+            watched = self.slow.turning & ~self.slow.open
+            # Only before the worker is named: later, a speed that rises is a recovery.
+            contradicted = bad & watched & (speed > _CONTRADICTS * self.found)
+            doubtful = (self.doubtful | contradicted) & bad
+            # In doubt, the curve that was believed at its best has to call it slow as well.
+            bad &= ~doubtful | (self.pasts.speed_at(look.shares, look.now) < self.below)
+        run = look.slow_run(speed, recovered)
+        slow, slower = self.slow.after(bad, good, look.span, run, contradicted)
+        found = np.where(~self.slow.turning | contradicted, speed, self.found)
+        return replace(self, slow=slow, found=found, doubtful=doubtful), slower
+
+    def _spares(self, control: Control, look: _Look, step: int) -> tuple[DebouncedStates, Mask]:
+        assert control.fleet is not None
+        assert control.estimate is not None
+        times, fleet = control.estimate.model, control.fleet
+        doubt = control.estimate.relative_std(np.maximum(fleet.lower, 1))
+        # Each as fast as its doubt allows, so that doubt alone names no worker.
+        bad = unneeded(times, fleet, np.maximum(1.0 - doubt, 0.0))
+        nearly = bad
+        if self.spare.open.any():  # only who was named can become worth its place again
+            nearly = bad | unneeded(times, fleet, np.full(len(fleet), 1.0 + _WORTH_AGAIN))
+        return self.spare.after(bad, ~nearly, look.of_all(step), Span.none(len(fleet), step))
+
+    def _slow_alert(self, k: int, control: Control, look: _Look, step: int) -> Alert:
+        share, speed = int(look.shares[k]), float(_beside_the_others(self.speeds(look.now))[k])
+        now_s = float(look.now.time_s(look.shares)[k])
+        costs_s, part = _costs(k, control, speed)
+        since = int(self.slow.since[k])
+        return Alert(
+            *("slow", self.names[k], step, since, share, now_s * speed, now_s),
+            *(speed, costs_s, part),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Look:
+    """What one exchange tells: observations, and of each worker what they amount to."""
+
+    seen: Measurements
+    now: CurveEstimates
+    shares: IntArray
+    span: Span
+    lasted_s: FloatArray  # of each observation
+
+    @classmethod
+    def of(cls, seen: Measurements, now: CurveEstimates, shares: IntArray) -> _Look:
+        owner = np.repeat(np.arange(len(seen)), seen.steps)
+        lasted_s = _sums(owner, seen.busy_s + seen.wait_s, len(seen))
+        latest = np.lexsort((seen.first_step, seen.worker))
+        measured = shares.copy()
+        measured[seen.worker[latest]] = seen.share[latest]  # the last of each stays
+        everything = np.ones(len(seen), dtype=np.bool_)
+        return cls(seen, now, measured, _span(seen, lasted_s, everything, len(shares)), lasted_s)
+
+    def doubt(self, pasts: PeakSpeeds) -> FloatArray:
+        """Return how far off each speed may be, as a part of it."""
+        return self.now.relative_std(pasts.share)
+
+    def slow_run(self, speed: FloatArray, limit: float) -> Span:
+        """Return of each worker the steps since which all that it measured was slow."""
+        seen, worker = self.seen, self.seen.worker
+        # What the same shares would have taken at the worker's best speed.
+        healthy_s = self.now.of(worker).time_s(seen.share) * np.nan_to_num(speed)[worker]
+        slow = healthy_s < limit * seen.median_s
+        fast_until = np.full(len(self.shares), -1)
+        np.maximum.at(fast_until, worker[~slow], seen.first_step[~slow])
+        run = _span(seen, self.lasted_s, slow & (seen.first_step > fast_until[worker]), len(speed))
+        # Where what it measured last was quick, whatever its curve says, it is slow from then on.
+        until = np.zeros(len(speed), dtype=np.int64)
+        np.maximum.at(until, worker, seen.first_step + seen.steps)
+        return replace(run, first=np.where(run.steps > 0, run.first, until))
+
+    def of_all(self, step: int) -> Span:
+        """Return what was measured as that of every worker, for what is about all of them."""
+        none = Span.none(len(self.shares), step)
+        span = self.span
+        return Span(none.steps + span.steps.max(), none.steps + span.lasted_s.max(), none.first)
+
+
+def _span(seen: Measurements, lasted_s: FloatArray, which: Mask, workers: int) -> Span:
+    worker, first = seen.worker[which], np.full(workers, np.iinfo(np.int64).max)
+    np.minimum.at(first, worker, seen.first_step[which])
+    return Span(
+        _sums(worker, seen.steps[which], workers),
+        _sums(worker, lasted_s[which], workers),
+        first,
+    )
+
+
+def _sums(owner: IntArray, values: FloatArray | IntArray, owners: int) -> FloatArray:
+    return np.asarray(np.bincount(owner, values, owners), dtype=np.float64)
+
+
+def _beside_the_others(speed: FloatArray) -> FloatArray:
+    """Return speeds beside the best kept one: what slows all workers alike is the work."""
+    if len(speed) < 2 or np.isnan(speed).any():
+        return speed
+    # At most 1: a worker above its own best does not make the others slow.
+    return speed / min(float(speed.max()), 1.0)
+
+
+def _costs(k: int, control: Control, speed: float) -> tuple[float | None, float | None]:
+    """Return by how much a slow worker lengthens a step, in seconds and as a part of it.
+
+    Either the split in force stays, or it would be the best one without the slow-down, too:
+    whichever costs more.
+    """
+    fleet, estimate = control.fleet, control.estimate
+    assert fleet is not None
+    assert estimate is not None
+    times, shares = estimate.model, as_array(control.shares)
+    if not estimate.known_at(shares):
+        return None, None
+    factor = np.ones(len(fleet))
+    # Both parts of the time, since a change of speed scales the whole curve.
+    factor[k] = speed
+    healthy = TimeModel.affine(times.fixed_s * factor, times.per_sample_s * factor)
+    now_s = in_force_s(times, shares)
+    costs_s = now_s - in_force_s(healthy, shares)
+    best, better = best_s(times, fleet), best_s(healthy, fleet)
+    if estimate.known and best is not None and better is not None:
+        costs_s = max(costs_s, best - better)
+    return costs_s, costs_s / (now_s + control.communication_s)
+
+
+def _spare_alert(k: int, control: Control, spare: DebouncedStates, step: int) -> Alert | None:
+    """Return the alert of an unneeded worker; ``None`` if no split of the others can be found."""
+    fleet, estimate = control.fleet, control.estimate
+    assert fleet is not None
+    assert estimate is not None
+    shares, shared_s = as_array(control.shares), control.communication_s
+    without = best_s(estimate.model, fleet, without=spare.open)
+    if without is None:
+        return None
+    with_s = in_force_s(estimate.model, shares) + shared_s
+    costs_s = max(with_s - without - shared_s, 0.0)
+    return Alert(
+        *("unneeded", fleet.workers[k].name, step, int(spare.since[k]), int(shares[k])),
+        *(without + shared_s, with_s),
+        costs_s=costs_s,
+        costs_part=costs_s / with_s,
+        others=int(spare.open.sum()) - 1,
+    )

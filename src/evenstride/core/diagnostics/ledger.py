@@ -1,0 +1,130 @@
+"""Who waited for whom, and what it cost: totals over all the steps a run has reported.
+
+A step's slowest worker made every other one wait for the difference of their busy times. The
+ranks report their steps in windows that need not end alike, so a step is booked when the last
+of its workers has told about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from evenstride.core.allocation.speedup import JudgedTime, Yardstick, judged_time
+from evenstride.core.fleet import FloatArray
+from evenstride.core.time_model.observation import Measurements
+
+_Steps = MappingProxyType[int, tuple[tuple[int, int, float, float], ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ledger(JudgedTime):
+    """Totals per worker, float64 of shape ``(W,)`` in seconds unless said otherwise.
+
+    Args:
+        workers: ``W``.
+        steps: steps booked completely.
+        busy_s: time at work (ghost samples included).
+        waited_s: time each worker waited for a slower one.
+        caused_s: time that others waited because this worker was the slowest.
+        slowest_steps: steps in which it was the slowest, a count.
+        data_s: time spent waiting for data.
+        outside_s: time outside training beyond the usual.
+        control_wait_s: time spent waiting for decisions.
+        took_s: what the steps took, a number: of each the mean over the workers, who begin and end
+            it together, give or take what comes back in the next one.
+        pending: steps not yet reported by all, as (worker, share, busy and waiting seconds).
+    """
+
+    workers: int
+    steps: int = 0
+    busy_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    waited_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    caused_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    slowest_steps: FloatArray = field(default_factory=lambda: np.zeros(0))
+    data_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    outside_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    control_wait_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    took_s: float = 0.0
+    pending: _Steps = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def empty(cls, workers: int) -> Ledger:
+        """Return the ledger of a run that has not reported anything."""
+        zeros = {name: np.zeros(workers) for name in (*_SUMS, *_FROM_STEPS)}
+        return cls(workers, **zeros)  # type: ignore[arg-type]
+
+    def add_up(self, observations: Measurements) -> Ledger:
+        """Return the ledger after observations of workers that do not keep step.
+
+        Who waited for whom has no meaning then, and no step is whole.
+        """
+        totals = {name: getattr(self, name).copy() for name in (*_SUMS, "busy_s", "waited_s")}
+        for seen in observations:
+            for name in _SUMS:
+                totals[name][seen.worker] += getattr(seen, name)
+            totals["busy_s"][seen.worker] += sum(seen.busy_s)
+            totals["waited_s"][seen.worker] += sum(seen.wait_s)
+        return replace(self, **totals)
+
+    def book(self, observations: Measurements, yardstick: Yardstick | None = None) -> Ledger:
+        """Return the ledger after some observations; unmodelled steps are booked as well.
+
+        Args:
+            observations: of any workers.
+            yardstick: compares the steps with other splits, if the curves are known.
+        """
+        totals = {name: getattr(self, name).copy() for name in _SUMS}
+        pending = dict(self.pending)
+        for seen in observations:
+            for name in _SUMS:
+                totals[name][seen.worker] += getattr(seen, name)
+            for offset, both_s in enumerate(zip(seen.busy_s, seen.wait_s, strict=True)):
+                step = seen.first_step + offset
+                pending[step] = (*pending.get(step, ()), (seen.worker, seen.share, *both_s))
+        whole = sorted(step for step, told in pending.items() if len(told) == self.workers)
+        # In order of rank, because reports come in any order.
+        rows = [sorted(pending.pop(step)) for step in whole]
+        after = replace(self, **totals, pending=MappingProxyType(pending))
+        if not rows:
+            return after
+        times_s = np.array([[busy_s for _, _, busy_s, _ in row] for row in rows])
+        spent_s = times_s + np.array([[wait_s for *_, wait_s in row] for row in rows])
+        # The mean: a worker that is late in one step makes up for it in the next, so that the
+        # longest of each step would add up to more than the run took.
+        lasting_s = spent_s.mean(axis=1)
+        after = after._with_steps(times_s, lasting_s)
+        if yardstick is None:
+            return after
+        # By the shares that were measured, which may differ from those in force now.
+        splits = np.array([[share for _, share, *_ in row] for row in rows])
+        slowest_s = times_s.max(axis=1)
+        judged = judged_time(lasting_s, slowest_s, yardstick.judge(splits, slowest_s))
+        return replace(
+            after,
+            judged_steps=after.judged_steps + judged.judged_steps,
+            judged_s=after.judged_s + judged.judged_s,
+            equal_s=after.equal_s + judged.equal_s,
+            best_s=after.best_s + judged.best_s,
+        )
+
+    def _with_steps(self, times_s: FloatArray, lasting_s: FloatArray) -> Ledger:
+        """Book whole steps, given all workers' busy times, ``(steps, W)``, and what steps took."""
+        slowest, longest_s = times_s.argmax(axis=1), times_s.max(axis=1)
+        waits_s = longest_s[:, np.newaxis] - times_s
+        caused_s = np.bincount(slowest, weights=waits_s.sum(axis=1), minlength=self.workers)
+        return replace(
+            self,
+            steps=self.steps + len(times_s),
+            busy_s=self.busy_s + times_s.sum(axis=0),
+            waited_s=self.waited_s + waits_s.sum(axis=0),
+            caused_s=self.caused_s + caused_s,
+            slowest_steps=self.slowest_steps + np.bincount(slowest, minlength=self.workers),
+            took_s=self.took_s + float(lasting_s.sum()),
+        )
+
+
+_SUMS = ("data_s", "outside_s", "control_wait_s")
+_FROM_STEPS = ("busy_s", "waited_s", "caused_s", "slowest_steps")

@@ -1,0 +1,33 @@
+"""The weight of a worker's loss, so that averaging gives the exact mean over all samples."""
+
+from __future__ import annotations
+
+
+def loss_factor(world_size: int, local_weight: float, global_weight: float) -> float:
+    """Return the factor that turns a mean of means into the global mean.
+
+    Every engine that averages gradients over ``W`` ranks computes ``sum_k g_k / W``, with
+    ``g_k`` the gradient of the rank's mean loss. Scaling each loss by ``W * n_k / N`` makes
+    that ``sum_k (n_k / N) g_k``, which is the gradient of the mean over the union batch.
+
+    Args:
+        world_size: ``W``, the ranks the engine averages over.
+        local_weight: ``n_k``, the samples (or tokens) this loss is the mean over; for a
+            micro-batch its own, not its worker's.
+        global_weight: ``N``, the sum over all ranks and micro-batches of the step.
+
+    Returns:
+        The factor; 0 where the weight is 0, also when the whole step weighs nothing.
+
+    Source:
+        Dynamic Batching (Tyagi & Sharma, ACSOS 2020, arXiv 2305.12213, eq. 3) weighs with
+        ``lambda_k = b_k / sum b``; the paper's text has a further ``1 / K`` beside weights
+        that already sum to 1, which we leave out, as its successor's code does.
+
+    >>> loss_factor(2, 3, 12), loss_factor(2, 9, 12), loss_factor(4, 0, 12)
+    (0.5, 1.5, 0.0)
+    """
+    # Before the division, because a whole step may weigh nothing.
+    if local_weight == 0:
+        return 0.0
+    return world_size * local_weight / global_weight

@@ -1,0 +1,175 @@
+"""What is remembered of workers beyond their generation: how long their steps take.
+
+The *shape* of a worker's time curve belongs to model and device, so it is kept when the worker is
+told to leave, when its process starts anew with another rank, and in a checkpoint. A newcomer is
+recognised by where it runs: best the very place (host, device and slot), else another device of
+the kind on the same host, else the same kind of device elsewhere. The less alike, the more doubt
+about its speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from evenstride.core.fleet import Worker
+from evenstride.core.time_model.curve_estimates import CurveEstimates
+from evenstride.core.time_model.kalman import Estimate
+
+# By how much a speed may have changed meanwhile, as a standard deviation: of the very same worker,
+# of a like device on the same host, and of one elsewhere.
+_DOUBT = (0.05, 0.15, 0.3)
+# Workers that are remembered at most; those of the latest fleets stay.
+MOST_PROFILES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProfile:
+    """What is known of one worker's step times.
+
+    Args:
+        host: where it runs.
+        device: what computes its steps, as a fingerprint; empty if not known.
+        slot: which of the host's workers it is; ``None`` if not known.
+        name: of the worker.
+        curve: the five numbers of its `CurveEstimates`.
+        noise: relative variance of one step's time.
+        steps: learned from.
+    """
+
+    host: str
+    device: str
+    slot: int | None
+    name: str
+    curve: tuple[float, float, float, float, float]
+    noise: float
+    steps: int
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the profile as JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> WorkerProfile:
+        """Return the profile that `to_plain` wrote.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            curve = tuple(float(number) for number in plain["curve"])
+            profile = cls(**{**plain, "curve": curve})
+            sound = len(curve) == 5 and all(map(isfinite, (*curve, profile.noise)))
+            if not (sound and profile.steps > 0 and curve[1] > 0 and profile.noise > 0):
+                raise ValueError("its numbers are no time curve")
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is no profile of a worker: {error}") from None
+        return profile
+
+
+def profiles_of(workers: Sequence[Worker], estimate: Estimate) -> tuple[WorkerProfile, ...]:
+    """Return the profiles of those workers that have been measured."""
+    known = np.flatnonzero(estimate.steps > 0).tolist()
+    return tuple(
+        WorkerProfile(
+            workers[rank].host,
+            workers[rank].device,
+            workers[rank].slot,
+            workers[rank].name,
+            tuple(estimate.now.rows[:, rank].tolist()),
+            float(estimate.noise[rank]),
+            int(estimate.steps[rank]),
+        )
+        for rank in known
+    )
+
+
+def merged(
+    older: Iterable[WorkerProfile], newer: Iterable[WorkerProfile]
+) -> tuple[WorkerProfile, ...]:
+    """Return both, a newer one in place of the older one of the same worker."""
+    by_place = {_place(profile): profile for profile in older}
+    for profile in newer:
+        by_place.pop(_place(profile), None)  # so that the latest come last
+        by_place[_place(profile)] = profile
+    return tuple(by_place.values())[-MOST_PROFILES:]
+
+
+def recalled(
+    estimate: Estimate, workers: Sequence[Worker], known: Sequence[WorkerProfile]
+) -> Estimate:
+    """Return the estimate with what is remembered of workers that it does not know.
+
+    Each profile stands for one worker at most as long as there is another that is as alike; of
+    equally alike ones, the first in order of rank gets the first.
+
+    Cost:
+        ``O(W + P)`` for ``P`` profiles.
+    """
+    # What this run has measured is newer than any profile.
+    missing = [rank for rank in range(len(workers)) if not estimate.steps[rank]]
+    found = _matched(missing, workers, known) if missing and known else {}
+    if not found:
+        return estimate
+    ranks = np.array(list(found), dtype=np.int64)
+    rows = np.array([profile.curve for profile, _ in found.values()]).T
+    doubt = np.array([doubt for _, doubt in found.values()])
+    # Doubt about the speed only, since the shape belongs to model and device.
+    curves = CurveEstimates(rows).times(1.0, doubt**2)
+    noise, steps = estimate.noise.copy(), estimate.steps.copy()
+    noise[ranks] = [profile.noise for profile, _ in found.values()]
+    steps[ranks] = [profile.steps for profile, _ in found.values()]
+    everyone = np.ones(len(ranks), dtype=np.bool_)
+    up, down = (anchor.put(ranks, everyone, curves) for anchor in estimate.anchors)
+    now = estimate.now.put(ranks, everyone, curves)
+    return replace(estimate, now=now, anchors=(up, down), noise=noise, steps=steps)
+
+
+def _keys(one: WorkerProfile | Worker) -> tuple[tuple[object, ...], ...]:
+    """Return what the same worker, a like one on the same host, and a like one elsewhere share."""
+    # Without a fingerprint, a like device cannot be distinguished from another one.
+    if not one.device:
+        return ((one.name,),)
+    return (one.host, one.device, one.slot), (one.host, one.device), (one.device,)
+
+
+def _place(profile: WorkerProfile) -> tuple[object, ...]:
+    return _keys(profile)[0]
+
+
+def _matched(
+    missing: list[int], workers: Sequence[Worker], known: Sequence[WorkerProfile]
+) -> dict[int, tuple[WorkerProfile, float]]:
+    """Return for ranks a profile that is like them, and the doubt about it; most alike first.
+
+    One that stands for nobody yet comes before others; where all do, that of another worker of
+    the kind is better than none.
+    """
+    found: dict[int, tuple[WorkerProfile, float]] = {}
+    used = set[int]()
+    # All workers at one level before the next, so that the very place goes to no mere look-alike.
+    for level, doubt in enumerate(_DOUBT):
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for at in range(len(known) - 1, -1, -1):  # so that the first comes off the end first
+            keys = _keys(known[at])
+            if level < len(keys) and (at not in used or level > 0):
+                alike.setdefault(keys[level], []).append(at)
+        for rank in missing:
+            keys = _keys(workers[rank])
+            there = alike.get(keys[level]) if rank not in found and level < len(keys) else None
+            if there:
+                at = _next(there, used)
+                found[rank] = known[at], doubt
+                used.add(at)
+    return found
+
+
+def _next(there: list[int], used: set[int]) -> int:
+    """Return the next one that stands for nobody, or the last one of them."""
+    while len(there) > 1 and there[-1] in used:
+        there.pop()
+    return there[-1]

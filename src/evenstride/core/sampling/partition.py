@@ -1,0 +1,221 @@
+"""From the position in an epoch to every worker's samples, each position exactly once.
+
+An epoch is a sequence of positions ``0 .. length - 1`` in an order that depends on the seed
+and the epoch alone. A step takes the next ``B`` positions as its *window*; the shares cut the
+window into contiguous pieces in rank order. Position in the data is therefore one number, and
+the set of samples of a step does not depend on who trains which of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from evenstride.core.allocation.min_max import apportion
+from evenstride.core.fleet import FloatArray, Shares, as_shares
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCursor:
+    """How far an epoch has been committed.
+
+    Args:
+        length: samples in the data set.
+        global_batch: samples per step.
+        drop_last: whether the last, incomplete global batch is left out.
+        position: samples committed so far.
+    """
+
+    length: int
+    global_batch: int
+    drop_last: bool = False
+    position: int = 0
+
+    @property
+    def end(self) -> int:
+        """Position at which the epoch is over."""
+        return self.length - self.length % self.global_batch if self.drop_last else self.length
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to hand out."""
+        return self.position >= self.end
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole epoch, counted from position 0."""
+        return -(-self.end // self.global_batch)
+
+    @property
+    def window(self) -> range:
+        """Positions of the next step; empty when the epoch is done."""
+        return range(self.position, min(self.position + self.global_batch, self.end))
+
+    def commit(self, samples: int) -> EpochCursor:
+        """Return the cursor after a step over ``samples`` samples."""
+        return replace(self, position=self.position + samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One worker's part of one step.
+
+    Args:
+        positions: epoch positions it trains on; a ghost's single position belongs to another.
+        ghost: the worker has share 0 and gets one sample of weight 0, because it must still
+            take part in the collectives.
+    """
+
+    positions: range
+    ghost: bool = False
+
+    @property
+    def samples(self) -> int:
+        """Samples that count: 0 for a ghost."""
+        return 0 if self.ghost else len(self.positions)
+
+
+def step_shares(shares: Shares, window_size: int) -> Shares:
+    """Return the shares of a step whose window may be shorter than a full global batch.
+
+    The tail of an epoch scales the current shares down by largest remainder; every worker that
+    has a share keeps at least one sample while the window has enough of them. Quanta do not count
+    here: a tail is short, and in multiples of large quanta most workers would be left out of it.
+
+    >>> step_shares((20, 100), 120), step_shares((20, 100), 13), step_shares((20, 100), 1)
+    ((20, 100), (2, 11), (0, 1))
+    """
+    if window_size == sum(shares):
+        return shares
+    full = np.asarray(shares, dtype=np.int64)
+    present = (full > 0).astype(np.int64)
+    lower = present if window_size >= int(present.sum()) else np.zeros_like(present)
+    upper = np.where(full > 0, max(window_size, 1), 0)
+    return as_shares(apportion(full.astype(np.float64), window_size, lower, upper))
+
+
+def cut(window: range, shares: Shares) -> tuple[Piece, ...]:
+    """Return each worker's piece of the window, in rank order.
+
+    Args:
+        window: positions of the step, at least one.
+        shares: samples per worker; they must sum to the size of the window.
+
+    >>> [p.positions for p in cut(range(10, 15), (2, 3))]
+    [range(10, 12), range(12, 15)]
+    >>> cut(range(10, 12), (2, 0))[1]
+    Piece(positions=range(10, 11), ghost=True)
+    """
+    assert sum(shares) == len(window) > 0, f"shares {shares} do not fit {window}"
+    pieces, start = [], window.start
+    for share in shares:
+        if share:
+            pieces.append(Piece(range(start, start + share)))
+        else:
+            pieces.append(Piece(range(window.start, window.start + 1), ghost=True))
+        start += share
+    return tuple(pieces)
+
+
+def cut_by_cost(window: range, shares: Shares, costs: FloatArray) -> tuple[Piece, ...]:
+    """Return each worker's piece of the window, of a cost in proportion to its share.
+
+    Pieces are consecutive, in rank order, as those of `cut`. Each end is where the costs before
+    it come nearest to the shares before it; every worker that has a share gets a sample.
+
+    Args:
+        window: positions of the step, at least as many as there are workers with a share.
+        shares: per worker, of any sum above 0.
+        costs: of each position, positive, ``(len(window),)``.
+
+    >>> [len(p.positions) for p in cut_by_cost(range(6), (1, 1), np.array([5.0, 1, 1, 1, 1, 1]))]
+    [1, 5]
+    """
+    given = np.asarray(shares, dtype=np.int64)
+    # A sample belongs to the side on which its middle lies, which is the nearest cut.
+    middles = np.cumsum(costs) - costs / 2
+    wanted = np.cumsum(given) / given.sum() * costs.sum()
+    ends = np.searchsorted(middles, wanted)
+    # Rounding of the sums must not leave out the last sample.
+    ends[-1] = len(window)
+    present = (given > 0).astype(np.int64)
+    before = np.cumsum(present)
+    # Ends less the workers up to there must not fall, nor leave too few for those who come after.
+    ends = np.maximum.accumulate(np.maximum(ends - before, 0)) + before
+    ends = np.minimum(ends, len(window) - (before[-1] - before))
+    starts = np.concatenate([[0], ends[:-1]])
+    return tuple(
+        Piece(window[a:b]) if share else Piece(window[:1], ghost=True)
+        for share, a, b in zip(shares, starts.tolist(), ends.tolist(), strict=True)
+    )
+
+
+def micro_batches_by_cost(positions: range, costs: FloatArray, at_most: float) -> tuple[range, ...]:
+    """Return ``positions`` as consecutive pieces that cost at most ``at_most`` each.
+
+    A sample that costs more than that is a piece of its own. As few pieces as that allows.
+
+    >>> micro_batches_by_cost(range(5), np.array([4.0, 3, 3, 9, 2]), 7)
+    (range(0, 2), range(2, 3), range(3, 4), range(4, 5))
+    """
+    ends, spent = list[int](), 0.0
+    for place, cost in enumerate(costs.tolist()):
+        # A first sample that is too dear alone must not leave an empty piece before it.
+        if place and spent + cost > at_most:
+            ends.append(place)
+            spent = 0.0
+        spent += cost
+    return tuple(positions[a:b] for a, b in pairwise([0, *ends, len(positions)]))
+
+
+def micro_batches(positions: range, at_most: int | None) -> tuple[range, ...]:
+    """Return ``positions`` as the fewest pieces of at most ``at_most``, as equal as possible.
+
+    Equal pieces rather than full ones and a rest: no piece is so small that its fixed cost
+    dominates, and the peak memory is lower.
+
+    >>> micro_batches(range(0, 70), 32)
+    (range(0, 24), range(24, 47), range(47, 70))
+    """
+    if at_most is None or len(positions) <= at_most:
+        return (positions,)
+    return tuple(_even_pieces(positions, at_most))
+
+
+def _even_pieces(positions: range, at_most: int) -> Iterator[range]:
+    count = -(-len(positions) // at_most)
+    small, larger = divmod(len(positions), max(count, 1))
+    bounds = (positions.start + i * small + min(i, larger) for i in range(count + 1))
+    return (range(a, b) for a, b in pairwise(bounds))
+
+
+def whole_micro_batches(positions: range, size: int) -> tuple[range, ...]:
+    """Return ``positions`` as pieces of exactly ``size``, and what is left as a smaller last one.
+
+    Equal shapes from step to step cost no new compilation and no new memory; a share that is a
+    multiple of ``size`` has no rest. At least one piece, which is empty if there are no positions.
+
+    Args:
+        positions: of one worker's piece.
+        size: of a whole micro-batch in samples, at least 1.
+
+    >>> whole_micro_batches(range(0, 70), 32)
+    (range(0, 32), range(32, 64), range(64, 70))
+    """
+    return tuple(positions[at : at + size] for at in range(0, max(len(positions), 1), size))
+
+
+def even_windows(length: int, at_most: int) -> Iterator[range]:
+    """Yield windows for an evaluation pass: every position once, none padded.
+
+    All windows differ by at most one in size, so the last is not a stub. With ``at_most`` at
+    least twice the number of workers, and one sample per worker in the data set, each window
+    has a sample for every worker, and all ranks run the same number of forward passes.
+
+    >>> [len(w) for w in even_windows(10, 4)]
+    [4, 3, 3]
+    """
+    return _even_pieces(range(length), at_most)

@@ -1,0 +1,259 @@
+"""One grammar for what a user names in a text: a policy, a mode, a sink, a notice.
+
+A specification is a name, alone or with an argument: ``ssp``, ``static:20,100``,
+``ssp(staleness=3)``, ``adaptive:min_gain=0.01,allow_idle=1``, ``SIGUSR1@120``. A name that makes a
+dataclass takes the fields of the class as settings; the metadata of a field says what it may be
+(`within`, `one_of`). Lists have commas between specifications.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from math import inf
+from numbers import Integral, Real
+from typing import Any
+
+from evenstride.errors import ConfigError
+
+_FORM = re.compile(r"\s*([^(:@]*)(?:\((.*)\)\s*|[:@](.*))?", re.DOTALL)
+_NAME = re.compile(r"[^(:@]*")
+_COMMA = re.compile(r",(?![^(]*\))")  # not one of those in parentheses
+_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*")
+_UNITS_S = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a specification says.
+
+    Args:
+        text: as it was given.
+        name: what comes first.
+        argument: what follows the name; ``None`` if nothing does, not even a colon.
+    """
+
+    text: str
+    name: str
+    argument: str | None
+
+    @property
+    def closed(self) -> bool:
+        """Whether its parentheses, if it has any, close at its end."""
+        return _FORM.fullmatch(self.text) is not None
+
+
+def parse_spec(text: str) -> Spec:
+    """Return the name and the argument in a text; what is left of no form belongs to the argument.
+
+    >>> parse_spec("ssp(staleness=3)").argument, parse_spec("ssp:staleness=3").argument
+    ('staleness=3', 'staleness=3')
+    >>> parse_spec("bsp").argument is None
+    True
+    """
+    found = _FORM.fullmatch(text)
+    if found is None:  # parentheses that do not close
+        name = _NAME.match(text)
+        assert name is not None
+        return Spec(text, name[0].strip(), text[name.end() :].strip())
+    return Spec(text, found[1].strip(), found[3] if found[2] is None else found[2])
+
+
+def split_specs(texts: str | Iterable[str], names: Collection[str]) -> tuple[str, ...]:
+    """Return the specifications in comma-separated lists.
+
+    Commas in parentheses are part of a specification, and so are those after a colon, up to the
+    next part that begins with one of the names.
+
+    >>> split_specs("bsp,ssp(staleness=2,servers=2),asp:servers=2,rate=staleness", ("bsp", "asp"))
+    ('bsp', 'ssp(staleness=2,servers=2)', 'asp:servers=2,rate=staleness')
+    >>> split_specs("static:20,100,uniform", ("static", "uniform"))
+    ('static:20,100', 'uniform')
+    """
+    found = list[str]()
+    for text in [texts] if isinstance(texts, str) else texts:
+        first = len(found)
+        for part in filter(None, map(str.strip, _COMMA.split(text))):
+            if len(found) > first and _goes_on(found[-1], part, names):
+                found[-1] += f",{part}"
+            else:
+                found.append(part)
+    return tuple(found)
+
+
+def _goes_on(spec: str, part: str, names: Collection[str]) -> bool:
+    name = _NAME.match(spec)
+    open_ended = name is not None and spec[name.end() :].startswith(":")
+    return open_ended and parse_spec(part).name not in names
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a setting may be.
+
+    Args:
+        kind: ``int``, ``float`` or ``str``.
+        least: of a number.
+        most: of a number.
+        above: whether a number must be more than ``least``.
+        below: whether a number must be less than ``most``.
+        choices: all values there are; empty if a range says it.
+        example: a value to show, where the default is none or shows nothing.
+        instead: what to do for a setting without a default.
+    """
+
+    kind: type[Any]
+    least: float = 0
+    most: float = inf
+    above: bool = False
+    below: bool = False
+    choices: tuple[Any, ...] = ()
+    example: Any = None
+    instead: str = ""
+
+    def __str__(self) -> str:
+        if self.choices:
+            *others, last = map(str, self.choices)
+            return f"{', '.join(others)} or {last}"
+        what = "a whole number" if self.kind is int else "a finite number"
+        least = f"{'above' if self.above else 'at least'} {self.least}"
+        if self.most == inf:
+            return f"{what}, {least}"
+        if not self.above and not self.below:
+            return f"{what} from {self.least} to {self.most}"
+        return f"{what}, {least} and {'below' if self.below else 'at most'} {self.most}"
+
+    def has(self, value: object) -> bool:
+        """Return whether a value is one of these."""
+        # True is an int to Python, but no number that anyone means.
+        number = {int: Integral, float: Real}.get(self.kind, str)
+        if isinstance(value, bool) or not isinstance(value, number):
+            return False
+        if self.choices:
+            return value in self.choices
+        given: Any = value
+        enough = given > self.least if self.above else given >= self.least
+        few = given < self.most if self.below or self.most == inf else given <= self.most
+        return bool(enough and few)  # nan is neither, and infinity is not below infinity
+
+
+def within(
+    kind: type[Any],
+    least: float = 0,
+    most: float = inf,
+    *,
+    above: bool = False,
+    below: bool = False,
+    example: Any = None,
+    instead: str = "",
+) -> Mapping[str, Allowed]:
+    """Return the metadata of a field that holds a number; see `Allowed`."""
+    return {"allowed": Allowed(kind, least, most, above, below, (), example, instead)}
+
+
+def one_of(*choices: Any) -> Mapping[str, Allowed]:
+    """Return the metadata of a field that holds one of these."""
+    return {"allowed": Allowed(type(choices[0]), choices=choices)}
+
+
+def check_settings(what: str, made: Any) -> None:
+    """Raise unless every setting of an object is what it may be.
+
+    Args:
+        what: noun and name, such as ``policy adaptive``, for the message.
+        made: a dataclass; its fields with `within` or `one_of` in their metadata are checked.
+
+    Raises:
+        ConfigError: names the setting, its value, what is possible and the way out.
+    """
+    # A class that a user derives from a policy has fields of its own, which are its own to check.
+    for field in (field for field in fields(made) if "allowed" in field.metadata):
+        if not _allowed(field).has(value := getattr(made, field.name)):
+            raise _refused(what, field, repr(value))
+
+
+def settings_in(spec: Spec, what: str, kind: type[Any], form: str) -> dict[str, Any]:
+    """Return the settings in a specification's argument, by name.
+
+    Args:
+        spec: to read.
+        what: ``policy``, ``sync`` or so, for the message.
+        kind: the dataclass that the name stands for.
+        form: in which an example is shown: ``{}({})`` or ``{}:{}``.
+
+    Raises:
+        ConfigError: a setting is unknown, missing, given twice, or not of its type.
+    """
+    known, values = {field.name: field for field in fields(kind)}, dict[str, Any]()
+    for part in filter(None, map(str.strip, (spec.argument or "").split(","))):
+        name, equals, text = (piece.strip() for piece in part.partition("="))
+        if name not in known or not equals:
+            raise ConfigError(
+                f"{what} {spec.text!r} is not understood at {part!r}; settings of {spec.name}: "
+                f"{_settings_text(kind)}; write {_example(spec.name, kind, form)}"
+            )
+        if name in values:
+            raise ConfigError(f"{what} {spec.text!r} sets {name} twice; set it once")
+        try:
+            values[name] = _allowed(known[name]).kind(text)
+        except ValueError:
+            raise _refused(f"{what} {spec.name}", known[name], repr(text)) from None
+    for name, field in known.items():
+        if field.default is MISSING and name not in values:
+            raise _refused(f"{what} {spec.name}", field, "not set")
+    return values
+
+
+def spec_text(name: str, made: Any, form: str) -> str:
+    """Return the specification of an object: its name, and the settings that were changed."""
+    told = ((field, getattr(made, field.name)) for field in fields(made))
+    changed = ",".join(f"{f.name}={value}" for f, value in told if value != f.default)
+    return form.format(name, changed) if changed else name
+
+
+def duration_s(text: str, unit: str = "") -> float | None:
+    """Return the seconds in a text such as ``90s``, ``30m``, ``5min``, ``6h`` or ``2d``.
+
+    Args:
+        text: a number and a unit.
+        unit: of a number alone; without it, a number alone is none.
+
+    Returns:
+        ``None`` if it is no length of time.
+
+    >>> duration_s("5min"), duration_s("1.5", unit="h"), duration_s("soon")
+    (300.0, 5400.0, None)
+    """
+    found = _DURATION.fullmatch(text)
+    unit_s = _UNITS_S.get(found[2] or unit) if found else None
+    return None if found is None or unit_s is None else float(found[1]) * unit_s
+
+
+def numbers(text: str, kind: Callable[[str], Any] = float) -> tuple[Any, ...]:
+    """Return the numbers between commas; none at all if one of them is no number."""
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        return ()
+
+
+def _allowed(field: Field[Any]) -> Allowed:
+    allowed: Allowed = field.metadata["allowed"]
+    return allowed
+
+
+def _settings_text(kind: type[Any]) -> str:
+    return ", ".join(f"{field.name} ({_allowed(field)})" for field in fields(kind)) or "none"
+
+
+def _example(name: str, kind: type[Any], form: str) -> str:
+    for field in fields(kind):
+        example = _allowed(field).example
+        return form.format(name, f"{field.name}={field.default if example is None else example}")
+    return name
+
+
+def _refused(what: str, field: Field[Any], value: str) -> ConfigError:
+    way_out = _allowed(field).instead or f"leave it out for {field.default}"
+    return ConfigError(f"{what}: {field.name} is {value}; it must be {_allowed(field)}; {way_out}")

@@ -1,0 +1,43 @@
+"""The modes of synchronisation (``bsp``, ``asp``, ``local-sgd``, ...): their texts and their rules.
+
+Start with `mode_specs`. What carries a mode out is in `runtime.synchronisation`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evenstride._importing import later
+
+if TYPE_CHECKING:
+    from evenstride.core.sync_modes.mode_specs import (
+        AllReduce,
+        Asynchronous,
+        DelayedMode,
+        LocalSgd,
+        ParameterServerMode,
+        StaleSynchronous,
+    )
+
+__all__ = [
+    "AllReduce",
+    "Asynchronous",
+    "DelayedMode",
+    "LocalSgd",
+    "ParameterServerMode",
+    "StaleSynchronous",
+]
+
+__getattr__ = later(
+    __name__,
+    {
+        "mode_specs": (
+            "AllReduce",
+            "Asynchronous",
+            "DelayedMode",
+            "LocalSgd",
+            "ParameterServerMode",
+            "StaleSynchronous",
+        ),
+    },
+)

@@ -1,0 +1,547 @@
+"""Learn every worker's step-time curve from what it measured.
+
+Each worker has two unknowns, a fixed time and a time per sample, in a Kalman filter. The two
+live on different clocks: the *shape* (their ratio) belongs to model and device and hardly
+changes, the *speed* changes at any time and scales both. So the filter drifts along the curve
+itself, which keeps the ratio, and a change of speed (`Changes` finds it) moves and frees just
+that direction: one observation after a slow-down is enough to know the whole new curve.
+
+Three memories keep a change of speed from being mistaken for shape, and back. A slow change is
+noticed only after some steps, whose residuals have bent the curve by then; it is put back to
+where it was when the change began (`anchors`). When a speed returns to what it was before the
+latest change, so does all that was known about it (`former`). And a spike that a doubtful curve
+took in is forgotten when the next time contradicts it (`previous`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.time_model.change_detection import Changes, Judgement, Residuals
+from evenstride.core.time_model.curve_estimates import CurveEstimates, Mask, Which
+from evenstride.core.time_model.observation import Measurements
+from evenstride.core.time_model.step_times import TimeModel
+
+# Before anything is known about the shape, this part of the fastest worker's time is fixed.
+# A slower worker's fixed time would be the same if only its arithmetic were slower, and longer
+# in proportion if all of it were; a power of the times lies between the two.
+# These are tuned for the first new split, which comes before a second share has been measured.
+_PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.37, 0.17, 0.60
+# How much a speed changes as a rule. What looks like a change of speed may be a wrong idea of the
+# shape, which must not last: a factor of e leaves so much doubt about the fixed part.
+# Without the doubt, a spike that was taken for shape made every new share look like a change of
+# speed, and one run of eight fell to half of the best efficiency.
+_JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
+# A speed this close to the one before the latest change, in standard deviations, is that one.
+_BACK_STD = 2.0
+# Of the doubt that a change leaves about the shape, so much comes with the return: two wrong
+# curves that take turns must not last either.
+# A fifth was worse with 1,000 mixed workers, the whole of it no better.
+_BACK_DOUBT = 0.5
+# A first step at a new share is slow if it takes so many times its prediction. After so many of
+# them in a row the next one counts: a worker whose share changes all the time is not ignored.
+_SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 3
+# Shares that each worker is known to have had. And the bounds of what is remembered of the cost
+# of new ones: two cheap first steps show that there is none, until a dear one is seen.
+_HAD, _COST = 8, (-2, 2)
+# How far a worker that was never measured may be off the middle of the others.
+_GUESS_STD = 0.5
+# Relative drift of the speed per square root of a step, and the doubt that never averages out.
+# Little, because `Changes` finds changes: a drift that follows them by itself took 9 to 12 steps.
+_DRIFT, _MODEL_STD = 0.0005, 0.004
+# Relative variance of one step's time: at first, and its bounds; and the fewest and most steps
+# that it is a mean of (of fewer, it would itself be so noisy that every test of it misfires).
+# The first noise is a compromise: with 5 %, noise of 20 % is not recognised; with 10 % and more,
+# cold starts of calm, unequal workers take longer.
+_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.09**2, 0.005**2, 0.5**2
+_NOISE_STEPS = 4.0, 150.0
+# Up to so many steps, no worker is taken to be calmer than all of them who are as new are
+# together, as these tell it sooner.
+_NOISE_ALONE = 8
+# What a time counts at most that is taken for no noise, in variances.
+_NOISE_FAR = 6.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Firsts:
+    """What is remembered of ``W`` workers' first steps at shares that are new to them.
+
+    A compiler, an autotuner or a growing allocator slows down such a step, and the next one is
+    usual. So a slow first step changes nothing by itself: the next step at that share tells. This
+    holds until the worker has shown that new shares cost it nothing: from then on a slow step is
+    evidence of a slower worker, whatever the share.
+
+    Args:
+        share: of each worker's latest step; 0 before the first.
+        had: ``(_HAD, W)``, the latest shares that were new to it; 0 where there are fewer.
+        row: slow first steps in a row that did not count.
+        slow_s: time of the latest step if it was a slow first one, else 0.
+        cost: first steps that were slow without a change of speed, less those that were not;
+            kept within ``_COST``.
+    """
+
+    share: IntArray
+    had: IntArray
+    row: IntArray
+    slow_s: FloatArray
+    cost: IntArray
+
+    @classmethod
+    def none(cls, workers: int) -> Firsts:
+        """Return the memory before anything was seen."""
+        none = np.zeros(workers, dtype=np.int64)
+        return cls(none, np.zeros((_HAD, workers), dtype=np.int64), none, np.zeros(workers), none)
+
+    def new(self, workers: IntArray, shares: IntArray) -> Mask:
+        """Return which shares are new to their workers."""
+        new = self.share[workers] != shares
+        at = np.flatnonzero(new)
+        # A share that the worker has had before is warm for compilers and allocators.
+        new[at] = (self.had[:, workers[at]] != shares[at]).all(axis=0)
+        return np.asarray(new)
+
+    def after(self, batch: _Batch, first: _First) -> Firsts:
+        """Return the memory after one observation each of some workers."""
+        w = batch.workers
+        moved, before_s = self.share[w] != batch.share, self.slow_s[w]
+        if not (moved.any() or self.row[w].any() or before_s.any()):
+            return self
+        # The second step at a share tells what the slow first one was.
+        second = ~moved & (before_s > 0)
+        # A change of speed would have made the second step as slow as the first.
+        dear = first.dropped | (second & (_SLOW_FIRST * batch.time_s < before_s))
+        # A first step that may still turn out either way is counted when the second has come.
+        cheap = (first.new | second) & ~dear & ~first.open
+        share, had, row = self.share.copy(), self.had, self.row.copy()
+        slow_s, cost = self.slow_s.copy(), self.cost.copy()
+        if first.new.any():
+            whose = first.workers[first.new]
+            had = had.copy()
+            had[1:, whose] = had[:-1, whose]
+            had[0, whose] = batch.share[first.new]
+        share[w], row[w] = batch.share, np.where(batch.cold, row[w] + 1, 0)
+        slow_s[w] = np.where(first.open, batch.time_s, 0.0)
+        # The very first step of a worker compares with no prediction.
+        known = self.share[w] > 0
+        cost[w] = np.clip(cost[w] + known * (1 * dear - 1 * cheap), *_COST)
+        return Firsts(share, had, row, slow_s, cost)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _First:
+    """What a turn's observations say about first steps at new shares, arrays ``(n,)``.
+
+    Args:
+        workers: whose they are.
+        new: whether the share is new to the worker.
+        open: whether it is a single step, slow at a new share: the next one tells why.
+        dropped: whether its slow first step was left out, as those after it were usual.
+    """
+
+    workers: IntArray
+    new: Mask
+    open: Mask
+    dropped: Mask
+
+    @classmethod
+    def of(
+        cls, estimate: Estimate, measured: Measurements, turn: IntArray
+    ) -> tuple[_First, Measurements]:
+        """Return it with the observations that are left to learn from.
+
+        Args:
+            estimate: before these observations.
+            measured: all observations.
+            turn: those of them that come next, each worker at most once.
+        """
+        workers, shares = measured.worker[turn], measured.share[turn]
+        new = estimate.firsts.new(workers, shares)
+        # A worker without a curve has no usual time that a step could be slower than.
+        slow = new & (estimate.steps[workers] > 0)
+        at = np.flatnonzero(slow)
+        if len(at):
+            usual_s = estimate.now.of(workers[at]).time_s(shares[at])
+            slow[at] = measured.first_s(turn[at]) > _SLOW_FIRST * usual_s
+        alone = measured.steps[turn] == 1
+        # Of several steps the later ones show whether only the first was slow.
+        told = measured.without_slow_first(turn[slow & ~alone], _SLOW_FIRST)
+        return cls(workers, new, slow & alone, told.steps[turn] < measured.steps[turn]), told
+
+    def excused(self, estimate: Estimate) -> Mask:
+        """Return which slow steps may be due to the share alone."""
+        firsts, w = estimate.firsts, self.workers
+        row = firsts.row[w]
+        alone = (row > 0) | (estimate.changes.run[w] == 0)  # no other step was slow before
+        return np.asarray(
+            self.open & alone & (row < _MOST_SLOW_FIRSTS) & (firsts.cost[w] > _COST[0])
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimate:
+    """What is believed about ``W`` workers' step times, with its uncertainty.
+
+    Args:
+        now: the curves.
+        former: the curves before each worker's latest change of speed; zero if none.
+        previous: the curves before each worker's latest time was learned; zero if none.
+        anchors: the curves before times began to drift up, and down; only meaningful where they do.
+        noise: ``(W,)``, relative variance of one step's time.
+        latest: ``(W,)``, latest time as a part of its prediction; not a number if none.
+        steps: ``(W,)``, steps learned from; 0 means the worker is unknown.
+        changes: what is remembered of the latest residuals.
+        firsts: what is remembered of first steps at new shares.
+    """
+
+    now: CurveEstimates
+    former: CurveEstimates
+    previous: CurveEstimates
+    anchors: tuple[CurveEstimates, CurveEstimates]
+    noise: FloatArray
+    latest: FloatArray
+    steps: IntArray
+    changes: Changes
+    firsts: Firsts
+
+    @classmethod
+    def unknown(cls, workers: int) -> Estimate:
+        """Return the estimate before anything was observed."""
+        none = CurveEstimates.unknown(workers)
+        return cls(
+            now=none,
+            former=none,
+            previous=none,
+            anchors=(none, none),
+            noise=np.full(workers, _NOISE_FIRST),
+            latest=np.full(workers, np.nan),
+            steps=np.zeros(workers, dtype=np.int64),
+            changes=Changes.none(workers),
+            firsts=Firsts.none(workers),
+        )
+
+    def taking(self, other: Estimate, pairs: list[tuple[int, int]]) -> Estimate:
+        """Return this estimate with what another one knows of some workers.
+
+        Args:
+            other: of another fleet.
+            pairs: ranks in this fleet and in the other one.
+        """
+        if not pairs:
+            return self
+        here, there = np.array(pairs, dtype=np.int64).T
+        taken: Estimate = _taking(self, other, here, there)
+        return taken
+
+    @property
+    def known(self) -> bool:
+        """Whether every worker has been observed."""
+        return bool((self.steps > 0).all())
+
+    def known_at(self, shares: IntArray) -> bool:
+        """Return whether every worker that has a share there has been observed."""
+        return bool(((self.steps > 0) | (np.asarray(shares) == 0)).all())
+
+    @property
+    def model(self) -> TimeModel:
+        """The mean curves; only meaningful where `steps` is above 0."""
+        return TimeModel.affine(self.now.fixed_s, self.now.per_sample_s)
+
+    def guessed(self) -> Estimate:
+        """Return the estimate with a guess for workers that are still unknown: the middle one.
+
+        Only for a split until they have been measured; it counts them as known.
+        """
+        unknown = self.steps == 0
+        if not unknown.any():
+            return self
+        middle = np.median(self.now.rows[:2, ~unknown], axis=1)
+        alike = np.ones(len(self.steps))
+        guess = CurveEstimates.certain(middle[0] * alike, middle[1] * alike)
+        guess = guess.times(1.0, _GUESS_STD**2 * alike)
+        steps = np.maximum(self.steps, 1)
+        return replace(self, now=guess.where(unknown, self.now), steps=steps)
+
+    def relative_std(self, shares: IntArray) -> FloatArray:
+        """Return the standard deviation of each predicted mean time, as a part of it."""
+        return self.now.relative_std(shares)
+
+    def learn(self, measured: Measurements) -> Estimate:
+        """Return the estimate after some observations, each worker's own in order of step.
+
+        Observations of ghosts and of steps flagged as not modelled are passed over.
+
+        Cost:
+            ``O(W)`` vectorised per observation of the worker that has the most of them.
+        """
+        # Steps that are not modelled count here, as they pass between two exchanges all the same.
+        interval_s = np.zeros(len(self.steps))
+        np.add.at(interval_s, measured.worker, measured.steps * measured.median_s)
+        usable = measured.only(measured.modelled & (measured.share > 0))
+        estimate = self
+        # In turns, because a worker's later time is judged by what its earlier one has taught.
+        for turn in usable.turns():
+            first, told = _First.of(estimate, usable, turn)
+            batch = _Batch.of(told, turn, interval_s, first.excused(estimate))
+            fresh = estimate.steps[batch.workers] == 0
+            after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
+            estimate = replace(after, firsts=estimate.firsts.after(batch, first))
+        return estimate
+
+
+def _taking(into: Any, other: Any, here: IntArray, there: IntArray) -> Any:
+    """Copy rows between two values of one kind: arrays, or tuples and classes made of them."""
+    if isinstance(into, CurveEstimates):
+        every = np.ones(len(here), dtype=np.bool_)
+        return into.put(here, every, other.of(there))
+    if isinstance(into, np.ndarray):
+        taken = into.copy()
+        taken[..., here] = other[..., there]
+        return taken
+    if isinstance(into, tuple):
+        return tuple(_taking(a, b, here, there) for a, b in zip(into, other, strict=True))
+    parts = {f.name: (getattr(into, f.name), getattr(other, f.name)) for f in fields(into)}
+    return type(into)(**{name: _taking(*pair, here, there) for name, pair in parts.items()})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """One observation each of some workers, as arrays of shape ``(n,)``."""
+
+    workers: Which
+    share: IntArray
+    time_s: FloatArray
+    least_s: FloatArray
+    steps: IntArray
+    spread: FloatArray  # relative variance within the observation, nan if too short to say
+    interval_s: FloatArray  # of work since the exchange before, this observation's included
+    cold: Mask  # whether it is a slow first step at a new share
+
+    @classmethod
+    def of(cls, measured: Measurements, at: IntArray, interval_s: FloatArray, cold: Mask) -> _Batch:
+        whose: Which = measured.worker[at]
+        if len(at) == len(interval_s):
+            whose = slice(None)  # all of them, in order of rank
+        return cls(
+            whose,
+            measured.share[at],
+            np.maximum(measured.median_s[at], 1e-9),
+            measured.least_s[at],
+            measured.steps[at],
+            measured.relative_variance[at],
+            interval_s[whose],
+            cold,
+        )
+
+    def only(self, mask: Mask) -> _Batch:
+        if mask.all():
+            return self
+        return self.at(np.flatnonzero(mask))
+
+    def at(self, places: IntArray) -> _Batch:
+        """Return the observations at some places."""
+        ranks = np.arange(len(self.share)) if isinstance(self.workers, slice) else self.workers
+        return _Batch(
+            ranks[places],
+            self.share[places],
+            self.time_s[places],
+            self.least_s[places],
+            self.steps[places],
+            self.spread[places],
+            self.interval_s[places],
+            self.cold[places],
+        )
+
+    def variance(self, noise: FloatArray) -> FloatArray:
+        """Relative variance of the medians (pi/2 times a mean's, for three steps or more)."""
+        median_cost = np.where(self.steps > 2, np.pi / 2, 1.0)
+        return np.asarray(noise * median_cost / self.steps + _MODEL_STD**2)
+
+
+def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
+    """Start workers seen for the first time from the prior shape through their first time."""
+    if not len(batch.share):
+        return estimate
+    y, w, everyone = batch.time_s, batch.workers, np.ones(len(batch.share), dtype=np.bool_)
+    least_s = _fastest_s(estimate, batch)
+    # Some of the time must be left for the samples, or any share would seem as good as another.
+    fixed = np.minimum(_PRIOR_FIXED * y**_PRIOR_POWER * least_s ** (1 - _PRIOR_POWER), 0.9 * y)
+    curves = CurveEstimates.certain(fixed, (y - fixed) / batch.share)
+    curves = curves.times(1.0, batch.variance(estimate.noise[w]))
+    curves = curves.bent(batch.share, np.full(len(y), _PRIOR_FIXED_STD))
+    steps = estimate.steps.copy()
+    steps[w] = batch.steps
+    up, down = (anchor.put(w, everyone, curves) for anchor in estimate.anchors)
+    now = estimate.now.put(w, everyone, curves)
+    return replace(estimate, now=now, anchors=(up, down), steps=steps)
+
+
+def _fastest_s(estimate: Estimate, batch: _Batch) -> float:
+    """Return the shortest time of newcomers and of those known before, near the same share."""
+    known = estimate.steps > 0
+    if not known.any():
+        return float(batch.time_s.min())
+    theirs_s = estimate.now.of(np.flatnonzero(known)).time_s(float(batch.share.mean()))
+    return min(float(batch.time_s.min()), float(theirs_s.min()))
+
+
+def _update(estimate: Estimate, batch: _Batch) -> Estimate:
+    if not len(batch.share):
+        return estimate
+    w = batch.workers
+    # A drift along the curve: the speed gets less certain with every step, the shape does not.
+    curves = estimate.now.of(w).times(1.0, np.asarray(_DRIFT**2 * batch.steps))
+    variance = batch.variance(estimate.noise[w])
+    residuals = _residuals(estimate, batch, curves, variance)
+    changes, judged = estimate.changes.judge(residuals)
+    # Worked out for all, as nearly all times are usual; what was held back is left out below.
+    after = curves.observed(batch.share, batch.time_s, variance)
+    if judged.jumped.any():  # seldom, and of few workers
+        some = np.flatnonzero(judged.jumped)
+        jumped = _jumped(estimate, batch.at(some), curves.of(some), judged.at(some))
+        after.rows[:, some] = jumped.rows
+    learnt = replace(
+        estimate,
+        now=estimate.now.put(w, ~judged.held, after),
+        former=estimate.former.put(w, judged.jumped, curves),
+        previous=estimate.previous.put(w, ~judged.held, curves),
+        anchors=_anchored(estimate, changes, w, curves),
+        changes=changes,
+    )
+    unclear = (residuals.doubt**2 > _NOISE_FAR * estimate.noise[w]) | batch.cold
+    return _noted(learnt, batch, residuals.part, judged, unclear)
+
+
+def _residuals(
+    estimate: Estimate, batch: _Batch, curves: CurveEstimates, variance: FloatArray
+) -> Residuals:
+    share, w = batch.share, batch.workers
+    doubt = curves.relative_std(share)
+    # The curve before the latest time is an older one only if that time was no change itself.
+    foreseen = _explains(estimate.previous.of(w), share, batch.time_s, variance)
+    foreseen &= ~np.isnan(estimate.latest[w])
+    anchored_s = [anchor.of(w).time_s(share) for anchor in estimate.anchors]
+    return Residuals(
+        workers=w,
+        part=batch.time_s / curves.time_s(share),
+        least=batch.least_s / curves.time_s(share),
+        anchored=batch.time_s / np.stack(anchored_s),
+        std=np.sqrt(doubt**2 + variance),
+        doubt=doubt,
+        foreseen=foreseen,
+        steps=batch.steps,
+        time_s=batch.time_s,
+        interval_s=batch.interval_s,
+        cold=batch.cold,
+        excused=estimate.firsts.row[w],
+    )
+
+
+def _jumped(
+    estimate: Estimate, batch: _Batch, curves: CurveEstimates, judged: Judgement
+) -> CurveEstimates:
+    """Return the curves after what looks like a change of speed.
+
+    By preference: those from before times began to drift, if these explain the new time (the
+    drift was spikes, then); those from before the latest change, if the speed has returned; else
+    the present ones at another speed.
+    """
+    w, share = batch.workers, batch.share
+    up, down = (anchor.of(w) for anchor in estimate.anchors)
+    # Where the first time that drifts is an alarm in itself, it was told by the present curve.
+    drifting = estimate.changes.since[:, w] > 0
+    base = down.where(drifting[1] & (judged.drifted == -1), curves)
+    base = up.where(drifting[0] & (judged.drifted == 1), base)
+    # As sure as the mean of all the steps that showed the change.
+    free = estimate.noise[w] / judged.told + _MODEL_STD**2
+    # The larger the apparent change, the more a wrong shape may have to do with it.
+    doubt = _JUMP_SHAPE_STD * np.minimum(np.abs(np.log(judged.ratio)), 1.0)
+    time_s = base.time_s(share) * judged.ratio
+    # Far from where a curve was measured, its shape may be to blame rather than the speed.
+    moved = base.times(1.0, np.full(len(share), _JUMP_STD**2)).observed(share, time_s, free)
+    moved = moved.bent(share, doubt)
+    former = estimate.former.of(w)
+    # Without this doubt, two wrong curves could take turns for ever.
+    returned = former.bent(share, _BACK_DOUBT * doubt).observed(share, time_s, free)
+    after = returned.where(_explains(former, share, time_s, free), moved)
+    # The time before this one may have been a spike that a doubtful curve took in.
+    previous = estimate.previous.of(w)
+    # Only a fall: a spike makes a curve too slow, never too fast.
+    misled = (judged.ratio < 1) & (judged.drifted == 0)
+    misled &= _explains(previous, share, time_s, free)
+    after = previous.observed(share, time_s, free).where(misled, after)
+    for side, anchor, beyond in ((0, up, judged.ratio < 1), (1, down, judged.ratio > 1)):
+        undrifted = drifting[side] & beyond & (judged.drifted == 0)
+        undrifted &= _explains(anchor, share, time_s, free)
+        after = anchor.observed(share, time_s, free).where(undrifted, after)
+    return after
+
+
+def _explains(
+    curves: CurveEstimates, shares: IntArray, time_s: FloatArray, noise: FloatArray
+) -> Mask:
+    """Return which curves, of those that are known, explain a time within their doubt."""
+    off = time_s / curves.time_s(shares) - 1.0
+    near = np.abs(off) <= _BACK_STD * np.sqrt(curves.relative_std(shares) ** 2 + noise)
+    # A curve of zeros is one that is not known, and explains nothing.
+    return np.asarray(near & (curves.per_sample_s > 0))
+
+
+def _anchored(
+    estimate: Estimate, changes: Changes, workers: Which, before: CurveEstimates
+) -> tuple[CurveEstimates, CurveEstimates]:
+    """Keep the curves from before times began to drift; they tell nothing where none do."""
+    begun = changes.begun[:, workers]
+    up, down = (
+        anchor.put(workers, begun[side], before) for side, anchor in enumerate(estimate.anchors)
+    )
+    return up, down
+
+
+def _common_noise(noise: FloatArray, before: IntArray, seen: FloatArray, steps: IntArray) -> float:
+    """Return the noise of workers of whom each alone has hardly shown any, if it is the same.
+
+    Args:
+        noise: believed of each so far, ``(n,)``.
+        before: steps seen of each, the first of which tells nothing if it was alone, ``(n,)``.
+        seen: what the new times tell, ``(n,)``.
+        steps: that they are of, ``(n,)``.
+    """
+    # The first belief counts as a few steps, so that a lone step cannot outvote it.
+    known = _NOISE_STEPS[0] + np.maximum(before - 1.0, 0.0).sum()
+    return float((known * noise.mean() + (steps * seen).sum()) / (known + steps.sum()))
+
+
+def _noted(
+    estimate: Estimate, batch: _Batch, part: FloatArray, judged: Judgement, unclear: Mask
+) -> Estimate:
+    """Count the steps and blend in what these times tell about the noise.
+
+    Two times in a row differ by noise alone, however far both are from their prediction, unless
+    the prediction was ``unclear``. One that is no noise as far as is known counts too, but only so
+    much: many of them are noise after all.
+    """
+    w, calm = batch.workers, ~judged.held & ~judged.jumped
+    noise, latest, steps = estimate.noise.copy(), estimate.latest.copy(), estimate.steps.copy()
+    # Half, because the difference of two times has the variance of both. The residual would not do:
+    # it grows while a speed falls slowly, and the noise would then hide just that.
+    between = 0.5 * (part - latest[w]) ** 2 * batch.steps
+    seen = np.where(np.isnan(batch.spread), between, batch.spread)
+    memory = np.clip(steps[w], *_NOISE_STEPS)
+    weight = batch.steps / (batch.steps + memory)
+    seen = np.clip(seen, 0.0, np.where(calm, _NOISE_MOST, _NOISE_FAR * noise[w]))
+    blended = (1 - weight) * noise[w] + weight * seen
+    told = ~np.isnan(seen) & ~unclear
+    fresh = np.flatnonzero(told & (steps[w] < _NOISE_ALONE))
+    if len(fresh) > 1:
+        # At least: one who began with a spike would else be as sure of it as the others are calm.
+        common = _common_noise(noise[w][fresh], steps[w][fresh], seen[fresh], batch.steps[fresh])
+        blended[fresh] = np.maximum(blended[fresh], common)
+    noise[w] = np.where(told, np.maximum(blended, _NOISE_LEAST), noise[w])
+    # The times before and after a change differ by more than noise, so none is compared across it.
+    latest[w] = np.where(judged.jumped, np.nan, np.where(judged.held, latest[w], part))
+    steps[w] += np.where(judged.held, 0, batch.steps)
+    return replace(estimate, noise=noise, latest=latest, steps=steps)

@@ -1,0 +1,343 @@
+"""What a worker measured: a time is always paired with the share it was measured at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import nan
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstride.core.fleet import FloatArray, IntArray, Shares
+
+_LONGEST_S = 1.5e7
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Consecutive steps of one worker, all at one share.
+
+    Pairing a time with the latest decision instead makes every controller oscillate as soon
+    as the data loader prefetches, because the decision runs ahead of the batch.
+
+    Args:
+        worker: rank of the worker in its fleet.
+        share: samples it had in each of these steps; 0 is a ghost and is never modelled.
+        first_step: global index of the first step.
+        busy_s: per step, data + compute + the running median of the time between steps.
+        wait_s: per step, time spent waiting for others (communication included).
+        data_s: sum over the steps of the time spent waiting for the next batch.
+        outside_s: sum of the time outside training (evaluation, saving) beyond the median.
+        control_wait_s: sum of the time spent waiting for a decision.
+        modelled: false for steps that say nothing about speed (the first of a pass).
+        cpu_load: part of its machine's processor time that was in use, from 0 to 1; not a
+            number if unknown.
+        memory_load: the same of its machine's memory.
+    """
+
+    worker: int
+    share: int
+    first_step: int
+    busy_s: tuple[float, ...]
+    wait_s: tuple[float, ...]
+    data_s: float = 0.0
+    outside_s: float = 0.0
+    control_wait_s: float = 0.0
+    modelled: bool = True
+    cpu_load: float = nan
+    memory_load: float = nan
+
+    @property
+    def steps(self) -> int:
+        """Number of steps in the observation."""
+        return len(self.busy_s)
+
+
+class Measurements:
+    """Observations of many workers as columns, so that thousands of them are decided on at once.
+
+    Iterating gives them one by one. Two are equal when they hold the same observations.
+
+    Args:
+        worker: rank of each, int64 ``(n,)``.
+        share: samples of each, int64 ``(n,)``.
+        first_step: first step of each, int64 ``(n,)``.
+        steps: number of steps of each, int64 ``(n,)``.
+        busy_s: the busy times of all of them, one observation after the other, ``(sum steps,)``.
+        wait_s: the same of the waits.
+        sums_s: data, outside and control-wait seconds of each, ``(3, n)``.
+        modelled: whether each says anything about speed, bool ``(n,)``.
+        loads: processor and memory load of each one's machine, ``(2, n)``.
+    """
+
+    def __init__(
+        self,
+        worker: IntArray,
+        share: IntArray,
+        first_step: IntArray,
+        steps: IntArray,
+        busy_s: FloatArray,
+        wait_s: FloatArray,
+        sums_s: FloatArray | None = None,
+        modelled: npt.NDArray[np.bool_] | None = None,
+        loads: FloatArray | None = None,
+    ) -> None:
+        self.worker, self.share, self.first_step, self.steps = worker, share, first_step, steps
+        self.busy_s, self.wait_s = busy_s, wait_s
+        self.sums_s = np.zeros((3, len(worker))) if sums_s is None else sums_s
+        self.modelled = np.ones(len(worker), dtype=np.bool_) if modelled is None else modelled
+        self.loads = np.full((2, len(worker)), nan) if loads is None else loads
+
+    @classmethod
+    def of(cls, observations: Iterable[Observation]) -> Measurements:
+        """Return the columns of some observations.
+
+        Raises:
+            ValueError: one of them has not both times of each step.
+        """
+        seen = tuple(observations)
+        if not all(len(o.wait_s) == o.steps for o in seen):
+            raise ValueError("each step has both times, at work and waiting")
+
+        def whole(values: Iterable[int]) -> IntArray:
+            return np.fromiter(values, dtype=np.int64, count=len(seen))
+
+        sums_s = [(o.data_s, o.outside_s, o.control_wait_s) for o in seen]
+        return cls(
+            worker=whole(o.worker for o in seen),
+            share=whole(o.share for o in seen),
+            first_step=whole(o.first_step for o in seen),
+            steps=whole(o.steps for o in seen),
+            busy_s=np.array([t for o in seen for t in o.busy_s], dtype=np.float64),
+            wait_s=np.array([t for o in seen for t in o.wait_s], dtype=np.float64),
+            sums_s=np.array(sums_s, dtype=np.float64).reshape(len(seen), 3).T,
+            modelled=np.array([o.modelled for o in seen], dtype=np.bool_),
+            loads=np.array([(o.cpu_load, o.memory_load) for o in seen]).reshape(len(seen), 2).T,
+        )
+
+    def __len__(self) -> int:
+        return len(self.worker)
+
+    def __iter__(self) -> Iterator[Observation]:
+        busy_s, wait_s, stop = self.busy_s.tolist(), self.wait_s.tolist(), 0
+        columns = zip(
+            self.worker.tolist(),
+            self.share.tolist(),
+            self.first_step.tolist(),
+            self.steps.tolist(),
+            self.sums_s.T.tolist(),
+            self.modelled.tolist(),
+            self.loads.T.tolist(),
+            strict=True,
+        )
+        for worker, share, first_step, steps, sums_s, modelled, (cpu, memory) in columns:
+            data_s, outside_s, control_s = sums_s
+            start, stop = stop, stop + steps
+            busy, wait = tuple(busy_s[start:stop]), tuple(wait_s[start:stop])
+            yield Observation(
+                *(worker, share, first_step, busy, wait),
+                *(data_s, outside_s, control_s, modelled, cpu, memory),
+            )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Measurements):
+            return NotImplemented
+        # Only the columns: medians may have been worked out in one of the two and not in the other.
+        mine, others = self.__reduce__()[1], other.__reduce__()[1]
+        return all(map(_equal, mine, others))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type[Measurements], tuple[npt.NDArray[Any], ...]]:
+        # Without the cached medians, which can be worked out again where it is unpickled.
+        columns = (self.worker, self.share, self.first_step, self.steps, self.busy_s, self.wait_s)
+        return Measurements, (*columns, self.sums_s, self.modelled, self.loads)
+
+    def __repr__(self) -> str:
+        return f"Measured.of({tuple(self)!r})"
+
+    @cached_property
+    def median_s(self) -> FloatArray:
+        """Median busy time of each observation, ``(n,)``."""
+        return self._medians(self.busy_s)
+
+    def least_waits(self) -> tuple[FloatArray, IntArray]:
+        """Return the shortest wait in each step that was told of, and how many told of it."""
+        within = np.arange(len(self.wait_s)) - np.repeat(
+            np.cumsum(self.steps) - self.steps, self.steps
+        )
+        step = np.repeat(self.first_step, self.steps) + within
+        # The usual case of one step from everyone, which needs no sort.
+        if len(step) and (step == step[0]).all():
+            return np.array([self.wait_s.min()]), np.array([len(step)])
+        order = np.argsort(step, kind="stable")
+        begins = np.flatnonzero(np.diff(step[order], prepend=-1))
+        least_s = np.minimum.reduceat(self.wait_s[order], begins)
+        return least_s, np.diff(np.append(begins, len(step)))
+
+    def step_by_step(self) -> Iterator[tuple[IntArray, FloatArray]]:
+        """Yield every worker's next step, in order: ranks and busy times of one step of each."""
+        starts = np.cumsum(self.steps) - self.steps
+        # In the order in which the steps were trained, for averages that weigh the latest most.
+        for turn in self.turns():
+            for step in range(int(self.steps[turn].max(initial=0))):
+                here = turn[self.steps[turn] > step]
+                yield self.worker[here], self.busy_s[starts[here] + step]
+
+    def _medians(self, times_s: FloatArray) -> FloatArray:
+        if (self.steps == 1).all():
+            return times_s
+        return medians(times_s, np.repeat(np.arange(len(self)), self.steps), len(self))
+
+    @cached_property
+    def least_s(self) -> FloatArray:
+        """Shortest busy time of each observation, ``(n,)``; all of them have a step."""
+        if (self.steps == 1).all():
+            return self.busy_s
+        return np.asarray(np.minimum.reduceat(self.busy_s, np.cumsum(self.steps) - self.steps))
+
+    @cached_property
+    def relative_variance(self) -> FloatArray:
+        """Robust variance of each one's busy times as a part of their square, ``(n,)``.
+
+        From the median absolute deviation; nan for those of under four steps.
+        """
+        if (self.steps < 4).all():
+            return np.full(len(self), nan)
+        away_s = np.abs(self.busy_s - np.repeat(self.median_s, self.steps))
+        # The factor makes it a standard deviation for normal noise; spikes hardly move it.
+        deviation_s = 1.4826 * self._medians(away_s)
+        variance = (deviation_s / np.maximum(self.median_s, 1e-12)) ** 2
+        return np.where(self.steps < 4, np.nan, variance)
+
+    def only(self, mask: npt.NDArray[np.bool_]) -> Measurements:
+        """Return the observations that a mask of shape ``(n,)`` selects."""
+        if mask.all():
+            return self
+        of_times = np.repeat(mask, self.steps)
+        return Measurements(
+            self.worker[mask],
+            self.share[mask],
+            self.first_step[mask],
+            self.steps[mask],
+            self.busy_s[of_times],
+            self.wait_s[of_times],
+            self.sums_s[:, mask],
+            self.modelled[mask],
+            self.loads[:, mask],
+        )
+
+    def first_s(self, places: IntArray) -> FloatArray:
+        """Return the busy time of the first step of some observations."""
+        return np.asarray(self.busy_s[(np.cumsum(self.steps) - self.steps)[places]])
+
+    def without_slow_first(self, places: IntArray, factor: float) -> Measurements:
+        """Return the observations without first steps that are slower than those after them.
+
+        Args:
+            places: of observations of at least two steps; the others stay whole.
+            factor: how many times the median of the later steps a slow first step takes.
+        """
+        if not len(places):
+            return self
+        short = self._short(places)
+        slow = places[self.first_s(places) > factor * short.median_s[places]]
+        return self._short(slow)
+
+    def _short(self, places: IntArray) -> Measurements:
+        """Return the observations with some of them short of their first step."""
+        steps, first_step = self.steps.copy(), self.first_step.copy()
+        of_times = np.ones(len(self.busy_s), dtype=np.bool_)
+        of_times[(np.cumsum(steps) - steps)[places]] = False
+        steps[places] -= 1
+        first_step[places] += 1
+        columns = (self.worker, self.share, first_step, steps)
+        times_s = (self.busy_s[of_times], self.wait_s[of_times])
+        return Measurements(*columns, *times_s, self.sums_s, self.modelled, self.loads)
+
+    def renumbered(self, worker: IntArray) -> Measurements:
+        """Return the same observations as those of other workers, ``(n,)``."""
+        columns = (self.share, self.first_step, self.steps, self.busy_s, self.wait_s)
+        return Measurements(worker, *columns, self.sums_s, self.modelled, self.loads)
+
+    def turns(self) -> Iterator[IntArray]:
+        """Yield indices such that each yield has every worker at most once, in order of step."""
+        if (self.worker[1:] > self.worker[:-1]).all():  # one of each
+            yield from [np.arange(len(self))] if len(self) else []
+            return
+        # Reports may come in any order, but what a worker measured is learned in order of step.
+        order = np.lexsort((self.first_step, self.worker))
+        worker = self.worker[order]
+        first = np.searchsorted(worker, worker, side="left")
+        turn = np.arange(len(worker)) - first
+        for number in range(int(turn.max()) + 1 if len(turn) else 0):
+            yield order[turn == number]
+
+    @cached_property
+    def sound(self) -> npt.NDArray[np.bool_]:
+        """Which observations can be believed, bool ``(n,)``.
+
+        All their times are at least 0 and less than half a year, busy times above 0, and there
+        is one. (A comparison with what is not a number is false.)
+        """
+        with np.errstate(invalid="ignore"):
+            good = (self.busy_s > 0) & (self.busy_s < _LONGEST_S)
+            good &= (self.wait_s >= 0) & (self.wait_s < _LONGEST_S)
+            sums = ((self.sums_s >= 0) & (self.sums_s < _LONGEST_S)).all(axis=0)
+        owner = np.repeat(np.arange(len(self)), self.steps)
+        bad = np.bincount(owner, weights=~good, minlength=len(self))
+        return np.asarray((bad == 0) & sums & (self.steps > 0))
+
+
+def _equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    # Loads that are not known are nan, which is not equal to itself.
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def communication_s(measured: Measurements, shares: Shares) -> float | None:
+    """Return the part of a step in seconds that is left when nobody waits for a slower worker.
+
+    The slowest worker of a step waits for nothing but the communication, so it is the least wait
+    in the step; of several steps, the median counts. (The least of the workers' usual waits would
+    be too long: among equal workers nobody is usually the slowest.) ``None`` unless all workers
+    with a share have reported.
+    """
+    seen = measured.only(measured.modelled)
+    counts = np.bincount(seen.worker, weights=seen.steps, minlength=len(shares))
+    if not counts.any() or any(shares[rank] > 0 for rank in np.flatnonzero(counts == 0)):
+        return None
+    least_s, reports = seen.least_waits()
+    # Where some have not reported a step yet, its slowest worker may be one of them.
+    return float(np.median(least_s[reports == reports.max()]))
+
+
+def medians(values: FloatArray, owner: IntArray, owners: int) -> FloatArray:
+    """Return the median of each owner's values (the mean of the middle two of an even count).
+
+    Args:
+        values: of all owners, ``(m,)``.
+        owner: whose each is, from 0 to ``owners - 1``, ``(m,)``.
+        owners: how many there are; those without a value get 0.
+
+    Cost:
+        ``O(m log m)``, vectorised.
+    """
+    counts = np.bincount(owner, minlength=owners)
+    if len(values) == owners and counts.all():  # one each
+        return np.asarray(np.bincount(owner, weights=values))
+    starts = np.cumsum(counts) - counts
+    # One more value, because an owner without any may point past the end.
+    ordered = np.append(values[np.lexsort((values, owner))], 0.0)
+    high = ordered[starts + counts // 2]
+    low = ordered[starts + np.maximum(counts - 1, 0) // 2]
+    return np.where(counts > 0, np.where(counts % 2, high, 0.5 * (low + high)), 0.0)
+
+
+def median(values: tuple[float, ...]) -> float:
+    """Return the median of at least one value (the mean of the middle two of an even count)."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])

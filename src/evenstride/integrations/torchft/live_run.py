@@ -1,0 +1,225 @@
+"""One worker's running parts in live mode: step after step, who takes part, and what is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from evenstride._version import __version__
+from evenstride.core.sampling.draw import Draw
+from evenstride.errors import UsageError, WorkerLost
+from evenstride.integrations.torchft.live_generation import LeaderRecord, LiveGeneration
+from evenstride.integrations.torchft.live_gradients import LiveScaling
+from evenstride.integrations.torchft.quorum import Quorums, WorkerEndpoint
+from evenstride.integrations.torchft.quorum_messages import Broken, Quorum, Shown
+from evenstride.runtime.coordination.agreement import Plain
+from evenstride.runtime.failures.peers import myself
+from evenstride.runtime.loading.position import CommittedPosition
+from evenstride.runtime.timing.step_timer import StepRecord, StepTimer
+
+logger = logging.getLogger("evenstride")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveArguments:
+    """What the user asked of a `LiveStride`.
+
+    Args:
+        global_batch: samples per step, over all workers.
+        seed: of the order of the samples and of their randomness.
+        policy: specification of the policy.
+        min_share: fewest samples of this worker in a full step.
+        max_share: most samples of this worker in a step; ``None`` for no limit.
+    """
+
+    global_batch: int
+    seed: int
+    policy: str
+    min_share: int
+    max_share: int | None
+
+
+class LiveRun:
+    """Position, weighting and generation of one worker.
+
+    Args:
+        asked: by the user.
+        endpoint: where the other workers are found.
+    """
+
+    def __init__(self, asked: LiveArguments, endpoint: WorkerEndpoint) -> None:
+        self.asked = asked
+        self.quorums = Quorums(endpoint)
+        self.progress = CommittedPosition(asked.seed, asked.global_batch)
+        self.scaling = LiveScaling(
+            StepTimer(self._finished), self._trained_one, self.quorums.add_up
+        )
+        self.layout: Plain = {}
+        self.micro = False  # whether this worker's loader may cut a share into micro-batches
+        self.committed = False
+        self.generation: LiveGeneration | None = None
+        self._lead = LeaderRecord(asked.policy, asked.global_batch)
+        self._peer = myself(0)
+        self._name = f"{self._peer.host}/{endpoint.name}"
+        self._incarnation = uuid.uuid4().hex
+        self._number = -1
+        self._kept_any, self._dropped = False, -1
+        self._ready = False  # whether there is a generation for the next step
+        self._trained: Draw | None = None
+
+    def stand(self) -> LiveGeneration:
+        """Return the generation of the next step; collective, between two steps.
+
+        Raises:
+            WorkerLost: there is no quorum.
+            EvenstrideError: the workers cannot train together, alike on every one of them.
+        """
+        while not self._ready:
+            try:
+                with self.scaling.timer.waiting():
+                    self._begin_step()
+                self._ready = True
+            except Broken as error:
+                self._drop(error)
+        assert self.generation is not None, "it has just been formed"
+        return self.generation
+
+    def vote(self) -> bool:
+        """Return whether the step in hand is kept; once per step, then the same again.
+
+        Raises:
+            UsageError: its last backward pass has not run.
+        """
+        if self._trained is None and not self._ready:
+            return self.committed  # of another optimizer in the same step
+        draw = self._trained
+        if draw is None or not self.scaling.synced:
+            raise UsageError(
+                "optimizer.step() was called, and the step's last backward pass has not run; call "
+                "it after stride.scale(loss).backward(), with micro-batches under "
+                "`if stride.synced:`"
+            )
+        with self.scaling.timer.waiting():
+            self.committed = self.quorums.vote()
+        self._ready, self._trained = False, None
+        if self.committed:
+            self._kept_any = True
+            self.progress.commit(draw.window)
+        else:
+            self._dropped = self._quorum_number
+            logger.warning("step %d is dropped and comes again: a worker is gone", draw.step)
+        return self.committed
+
+    def check_voted(self) -> None:
+        """Raise unless the step in hand has been voted on.
+
+        Raises:
+            UsageError: it has not.
+        """
+        if self._trained is not None:
+            raise UsageError(
+                f"the next batch was asked for, and step {self._trained.step} has not been voted "
+                "on; call optimizer.step() of stride.optimizer(...) after each step's last "
+                "backward pass"
+            )
+
+    def lay_out(self, layout: Plain, *, micro: bool) -> None:
+        """Note the training loader's layout, and whether it may cut a share into micro-batches."""
+        self.layout, self.micro = layout, micro
+
+    @property
+    def _quorum_number(self) -> int:
+        return -1 if self.generation is None else self.generation.quorum.number
+
+    def _begin_step(self) -> None:
+        kept = self.quorums.manager.current_step()
+        quorum, now = self.quorums.begin(), self.generation
+        if now is None or now.quorum != quorum or now.late:
+            self._form(quorum, kept)
+        else:
+            self._check_another(quorum)
+            now.exchange(self.progress.step)
+
+    def _check_another(self, quorum: Quorum) -> None:
+        """Who dropped a step must be in another quorum, else the others would not deal it again."""
+        if quorum.number == self._dropped:
+            raise WorkerLost(
+                f"quorum {quorum.number} goes on after this worker dropped a step in it; start the "
+                "worker again, and it gets the weights of the others"
+            )
+
+    def _form(self, quorum: Quorum, kept: int) -> None:
+        mine = self._shown(kept)
+        formed = LiveGeneration(quorum, self._lead, self.quorums.gather, mine)
+        self.generation, self._number = formed, formed.number
+        self.go_to(formed.position)  # who is late trains where the others are, who are there
+        self.scaling.cut(micro=formed.micro)
+        if formed.quorum.rank == 0:
+            logger.info("generation %d: %s", formed.number, ", ".join(formed.names))
+
+    def _drop(self, error: Broken) -> None:
+        logger.warning("the workers meet again: %s", error)
+        self._dropped = self._quorum_number
+        self.quorums.give_up(error)
+
+    def _shown(self, kept: int) -> Shown:
+        asked = self.asked
+        settings = {
+            "evenstride": __version__,
+            "torch": torch.__version__.partition("+")[0],
+            "global_batch": asked.global_batch,
+            "seed": asked.seed,
+            "policy": asked.policy,
+            **self.layout,
+        }
+        own = {
+            "min_share": asked.min_share,
+            "max_share": asked.max_share,
+            "device": self._peer.device,
+            "slot": self._peer.slot,
+        }
+        return Shown(
+            self._name,
+            self._incarnation,
+            kept,
+            self._number,
+            self._lead.leads,
+            self.progress.save(),
+            settings,
+            own,
+            self.micro,
+            "" if self._kept_any else self._weights(),
+        )
+
+    def _weights(self) -> str:
+        """Return a digest of the weights."""
+        digest = hashlib.sha256()
+        for parameter in self.scaling.parameters:
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def _finished(self, record: StepRecord) -> None:
+        if self.generation is not None:
+            self.generation.recorder.add(record)
+
+    def _trained_one(self, draw: Draw) -> None:
+        self._trained = draw
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {**self.progress.save(), "torchft": self.quorums.manager.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go to a saved position, before the first step."""
+        self.quorums.manager.load_state_dict(state["torchft"])
+        self.go_to(state)
+
+    def go_to(self, position: Plain) -> None:
+        """Stand where another worker stood; also comes with its weights, which it belongs to."""
+        self.progress.go_to_step(position["step"])
+        self.progress.load(position)

@@ -1,1 +1,0 @@
-"""What ``evenstride doctor --bench`` measures: exactness, timing, balance and overhead."""

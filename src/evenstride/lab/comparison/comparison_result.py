@@ -1,0 +1,130 @@
+"""What a comparison of policies on real processes came to."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from evenstride.core.allocation.speedup import linear_bound, prospect
+from evenstride.core.fleet import Fleet, Shares, Worker
+from evenstride.lab.comparison.worker_curves import (
+    TOLERANCE,
+    Curve,
+    achieved_speeds,
+    drift,
+    mean_curves,
+    true_model,
+)
+from evenstride.lab.limits.speeds import Speeds
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRun:
+    """One policy's figures.
+
+    Args:
+        policy: its specification.
+        step_s: median over the warm blocks of their median step.
+        samples_per_s: global batch over that.
+        efficiency: time of the fastest fixed split that was run over ``step_s``.
+        shares: in force at the end.
+        final_loss: mean training loss over the last steps; ``None`` where not known.
+        test_accuracy: on the held-out samples; ``None`` where not known.
+        samples_lost: delivered to nobody in an epoch that was finished, counted from ids.
+        samples_repeated: delivered more than once in one epoch, counted from ids.
+        changes: changes of the split after the opening.
+    """
+
+    policy: str
+    step_s: float
+    samples_per_s: float
+    efficiency: float | None
+    shares: Shares
+    final_loss: float | None
+    test_accuracy: float | None
+    samples_lost: int | None
+    samples_repeated: int | None
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """The fastest fixed split that was run in the same comparison."""
+
+    shares: Shares
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A whole comparison; field names are those of the JSON output.
+
+    Args:
+        workers: their number.
+        speeds: asked for.
+        achieved_speeds: as calibrated, on the same scale; empty without a calibration.
+        disturbed: whether the calibrations before and after differ by more than 5 %.
+        drift: by how much they differ.
+        limits: how the speeds were kept.
+        global_batch: samples per step.
+        runs: one per policy.
+        oracle: the fastest fixed split, if one was run.
+        speedup: time of the equal split over that of the balanced one, both as run.
+        bound: equal over best split under the calibrated curves and communication; ``None``
+            without a calibration, or where speeds that changed leave it no meaning.
+        linear_bound: mean over slowest speed; ``None`` in the same cases.
+        trace: of the balanced run.
+        caveats: sentences on what makes the figures less than they could be.
+    """
+
+    workers: int
+    speeds: Speeds
+    achieved_speeds: Speeds
+    disturbed: bool
+    drift: float
+    limits: str
+    global_batch: int
+    runs: list[PolicyRun]
+    oracle: Oracle | None
+    speedup: float | None
+    bound: float | None
+    linear_bound: float | None
+    trace: str
+    caveats: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """What two calibrations say about the workers, and what balancing can give on them."""
+
+    achieved_speeds: Speeds
+    disturbed: bool
+    drift: float
+    bound: float
+    linear_bound: float
+
+
+def calibrated(
+    before: list[Curve],
+    after: list[Curve],
+    speeds: Speeds,
+    global_batch: int,
+    communication_s: float = 0.0,
+) -> Calibrated:
+    """Return the verdict of a calibration before and one after."""
+    curves = mean_curves(before, after)
+    model = true_model(curves)
+    fleet = Fleet(tuple(Worker(str(rank)) for rank in range(len(curves))), global_batch)
+    hope = prospect(model, fleet, communication_s)
+    moved = drift(before, after)
+    return Calibrated(
+        achieved_speeds=achieved_speeds(curves, max(speeds)),
+        disturbed=moved > TOLERANCE,
+        drift=round(moved, 4),
+        bound=hope.bound,
+        linear_bound=linear_bound(1.0 / model.per_sample_s),
+    )

@@ -1,0 +1,4 @@
+"""What this machine and its process group can do: devices, bandwidth, open ports, benches.
+
+Start with `checkup`.
+"""

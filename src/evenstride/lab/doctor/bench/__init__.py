@@ -1,0 +1,4 @@
+"""What ``evenstride doctor --bench`` measures: exactness, timing, balance and overhead.
+
+Start with `bench_run`.
+"""

@@ -1,1 +1,0 @@
-"""Real training processes with scripted faults, restarted after each."""

@@ -1,0 +1,341 @@
+"""Train, measure, decide, switch: until training stays where it is best."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenstride.core.gradients.noise_scale import Z95
+from evenstride.errors import ConfigError
+from evenstride.lab.comparison.comparison_folder import make_folder
+from evenstride.lab.limits.speeds import check_fit, usable_cpus
+from evenstride.lab.online.online_request import CHECKPOINTS, OnlineRequest, OnlineResult
+from evenstride.lab.online.phase_measurements import facts_of, probe_of
+from evenstride.lab.online.phase_processes import Ground, PhaseProcesses, ScriptPhase, ground
+from evenstride.lab.online.search_journal import SearchJournal, Switch, opened
+from evenstride.lab.online.training_phase import QUICK_S, START_S, OnlineTraining
+from evenstride.lab.processes.trial_checkpoints import Trials
+from evenstride.planner.tuning.online_forecast import (
+    Configuration,
+    OnlineForecast,
+    Probe,
+    TrainingJob,
+)
+from evenstride.planner.tuning.online_policy import (
+    USUAL_SWITCH_S,
+    OnlineDecision,
+    OnlineStanding,
+    anew,
+    choices,
+    decide,
+    extremes,
+    overhead,
+    surest,
+    whole_epochs,
+)
+
+_LOOK_S = 0.5  # from one look into a trace to the next
+_TELL_S = 30.0  # from one word on how far training is to the next, where it stays
+_STOP_S = 120.0  # for a phase to save and end
+_NOISE_EVERY = 3
+
+Say = Callable[[str], None]
+
+
+def search(asked: OnlineRequest, say: Say = lambda _: None) -> OnlineResult:
+    """Train a script to its end, and find workers and batch meanwhile.
+
+    However it ends, no process is left.
+
+    Args:
+        asked: what is searched for.
+        say: told what goes on, in lines.
+
+    Raises:
+        ConfigError: it cannot be; the script does not take part, say.
+        LaunchError: a process failed.
+        LimitError: a limit could not be kept.
+    """
+    if not Path(asked.command[0]).is_file():
+        raise ConfigError(f"there is no script {asked.command[0]}; give the path of a Python file")
+    if asked.speeds:
+        check_fit(asked.speeds, usable_cpus())
+    make_folder(asked.folder)
+    journal = opened(asked.folder.resolve(), asked.to_plain())
+    trials = Trials(asked.folder.resolve() / CHECKPOINTS, restore=asked.restore)
+    with ground(asked.speeds) as (on, told):
+        say(told)
+        return _Search(asked, on, journal, trials, say).run()
+
+
+@dataclass(slots=True)
+class _Search:
+    asked: OnlineRequest
+    on: Ground
+    journal: SearchJournal
+    trials: Trials
+    say: Say
+    possible: tuple[Configuration, ...] = ()
+    foreseen: tuple[OnlineForecast, ...] = ()
+    started_s: float = 0.0  # when the first step since it was last started was committed
+    carried: float = 0.0  # samples trained before that start
+    continued: bool = False
+
+    def run(self) -> OnlineResult:
+        """Train to the end."""
+        at = self._begun()
+        if at is None:
+            self.say("there was nothing left to train")
+            return OnlineResult(self.journal, (), None, None, 0.0, self.continued)
+        self.started_s = at.first_s
+        while self.journal.chosen is None:
+            probe = self._measure(at)
+            if probe is None:
+                return self._found(at, None)
+            decision = self._decide(at, probe)
+            to = self._anew(at) if decision.to is None else decision.to
+            following = at if to is None else self._switch(at, to)
+            if following is None:
+                return self._found(at, None)
+            at = following
+            if decision.to is None:
+                self._stay(at, decision)
+        return self._to_the_end(at)
+
+    def _begun(self) -> OnlineTraining | None:
+        """Start the first phase, of a continued search, too; return once it trains, if it does."""
+        before = self.journal.chosen or self.journal.present
+        first, self.continued = before or self._first(), before is not None
+        at = self._training(first)
+        self.say(f"{_phase(self.journal.phases, first)}: begins")
+        at.crew.go()
+        if not at.await_first_step() and at.crew.restored is not None:
+            return None
+        self._take_up(at)
+        self.carried = self.journal.samples
+        return at
+
+    def _first(self) -> Configuration:
+        fewest = min(self.asked.workers)
+        if not self.asked.batches:
+            return Configuration(fewest, 0)
+        return extremes(self.asked.workers, self.asked.batches)[0]
+
+    def _training(self, choice: Configuration) -> OnlineTraining:
+        return OnlineTraining(self.asked.command[0], self._start(choice), choice)
+
+    def _start(self, choice: Configuration) -> PhaseProcesses:
+        folder = self.journal.file.parent / f"phase-{self.journal.start_phase()}"
+        # A batch that is the script's own is not asked for.
+        batch = choice.batch if self.asked.batches else None
+        own = {"EVENSTRIDE_NOISE": str(_NOISE_EVERY)} if len(self.asked.batches) > 1 else {}
+        phase = ScriptPhase(choice.workers, batch, folder, self._epochs(choice))
+        own |= self.trials.variables()
+        return PhaseProcesses.started(phase, self.asked.command, own, self.on)
+
+    def _epochs(self, choice: Configuration) -> int:
+        """Return how many epochs the whole training lasts, if it goes on in a configuration."""
+        found = self._foreseen(choice)
+        if found is not None:
+            return whole_epochs(found)
+        if choice == self.journal.present and self.journal.epochs is not None:
+            return self.journal.epochs
+        return math.ceil(self.asked.epochs)
+
+    def _foreseen(self, choice: Configuration) -> OnlineForecast | None:
+        return next((one for one in self.foreseen if one.choice == choice), None)
+
+    def _take_up(self, at: OnlineTraining) -> None:
+        """Learn what is trained, and where from; refuse a script that cannot take part."""
+        known = at.facts()
+        at.check(known, open_batch=bool(self.asked.batches))
+        for line in self.trials.news():
+            self.say(line)
+        at.settle(known)
+        self.possible = choices(self.asked.workers, self.asked.batches or (known.global_batch,))
+        # What was trained and saved before a search was interrupted belongs to where it was.
+        self.journal.train(at.choice.batch, at.began - self.journal.samples)
+        self.journal.enter(at.choice, at.crew.phase.epochs)
+
+    def _measure(self, at: OnlineTraining) -> Probe | None:
+        """Return what the present configuration takes; ``None`` if training ends before."""
+        probe: Probe | None = None
+        looked_s = 0.0
+
+        def enough() -> bool:
+            nonlocal probe, looked_s
+            if at.crew.steps < self.asked.probe_steps or time.monotonic() - looked_s < _LOOK_S:
+                return False
+            looked_s = time.monotonic()
+            probe = probe_of(at.crew.phase.trace, self.asked.probe_steps)
+            return probe is not None
+
+        if not at.until(enough, math.inf):
+            return None
+        assert probe is not None, "that is what was waited for"
+        self.journal.note(probe)
+        step_ms, factor = probe.step_s * 1e3, math.exp(Z95 * probe.drift)
+        self.say(
+            f"{_phase(self.journal.phases, at.choice)}: {step_ms:.3g} ms a step ("
+            f"{step_ms / factor:.3g} to {step_ms * factor:.3g}), "
+            f"{at.choice.batch / probe.step_s:.0f} samples/s, from {probe.steps} steps"
+            + _noise(probe)
+        )
+        return probe
+
+    def _decide(self, at: OnlineTraining, probe: Probe) -> OnlineDecision:
+        known = facts_of(at.crew.phase.trace)
+        assert known is not None, "it has been measured"
+        job = TrainingJob(
+            at.length,
+            self.asked.epochs,
+            min(self.asked.batches or (at.choice.batch,)),
+            known.gradient_bytes,
+            self.asked.objective,
+            self.asked.usd_per_h,
+            surest([one.noise for one in self.journal.probes]),
+            len(set(self.asked.batches)) or 1,
+        )
+        trained = dict(self.journal.trained)
+        trained[at.choice.batch] = trained.get(at.choice.batch, 0.0) + at.samples
+        standing = OnlineStanding(
+            at.choice,
+            trained,
+            self.journal.switch_s(USUAL_SWITCH_S),
+            len(self.journal.switches) + 1,
+        )
+        before = [one for one in self.journal.probes if one is not probe]
+        decision = decide(job, self.possible, [*before, probe], standing)
+        self.foreseen = decision.foreseen  # the epochs follow from it
+        self.journal.decide(decision.reason, self._epochs(at.choice))
+        self.say(f"stays: {decision.reason}" if decision.to is None else f"next: {decision.reason}")
+        return decision
+
+    def _switch(self, at: OnlineTraining, to: Configuration) -> OnlineTraining | None:
+        """Go on in another configuration; ``None`` if training ends before."""
+        begun_s, step, step_s = time.monotonic(), at.crew.steps, self.journal.probes[-1].step_s
+        following = self._training(to)
+        if not at.until(lambda: self._up(following), START_S, beside=following.crew):
+            following.crew.kill()
+            return None
+        at.crew.stop()
+        last, last_s = at.crew.steps, time.monotonic()
+
+        def saved() -> bool:
+            nonlocal last, last_s
+            if at.crew.steps > last:
+                last, last_s = at.crew.steps, time.monotonic()
+            return at.crew.saved
+
+        if not at.until(saved, _STOP_S, _NO_STEP, every_s=QUICK_S, beside=following.crew):
+            following.crew.kill()
+            return None
+        following.crew.go()
+        if not following.await_first_step(QUICK_S):
+            return None
+        self._hand_over(at, following, (begun_s, last_s), (last - step) * step_s)
+        at.crew.bury()
+        return following
+
+    def _up(self, at: OnlineTraining) -> bool:
+        return at.crew.ready == at.crew.phase.workers
+
+    def _hand_over(
+        self,
+        at: OnlineTraining,
+        following: OnlineTraining,
+        between: tuple[float, float],
+        usual_s: float,
+    ) -> None:
+        """Book a switch that has just been made."""
+        begun_s, last_s = between
+        began = following.restored_at(at.length)
+        if began is None:
+            raise ConfigError(
+                f"{self.asked.command[0]} began anew instead of going on: it makes a Checkpointer, "
+                "but does not call its restore() before the loop"
+            )
+        self.journal.train(at.choice.batch, began - at.began)
+        self._take_up(following)
+        gap_s = following.first_s - last_s
+        slowed_s = max(last_s - begun_s - usual_s, 0.0)
+        switch = Switch(at.choice, following.choice, gap_s, slowed_s)
+        self.journal.switched(switch, following.first_s - at.first_s)
+        self.say(
+            f"{_phase(self.journal.phases, following.choice)}: goes on after {gap_s:.2f} s; "
+            f"{slowed_s:.2f} s were lost before, while it started"
+        )
+
+    def _anew(self, at: OnlineTraining) -> Configuration | None:
+        """Return the present configuration, if it must be started again with other epochs."""
+        here, given = self._foreseen(at.choice), at.crew.phase.epochs
+        switch_s = self.journal.switch_s(USUAL_SWITCH_S)
+        if here is None or not anew(here, given, at.length, switch_s):
+            return None
+        self.say(
+            f"{at.choice} needs {whole_epochs(here)} epochs and was told {given}; it is started "
+            "again with those"
+        )
+        return at.choice
+
+    def _stay(self, at: OnlineTraining, decision: OnlineDecision) -> None:
+        self.journal.stay(at.choice, decision.reason)
+        self.say(f"trains to the end; what the script says is in {at.crew.phase.folder}/rank-0.log")
+
+    def _to_the_end(self, at: OnlineTraining) -> OnlineResult:
+        told_s, begun, begun_s = time.monotonic(), at.samples, time.monotonic()
+
+        def tell() -> bool:
+            nonlocal told_s
+            now_s = time.monotonic()
+            if now_s - told_s >= _TELL_S:
+                told_s = now_s
+                self._tell_how_far(at, (at.samples - begun) / (now_s - begun_s))
+            return False
+
+        at.until(tell, math.inf)
+        after = probe_of(at.crew.phase.trace, 1)
+        return self._found(at, after)
+
+    def _tell_how_far(self, at: OnlineTraining, per_s: float) -> None:
+        """Say how much is trained, and how long the rest takes at the present rate."""
+        trained, whole = self.journal.samples + at.samples, at.crew.phase.epochs * at.length
+        left = max(whole - trained, 0.0)
+        soon = f"; some {left / per_s:.0f} s are left, at the rate until now" if per_s > 0 else ""
+        self.say(f"{trained / at.length:.1f} of {at.crew.phase.epochs} epochs are trained{soon}")
+
+    def _found(self, at: OnlineTraining, after: Probe | None) -> OnlineResult:
+        """Return what the search came to, once training has ended."""
+        now_s = time.monotonic()
+        samples = self.journal.samples - self.carried
+        self.journal.train(at.choice.batch, at.samples)
+        cost = None
+        # How long a session lasted that was ended, and what of its work was lost, is not known.
+        if after is not None and self.journal.chosen is not None and not self.continued:
+            per_s = after.choice.batch / after.step_s
+            cost = overhead(self.journal.search_s, samples, per_s, now_s - at.first_s)
+        total_s = now_s - self.started_s
+        return OnlineResult(self.journal, self.foreseen, after, cost, total_s, self.continued)
+
+
+_NO_STEP = (
+    "did not save and end when it was asked to; it must call its Checkpointer's step() after every "
+    "optimizer step, which it did not"
+)
+
+
+def _phase(number: int, choice: Configuration) -> str:
+    if choice.batch:
+        return f"phase {number}, {choice}"
+    plural = "" if choice.workers == 1 else "s"
+    return f"phase {number}, {choice.workers} worker{plural}"
+
+
+def _noise(probe: Probe) -> str:
+    if probe.noise is None:
+        return ""
+    high = "" if probe.noise.high is None else f" to {probe.noise.high:.0f}"
+    return f", a noise scale of {probe.noise.scale:.0f} samples ({probe.noise.low:.0f}{high})"

@@ -1,0 +1,107 @@
+"""What the trace of a phase tells of its configuration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from evenstride.core.time_model.observation import (
+    Measurements,
+    Observation,
+    communication_s,
+    median,
+)
+from evenstride.errors import TraceError
+from evenstride.planner.tuning.online_forecast import Configuration, Probe
+from evenstride.planner.workload.from_trace import noise_of
+from evenstride.planner.workload.leader_processes import Facts, facts, lives_of
+from evenstride.planner.workload.overheads import beside
+from evenstride.planner.workload.step_variability import drift
+from evenstride.planner.workload.workload_profile import Point
+from evenstride.trace.history import course_of
+from evenstride.trace.run_log import RunLog
+
+_AHEAD_S = 600.0  # for which a mean is to hold
+_MOST_UNSETTLED = 200  # steps
+
+
+def facts_of(trace: Path) -> Facts | None:
+    """Return what a phase trains; ``None`` before its first step."""
+    try:
+        return facts(RunLog(trace, notes_only=True))
+    except TraceError:
+        return None
+
+
+def mode_of(trace: Path) -> str:
+    """Return the mode of synchronisation that a phase trains in."""
+    return str(RunLog(trace, notes_only=True).header.get("sync", "bsp"))
+
+
+def probe_of(trace: Path, fewest: int) -> Probe | None:
+    """Return what was measured of a configuration; ``None`` if it is not enough yet.
+
+    Args:
+        trace: of the phase.
+        fewest: steps that must be known of each worker.
+    """
+    try:
+        log = RunLog(trace)
+        known = facts(log)
+    except TraceError:  # before its first step
+        return None
+    seen = [one for one in log.observations if one.modelled and one.share]
+    steps = Counter[int]()
+    for one in seen:
+        steps[one.worker] += one.steps
+    least = min(steps[worker] for worker in range(known.workers))
+    if least < max(fewest, 1):
+        return None
+    steps_s = _settled_s(seen)
+    return Probe(
+        Configuration(known.workers, known.global_batch),
+        least,
+        float(np.mean(steps_s)),
+        tuple(_points(seen, worker) for worker in range(known.workers)),
+        communication_s(Measurements.of(seen), log.splits[-1]) if known.workers > 1 else None,
+        noise_of(course_of(log)),
+        drift(steps_s, max(_AHEAD_S / sum(steps_s), 1.0)),
+        beside(lives_of(log)).epoch_s,
+    )
+
+
+def _points(seen: Sequence[Observation], worker: int) -> tuple[Point, ...]:
+    """Return a worker's steps by size, for the shape of its line.
+
+    Medians, and deviations as robust: while the first steps are taken, the processes of the phase
+    before are still ending, and a mean over forty steps would be of them. By how much means are
+    above them, the mean step of all tells (`Probe.step_s`).
+    """
+    times_s: dict[int, list[float]] = {}
+    for one in seen:
+        if one.worker == worker:
+            times_s.setdefault(one.share, []).extend(one.busy_s)
+    points = []
+    for size, each_s in sorted(times_s.items()):
+        usual_s = median(tuple(each_s))
+        away = 1.4826 * median(tuple(abs(time_s - usual_s) for time_s in each_s)) / usual_s
+        points.append(Point(samples=size, step_s=usual_s, scatter=away, steps=len(each_s)))
+    return tuple(points)
+
+
+def _settled_s(seen: Sequence[Observation]) -> list[float]:
+    """Return what steps take once shares have settled, by the first worker.
+
+    Of few, the later half. Each with its part of what was beside the steps it was reported with, so
+    that their sum is the time that training takes.
+    """
+    mine = sorted((one for one in seen if one.worker == 0), key=lambda one: one.first_step)
+    times_s = [
+        busy_s + wait_s + (one.outside_s + one.control_wait_s) / one.steps
+        for one in mine
+        for busy_s, wait_s in zip(one.busy_s, one.wait_s, strict=True)
+    ]
+    return times_s[min(len(times_s) // 2, _MOST_UNSETTLED) :]

@@ -1,0 +1,252 @@
+"""The processes of a phase, on workers of this machine that may be limited."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evenstride.errors import ConfigError, LaunchError
+from evenstride.lab.limits.core_pinning import pin, place
+from evenstride.lab.limits.cpu_limits import Limits, open_limits
+from evenstride.lab.limits.speeds import Speeds, usable_cpus
+from evenstride.runtime.checkpoint.handoff import GO, READY, RESTORED, SAVED, STOP
+from evenstride.runtime.launching.process_starters import (
+    FromScratch,
+    FromZygote,
+    Starter,
+    StartRequest,
+    last_words,
+)
+from evenstride.runtime.launching.rank_environment import STEADY, rank_variables
+from evenstride.runtime.store.store_server import serve_store
+from evenstride.runtime.timing.progress_file import read_steps
+
+LEFT = 143
+"""Exit code of a rank that has handed over; that of a rank that leaves."""
+
+_NOT_OURS = ("EVENSTRIDE_CALIBRATE", "EVENSTRIDE_MAX_STEPS")
+_GONE_S = 10.0
+# The last line of a traceback that ends in one of our own errors.
+_REFUSED = re.compile(r"^(?:\[rank\d+\]: )?evenstride\.errors\.\w+: (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptPhase:
+    """One launch of the script.
+
+    Args:
+        workers: how many.
+        batch: global batch; ``None`` for the script's own.
+        folder: for its trace and its output; a new one.
+        epochs: that the script is told the whole training lasts.
+    """
+
+    workers: int
+    batch: int | None
+    folder: Path
+    epochs: int
+
+    @property
+    def trace(self) -> Path:
+        """The trace."""
+        return self.folder / "trace.jsonl"
+
+    @property
+    def progress(self) -> Path:
+        """The file with the steps that are committed."""
+        return self.folder / "steps"
+
+
+class Ground:
+    """What all phases run on: one way to start processes, and the workers' limits.
+
+    Processes are forked from one that has imported torch, so that the next phase is there at once;
+    where that cannot be, they are started from scratch, while the present phase still trains.
+
+    Args:
+        starter: of processes.
+        limits: of the workers; ``None`` to run them as they are.
+        speeds: of the workers, in rank order; empty without limits.
+    """
+
+    def __init__(self, starter: Starter, limits: Limits | None, speeds: Speeds) -> None:
+        self._starter, self._limits = starter, limits
+        self._cores = place(speeds, usable_cpus()) if speeds else None
+        for worker, speed in enumerate(speeds):
+            if limits is not None:
+                limits.set_speed(worker, speed)
+
+    def start(self, order: StartRequest, worker: int) -> int:
+        """Start a process of a worker; return its id."""
+        pid = self._starter.start(order)
+        if self._limits is not None:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                self._limits.join(worker, pid)
+                pin(pid, self._cores[worker] if self._cores else None)
+        return pid
+
+    def code(self, pid: int) -> int | None:
+        """Return a process's exit code; ``None`` while it runs."""
+        return self._starter.ended().get(pid)
+
+    def kill(self, pid: int) -> None:
+        """Kill a process and its children; nothing if it has ended."""
+        if self.code(pid) is None:
+            self._starter.signal(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def ground(speeds: Speeds) -> Iterator[tuple[Ground, str]]:
+    """Yield what phases run on, and a sentence on how; no process is left afterwards.
+
+    Args:
+        speeds: of the workers; empty to run them as they are.
+
+    Raises:
+        LimitError: a limit could not be kept.
+    """
+    with contextlib.ExitStack() as stack:
+        environment = {**STEADY, **os.environ}
+        starter: Starter
+        try:
+            starter = FromZygote(environment)
+        except LaunchError:
+            starter = FromScratch()
+        stack.callback(starter.close)
+        limits, told = None, "Workers run on this machine as they are."
+        if speeds:
+            limits, caveat = open_limits(len(speeds))
+            stack.callback(limits.close)
+            told = f"Workers are slowed down by {limits.kind}." + (f" {caveat}" if caveat else "")
+        yield Ground(starter, limits, speeds), told
+
+
+@dataclass(slots=True)
+class PhaseProcesses:
+    """The processes of a phase.
+
+    Args:
+        phase: that they run.
+        ground: that they run on.
+        pids: in rank order.
+        begun_s: when they were started, by a clock that never jumps.
+        resources: what to close once they are gone.
+    """
+
+    phase: ScriptPhase
+    ground: Ground
+    pids: list[int] = field(default_factory=list)
+    begun_s: float = 0.0
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    @classmethod
+    def started(
+        cls, phase: ScriptPhase, command: tuple[str, ...], own: Mapping[str, str], on: Ground
+    ) -> PhaseProcesses:
+        """Start a phase's processes, which wait where the script makes its `Checkpointer`.
+
+        Args:
+            phase: to start.
+            command: script and arguments.
+            own: further environment variables.
+            on: what it runs on.
+        """
+        phase.folder.mkdir(parents=True, exist_ok=False)
+        crew = cls(phase, on, begun_s=time.monotonic())
+        store = crew.resources.enter_context(serve_store())
+        environment = {**STEADY, **os.environ, **own, **_variables_of(phase)}
+        for rank in range(phase.workers):
+            ranks = rank_variables(rank, phase.workers, store)
+            log = phase.folder / f"rank-{rank}.log"
+            order = StartRequest(command, {**environment, **ranks}, log)
+            crew.pids.append(on.start(order, rank))
+        return crew
+
+    def go(self) -> None:
+        """Let the processes go on from the newest checkpoint."""
+        (self.phase.folder / GO).touch()
+
+    def stop(self) -> None:
+        """Ask the processes to save and to end."""
+        (self.phase.folder / STOP).touch()
+
+    @property
+    def ready(self) -> int:
+        """How many ranks have come to their `Checkpointer`."""
+        folder = self.phase.folder
+        return sum((folder / f"{READY}-{r}").exists() for r in range(self.phase.workers))
+
+    @property
+    def saved(self) -> bool:
+        """Whether the phase has saved because it was asked to stop."""
+        return (self.phase.folder / SAVED).exists()
+
+    @property
+    def restored(self) -> dict[str, Any] | None:
+        """Where it went on from a checkpoint; ``None`` if it has not, or not yet."""
+        try:
+            told = (self.phase.folder / RESTORED).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        return dict(json.loads(told))
+
+    @property
+    def steps(self) -> int:
+        """Steps that its processes have committed."""
+        return read_steps(self.phase.progress)
+
+    def ended(self) -> bool:
+        """Return whether all processes have ended in order.
+
+        Raises:
+            ConfigError: one was refused by evenstride, for what its words say.
+            LaunchError: one has failed; its last output is in the message.
+        """
+        codes = [self.ground.code(pid) for pid in self.pids]
+        for rank, code in enumerate(codes):
+            if code and not (code == LEFT and self.saved):
+                log = self.phase.folder / f"rank-{rank}.log"
+                text = log.read_text(errors="replace") if log.exists() else ""
+                if refused := _REFUSED.findall(text):
+                    raise ConfigError(f"{refused[-1]} (rank {rank}; all it said is in {log})")
+                raise LaunchError(
+                    f"rank {rank} of {self.phase.workers} ended with exit code {code}; its last "
+                    f"output:\n{last_words(text)}"
+                )
+        return all(code is not None for code in codes)
+
+    def bury(self) -> None:
+        """See to it that a phase that has saved is gone; what does not end by itself is killed."""
+        until_s = time.monotonic() + _GONE_S
+        while time.monotonic() < until_s:
+            if all(self.ground.code(pid) is not None for pid in self.pids):
+                break
+            time.sleep(0.02)
+        self.kill()
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        for pid in self.pids:
+            self.ground.kill(pid)
+        self.resources.close()
+
+
+def _variables_of(phase: ScriptPhase) -> dict[str, str]:
+    """Return the variables that all ranks of a phase share."""
+    return {
+        **dict.fromkeys(_NOT_OURS, ""),
+        # Where none is chosen here, an open one stays as it is: phases are compared at one batch.
+        "EVENSTRIDE_GLOBAL_BATCH": "low" if phase.batch is None else str(phase.batch),
+        "EVENSTRIDE_EPOCHS": str(phase.epochs),
+        "EVENSTRIDE_TRACE": str(phase.trace),
+        "_EVENSTRIDE_PROGRESS": str(phase.progress),
+        "_EVENSTRIDE_HAND_OVER": str(phase.folder),
+    }

@@ -1,0 +1,211 @@
+"""What a search has come to, kept in the run's folder so that it goes on after an end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evenstride.errors import ConfigError
+from evenstride.planner.tuning.online_forecast import Configuration, Probe
+
+NAME = "online.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One change of configuration.
+
+    Args:
+        source: configuration before.
+        target: configuration after.
+        gap_s: between the last step of one and the first of the other, which is in it.
+        slowed_s: by which steps before it were longer, as the next processes were starting.
+    """
+
+    source: Configuration
+    target: Configuration
+    gap_s: float
+    slowed_s: float
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds that it has cost."""
+        return self.gap_s + self.slowed_s
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        return {
+            "from": [self.source.workers, self.source.batch],
+            "to": [self.target.workers, self.target.batch],
+            "gap_s": self.gap_s,
+            "slowed_s": self.slowed_s,
+        }
+
+
+@dataclass(slots=True)
+class SearchJournal:
+    """What is known so far, in memory and in a file.
+
+    Each method writes the file before it returns, so a search that is killed goes on with all
+    that was decided.
+
+    Args:
+        file: where it is kept.
+        asked: what the search was asked for; another one cannot go on from it.
+        phases: started so far.
+        present: configuration that training is in.
+        chosen: where training stays; ``None`` while it is not known.
+        reason: for the latest decision.
+        probes: what was measured, in order.
+        switches: made so far.
+        trained: samples by batch, of phases that have ended.
+        search_s: seconds of training before it stayed, where nothing has interrupted it.
+        epochs: that the whole training lasts in the present configuration, as far as it is known.
+    """
+
+    file: Path
+    asked: dict[str, Any]
+    phases: int = 0
+    present: Configuration | None = None
+    chosen: Configuration | None = None
+    reason: str = ""
+    probes: list[Probe] = field(default_factory=list)
+    switches: list[Switch] = field(default_factory=list)
+    trained: dict[int, float] = field(default_factory=dict)
+    search_s: float = 0.0
+    epochs: int | None = None
+
+    def start_phase(self) -> int:
+        """Count a phase that is about to start; return its number."""
+        self.phases += 1
+        self._write()
+        return self.phases
+
+    def enter(self, choice: Configuration, epochs: int) -> None:
+        """Note the configuration that now trains, and the epochs that its script was given."""
+        self.present, self.epochs = choice, epochs
+        self._write()
+
+    def note(self, probe: Probe) -> None:
+        """Add a measurement to those made before, also of the same configuration."""
+        self.probes.append(probe)
+        self._write()
+
+    def decide(self, reason: str, epochs: int) -> None:
+        """Note why the next configuration was chosen, and the epochs that the present one needs."""
+        self.reason, self.epochs = reason, epochs
+        self._write()
+
+    def switched(self, switch: Switch, trained_s: float) -> None:
+        """Add a switch, and the seconds that the phase before it took."""
+        self.switches.append(switch)
+        self.search_s += trained_s
+        self._write()
+
+    def stay(self, choice: Configuration, reason: str) -> None:
+        """Note the configuration that trains to the end, and why."""
+        self.chosen, self.reason = choice, reason
+        self._write()
+
+    def train(self, batch: int, samples: float) -> None:
+        """Add trained samples; a negative number takes back work that was lost."""
+        self.trained[batch] = max(self.trained.get(batch, 0.0) + samples, 0.0)
+        self._write()
+
+    @property
+    def samples(self) -> float:
+        """Samples trained in phases that have ended."""
+        return sum(self.trained.values())
+
+    def switch_s(self, usual_s: float) -> float:
+        """Return what a switch costs: as those before on average, or a usual one."""
+        costs = [one.cost_s for one in self.switches]
+        return sum(costs) / len(costs) if costs else usual_s
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        return {
+            "format": _FORMAT,
+            "asked": self.asked,
+            "phases": self.phases,
+            "present": _plain(self.present),
+            "chosen": _plain(self.chosen),
+            "reason": self.reason,
+            "probes": [one.to_plain() for one in self.probes],
+            "switches": [one.to_plain() for one in self.switches],
+            "trained": sorted(self.trained.items()),
+            "search_s": self.search_s,
+            "epochs": self.epochs,
+        }
+
+    def _write(self) -> None:
+        # Renamed into place: a search that is killed while it writes leaves the former file.
+        new = self.file.with_suffix(".new")
+        new.write_text(json.dumps(self.to_plain(), indent=1), encoding="utf-8")
+        new.replace(self.file)
+
+
+def opened(folder: Path, asked: dict[str, Any]) -> SearchJournal:
+    """Return the journal of a run's folder; a new one, if there is none.
+
+    Args:
+        folder: of the run.
+        asked: what the search is asked for.
+
+    Raises:
+        ConfigError: it is of another search, or cannot be read.
+    """
+    file = folder / NAME
+    if not file.exists():
+        return SearchJournal(file, asked)
+    try:
+        plain = json.loads(file.read_text(encoding="utf-8"))
+        if plain["format"] == _FORMAT and plain["asked"] == asked:
+            return _read(file, plain)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ConfigError(
+            f"{file} cannot be read ({error}); give another --folder to begin anew"
+        ) from None
+    before = plain.get("asked", {})
+    changed = sorted(name for name in asked if asked[name] != before.get(name))
+    raise ConfigError(
+        f"{folder} is of a search with other {', '.join(changed) or 'settings'}; ask for the "
+        "same to go on with it, or give another --folder to begin anew"
+    )
+
+
+def _read(file: Path, plain: dict[str, Any]) -> SearchJournal:
+    return SearchJournal(
+        file,
+        plain["asked"],
+        plain["phases"],
+        _choice(plain["present"]),
+        _choice(plain["chosen"]),
+        plain["reason"],
+        [Probe.from_plain(one) for one in plain["probes"]],
+        [_switch(one) for one in plain["switches"]],
+        {int(batch): float(samples) for batch, samples in plain["trained"]},
+        plain["search_s"],
+        plain["epochs"],
+    )
+
+
+def _plain(choice: Configuration | None) -> list[int] | None:
+    return None if choice is None else [choice.workers, choice.batch]
+
+
+def _choice(plain: Sequence[int] | None) -> Configuration | None:
+    return None if plain is None else Configuration(*plain)
+
+
+def _switch(plain: dict[str, Any]) -> Switch:
+    return Switch(
+        Configuration(*plain["from"]),
+        Configuration(*plain["to"]),
+        plain["gap_s"],
+        plain["slowed_s"],
+    )

@@ -1,0 +1,218 @@
+"""torchrun whose stores listen on one address.
+
+python -m evenstride.lab.processes.rendezvous SCRIPT ...
+
+torchrun starts two servers that listen on every address of a machine: the store in which its
+agents meet, whose content the agents unpickle, and the store of the process group, in rank 0.
+This module runs torchrun with a rendezvous of its own. On one machine the agent's store is an
+object in the agent, without a port, and the process group's store listens on loopback. On several
+machines both listen on the address that the user gave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from datetime import timedelta
+
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+from evenstride.errors import ConfigError
+from evenstride.lab.processes.torchrun import StoreEndpoint, parse_store
+from evenstride.runtime.host.network_interfaces import (
+    ON_LOOPBACK,
+    address_towards,
+    interface_of,
+    is_loopback,
+    resolve,
+)
+from evenstride.runtime.store.store_server import LOOPBACK, serve_store
+
+BACKEND = "evenstride"
+ONE_MACHINE = "localhost:0"
+"""The endpoint that stands for one machine, as with torchrun's ``--standalone``."""
+
+_REFUSED = 2
+_STORE_KEY = "evenstride/store"
+# Otherwise torch's handler opens a store of its own, on every address.
+_NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+
+class BoundRendezvous(RendezvousHandler):
+    """A rendezvous whose agent of rank 0 serves the process group's store, anew in each round.
+
+    A store per round, because workers that meet in the store of an earlier round wait forever.
+
+    Args:
+        inner: finds the other agents.
+        address: of this machine, to serve the store on.
+        resources: what to close at shutdown.
+    """
+
+    def __init__(
+        self, inner: RendezvousHandler, address: str, resources: contextlib.ExitStack
+    ) -> None:
+        self._inner, self._address, self._resources = inner, address, resources
+        self._round = resources.enter_context(contextlib.ExitStack())
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the agent serves the process group's store."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other agents, and agree on the process group's store."""
+        met = self._inner.next_rendezvous()
+        self._round.close()
+        if met.rank == 0:
+            host, port = self._round.enter_context(serve_store(self._address))
+            met.store.set(_STORE_KEY, str(StoreEndpoint(host, port)))
+        store = parse_store(bytes(met.store.get(_STORE_KEY)).decode())
+        meeting = RendezvousStoreInfo(store.host, store.port)
+        return RendezvousInfo(met.store, met.rank, met.world_size, meeting)
+
+    def get_backend(self) -> str:
+        """Return the name of the backend."""
+        return BACKEND
+
+    def is_closed(self) -> bool:
+        """Return whether the rendezvous is closed."""
+        return self._inner.is_closed()
+
+    def set_closed(self) -> None:
+        """Close the rendezvous to all agents."""
+        self._inner.set_closed()  # type: ignore[no-untyped-call]
+
+    def num_nodes_waiting(self) -> int:
+        """Return how many agents wait to join."""
+        return self._inner.num_nodes_waiting()
+
+    def get_run_id(self) -> str:
+        """Return the name of the job."""
+        return self._inner.get_run_id()
+
+    def shutdown(self) -> bool:
+        """Close the rendezvous and its stores."""
+        done = self._inner.shutdown()
+        self._resources.close()
+        return done
+
+
+def create(params: RendezvousParameters) -> BoundRendezvous:
+    """Return the rendezvous that torchrun's arguments describe.
+
+    Raises:
+        ConfigError: other machines cannot reach an address that was given.
+    """
+    resources = contextlib.ExitStack()
+    store: Store
+    interfaces = ON_LOOPBACK
+    if params.endpoint == ONE_MACHINE:
+        store, address = HashStore(), LOOPBACK
+    else:
+        endpoint = parse_store(params.endpoint)
+        store = _agents_store(params, endpoint, resources)
+        address = own_address(params.local_addr, endpoint)
+        # NCCL finds the fastest network itself, and listens on its address only.
+        interface = str(interface_of(address))
+        interfaces = {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface}
+    chosen = {name for name in interfaces if os.environ.get(name)}
+    os.environ.update({k: v for k, v in interfaces.items() if k not in chosen})
+    os.environ[_NO_SHARED_STORE] = "1"
+    inner = create_handler(store, C10dRendezvousBackend(store, params.run_id), params)
+    return BoundRendezvous(inner, address, resources)
+
+
+def _agents_store(
+    params: RendezvousParameters, endpoint: StoreEndpoint, resources: contextlib.ExitStack
+) -> TCPStore:
+    """Return a client of the store in which the agents meet; serve it if it is on this machine."""
+    where, refused = (endpoint.host, endpoint.port), None
+    address = None
+    if params.get_as_bool("is_host") is not False:
+        address = hosting_address(endpoint.host, params.local_addr)
+    if address is not None:
+        try:
+            where = resources.enter_context(serve_store(address, endpoint.port))
+        except ConfigError as error:  # another agent on this machine may serve it already
+            refused = error
+    timeout = timedelta(seconds=params.get_as_int("read_timeout", 60) or 60)
+    try:
+        return TCPStore(*where, None, False, timeout)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"no store answers at {endpoint} within {timeout.total_seconds():.0f} s; start the "
+            f"machine that serves it, and open the port to this one ({refused or error})"
+        ) from None
+
+
+def hosting_address(host: str, given: str | None) -> str | None:
+    """Return the address of this machine on which to serve the store at ``host``.
+
+    Args:
+        host: of the store, as the user named it.
+        given: this machine's address, if the user gave one.
+
+    Returns:
+        The address; ``None`` if the store is on another machine.
+
+    Raises:
+        ConfigError: the name stands for loopback here, where other machines cannot reach it.
+    """
+    try:
+        address = resolve(host)
+    except ConfigError:  # such as the name of a machine that has not started yet
+        return None
+    if is_loopback(address) and host not in (address, "localhost"):
+        if given is None:
+            raise ConfigError(
+                f"--store {host} is {address} on this machine, which no other machine can reach; "
+                "give the machine's IP address to --store, or add --address with it here"
+            )
+        address = resolve(given)
+    return None if interface_of(address) is None else address
+
+
+def own_address(given: str | None, store: StoreEndpoint) -> str:
+    """Return this machine's address for the others: as given, or else the one towards the store.
+
+    Raises:
+        ConfigError: the given one is not this machine's, or is loopback and the store is not.
+    """
+    towards = address_towards(store.host, store.port)
+    if given is None:
+        return towards
+    address = resolve(given)
+    unreachable = is_loopback(address) and not is_loopback(towards)
+    if unreachable or interface_of(address) is None:
+        what = "only this machine can reach it" if unreachable else "this machine does not have it"
+        raise ConfigError(
+            f"--address {given} is {address}, and {what}; leave --address out to use {towards}, "
+            "the address from which this machine reaches the store"
+        )
+    return address
+
+
+def main(arguments: list[str]) -> None:
+    """Run torchrun with this rendezvous; on one machine unless the arguments name a store."""
+    rendezvous_handler_registry.register(BACKEND, create)
+    try:
+        torchrun.main([f"--rdzv-backend={BACKEND}", f"--rdzv-endpoint={ONE_MACHINE}", *arguments])
+    except ConfigError as error:
+        sys.stderr.write(f"evenstride: {error}\n")
+        sys.exit(_REFUSED)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

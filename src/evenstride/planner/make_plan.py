@@ -1,0 +1,196 @@
+"""Put it together: a workload, what is on offer, and wishes make a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+from evenstride.core.gradients.noise_scale import Interval
+from evenstride.errors import ConfigError
+from evenstride.planner.search.branch_and_bound import SearchResult, Space, search
+from evenstride.planner.search.candidates import Kind
+from evenstride.planner.search.infeasible import why_none
+from evenstride.planner.search.objective import ChosenCluster, NothingFits, Wishes, choose
+from evenstride.planner.search.training_forecast import TrainingForecast, TrainingTask
+
+_TIMES = (0.25, 0.5, 1, 2, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a plan comes to.
+
+    Args:
+        found: clusters that no other beats in time and cost.
+        chosen: one of them, and why.
+        wishes: that it was chosen by.
+        caveats: what makes the figures less sure than they look, one sentence each.
+    """
+
+    found: SearchResult
+    chosen: ChosenCluster
+    wishes: Wishes
+    caveats: tuple[str, ...]
+
+    @property
+    def gap(self) -> float:
+        """By which part a cluster that was not judged exactly could be better, at most.
+
+        Quicker or cheaper, as is wished for, within the limits; where the knee is wished for, both
+        quicker and cheaper than what is shown.
+        """
+        return self.found.gap
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON types."""
+        outlooks = self.found.outlooks
+        rows = [row(one) for one in outlooks]
+        return {
+            "candidates": rows,
+            "frontier": list(range(len(rows))),
+            "chosen": outlooks.index(self.chosen.outlook),
+            "reason": self.chosen.reason,
+            "looked_at": self.found.looked_at,
+            "judged": self.found.judged,
+            "gap": self.gap if isfinite(self.gap) else None,
+            "frontier_gap": self.found.front_gap,
+            "caveats": list(self.caveats),
+        }
+
+
+def row(one: TrainingForecast) -> dict[str, Any]:
+    """Return an outlook as JSON types."""
+    choice = one.choice
+    return {
+        "cluster": choice.name,
+        "place": choice.place,
+        "nodes": choice.machines,
+        "workers": choice.workers,
+        "global_batch": choice.batch,
+        **_ends("epochs", "", one.epochs),
+        "shares": list(one.step.shares),
+        "step_s": one.step.time_s,
+        "communication_s": one.step.communication_s,
+        **_ends("time", "s", one.time_s),
+        **_ends("cost", "usd", one.cost_usd),
+        "spot": choice.spot,
+        "stretch": one.stretch,
+    }
+
+
+def _ends(name: str, unit: str, one: Interval) -> dict[str, float | None]:
+    high = one.high if one.high < float("inf") else None
+    of = f"_{unit}" if unit else ""
+    return {f"{name}{of}": one.value, f"{name}_low{of}": one.low, f"{name}_high{of}": high}
+
+
+def batches_about(base: int, task: TrainingTask, trained: Iterable[int] = ()) -> tuple[int, ...]:
+    """Return the batches to look at about a script's own, where their epochs are known.
+
+    Args:
+        base: of the script.
+        task: what is trained; a batch is at most all samples.
+        trained: batches to look at, too, with those in the middle between them.
+    """
+    known = sorted(set(trained))
+    between = [round((a * b) ** 0.5) for a, b in pairwise(known)]
+    about = {max(round(base * times), 1) for times in _TIMES}.union(known, between)
+    return _possible(sorted(about), task)
+
+
+def _possible(batches: Iterable[int], task: TrainingTask) -> tuple[int, ...]:
+    known = (batch for batch in batches if batch <= task.samples)
+    return tuple(batch for batch in known if task.epochs.at(batch) is not None)
+
+
+def make_plan(
+    kinds: Sequence[Kind],
+    task: TrainingTask,
+    wishes: Wishes,
+    batches: Sequence[int],
+    *,
+    most_machines: int = 32,
+    mixed: bool = True,
+) -> Plan:
+    """Return the plan for a workload.
+
+    Args:
+        kinds: that may be rented, at least one.
+        task: what is to be trained.
+        wishes: what the choice must keep to.
+        batches: global batches to look at.
+        most_machines: in a cluster.
+        mixed: whether two kinds may be in one.
+
+    Raises:
+        ConfigError: nothing can be rented, no batch is known of, or nothing fits the wishes.
+    """
+    if not kinds:
+        raise ConfigError(
+            "there is no machine to plan with: none on offer was measured, or has hardware like "
+            "one that was; call the measured machine what the catalogue calls it (evenstride "
+            "profile --type), or give a --catalog in which it is"
+        )
+    known = _possible(batches, task)
+    if not known:
+        _require_enough_data(batches, task)
+        raise ConfigError(
+            f"how long training takes at a batch of {', '.join(map(str, batches))} is not known: "
+            f"{task.epochs.why}; measure the gradient's noise, or trainings at two batches"
+        )
+    if most_machines < 1:
+        raise ConfigError(f"{most_machines} machines are none; allow at least 1")
+    found = search(Space(tuple(kinds), known, most_machines, mixed), task, wishes)
+    if not found.outlooks:
+        raise NothingFits(why_none(kinds, known, most_machines))
+    chosen = choose(found.outlooks, wishes)
+    caveats = (*_caveats(chosen.outlook, task, known), *_too_large(batches, task))
+    return Plan(found, chosen, wishes, caveats)
+
+
+def _require_enough_data(batches: Sequence[int], task: TrainingTask) -> None:
+    if min(batches) > task.samples:
+        raise ConfigError(
+            f"a batch of {min(batches)} is more than the {task.samples} samples of an epoch; give "
+            f"--batches of at most {task.samples}"
+        )
+
+
+def _too_large(batches: Sequence[int], task: TrainingTask) -> list[str]:
+    left_out = sorted(batch for batch in batches if batch > task.samples)
+    if not left_out:
+        return []
+    return [
+        f"batches left out, as an epoch has {task.samples} samples: {', '.join(map(str, left_out))}"
+    ]
+
+
+def _caveats(one: TrainingForecast, task: TrainingTask, batches: Sequence[int]) -> list[str]:
+    told = [task.epochs.why]
+    if task.links is None and one.choice.workers > 1:
+        told.append(
+            "links were not measured: 0.1 ms and 10 Gbit/s are assumed, communication takes "
+            f"{_percent(one.step.communication_s / one.step.time_s)} of a step"
+        )
+    shares = zip(one.choice.kinds, one.step.shares, strict=True)
+    told += [
+        f"shares of {share} on {kind.type} are larger than what was measured ({kind.curve.largest})"
+        for kind, share in shares
+        if share > kind.curve.largest > 0
+    ]
+    told += [
+        f"steps on {kind.type} were not measured, but carried over from "
+        f"{kind.curve.source or 'another type'}"
+        for kind in one.choice.kinds
+        if not kind.curve.measured
+    ]
+    if len(batches) > 1 and one.choice.batch in (min(batches), max(batches)):
+        told.append(f"a batch of {one.choice.batch} is at the end of what was looked at")
+    return told
+
+
+def _percent(part: float) -> str:
+    return "under 0.1%" if part < 0.001 else f"{part:.1%}" if part < 0.1 else f"{part:.0%}"

@@ -1,0 +1,376 @@
+"""Which configuration to train in, decided while it trains: what to try next, and when to stay.
+
+A configuration is a number of workers and a global batch. Each worker's own step is a line in its
+samples, and communication follows from the number of workers, so the two extreme configurations
+tell of all between them. Where training goes is measured there in turn, and may be left again.
+Pure: the same measurements give the same decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, inf, isfinite
+from statistics import NormalDist
+
+from evenstride.core.gradients.noise_scale import Z95, Interval
+from evenstride.planner.search.objective import Objective, knee
+from evenstride.planner.tuning.online_forecast import (
+    Configuration,
+    OnlineForecast,
+    Probe,
+    Trained,
+    TrainingJob,
+    foresee,
+)
+from evenstride.planner.workload.workload_profile import Noise
+
+USUAL_SWITCH_S = 2.0
+"""Seconds that a switch is taken to cost before there has been one."""
+
+MOST_PROBES = 5
+"""Phases in which something is measured, the first included; then at most one more, back."""
+
+# What trying may cost, as a part of what is left at best.
+_MOST_OVERHEAD = 0.1
+# Where neither time nor cost alone decides, a switch must be as short as this beside what is left.
+_SMALL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineStanding:
+    """How a training stands.
+
+    Args:
+        present: where it is.
+        trained: samples at each batch so far.
+        switch_s: what a switch costs in seconds.
+        visits: configurations that were gone to so far, this one included.
+    """
+
+    present: Configuration
+    trained: Trained
+    switch_s: float = USUAL_SWITCH_S
+    visits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineDecision:
+    """What comes next.
+
+    Args:
+        to: configuration to go to; ``None`` to stay until the end.
+        probe: whether it is tried only to learn from it.
+        reason: one sentence for people.
+        foreseen: all configurations of which something can be said, the best first.
+    """
+
+    to: Configuration | None
+    probe: bool
+    reason: str
+    foreseen: tuple[OnlineForecast, ...] = ()
+
+
+def extremes(workers: Sequence[int], batches: Sequence[int]) -> tuple[Configuration, Configuration]:
+    """Return the fewest workers with the smallest batch, and the most with the largest.
+
+    A batch that has fewer samples than workers cannot be; the largest that is left counts.
+
+    Args:
+        workers: numbers of them, at least one.
+        batches: at least one.
+
+    >>> extremes([1, 2, 4], [64, 256])
+    (Configuration(workers=1, batch=64), Configuration(workers=4, batch=256))
+    """
+    possible = choices(workers, batches)
+    return min(possible), max(possible)
+
+
+def choices(workers: Sequence[int], batches: Sequence[int]) -> tuple[Configuration, ...]:
+    """Return all configurations, fewest workers first; none with a worker that has no sample."""
+    return tuple(sorted(Configuration(w, b) for w in set(workers) for b in set(batches) if b >= w))
+
+
+def decide(
+    job: TrainingJob,
+    possible: Sequence[Configuration],
+    probes: Sequence[Probe],
+    standing: OnlineStanding,
+) -> OnlineDecision:
+    """Return what comes next, once the present configuration has been measured.
+
+    Args:
+        job: what is trained, and what for.
+        possible: the configurations to choose from.
+        probes: what was measured so far, the present one last.
+        standing: how training stands.
+
+    Cost:
+        That of `foresee`.
+    """
+    found = foresee(job, possible, probes, standing.trained)
+    ranked = _ranked(found, job.objective)
+    here = next((one for one in found if one.choice == standing.present), None)
+    if here is None:
+        return _back(standing.present, ranked)
+    if here.time_s.value <= 0:
+        return OnlineDecision(None, False, "there is nothing left to train", ranked)
+    if standing.visits >= MOST_PROBES:
+        return _last(job, here, ranked, standing)
+    far = max(possible)
+    if len({probe.choice for probe in probes}) == 1 and far != standing.present:
+        return _first_look(job, probes[-1], here, far, standing, ranked)
+    best = ranked[0]
+    if best.choice == standing.present:
+        return _rival(job, here, ranked, probes, standing)
+    if _pays(here, best, job, standing.switch_s):
+        return OnlineDecision(best.choice, False, _better(here, best, job.objective), ranked)
+    return OnlineDecision(
+        None,
+        False,
+        f"{best.choice} would gain less than a switch costs ({standing.switch_s:.1f} s)",
+        ranked,
+    )
+
+
+def _last(
+    job: TrainingJob,
+    here: OnlineForecast,
+    ranked: tuple[OnlineForecast, ...],
+    standing: OnlineStanding,
+) -> OnlineDecision:
+    """Try nothing more; go back at most once, to one that was measured and is better."""
+    best = next(one for one in ranked if one.measured)
+    once = standing.visits == MOST_PROBES and best.choice != standing.present
+    if once and _pays(here, best, job, standing.switch_s):
+        return OnlineDecision(best.choice, False, _better(here, best, job.objective), ranked)
+    why = f"{here.choice} is {_best_in(job.objective)} of those that were measured"
+    if best.choice != here.choice:
+        why = f"{best.choice} would be {_best_in(job.objective)}, and another switch does not pay"
+    why += f"; after {standing.visits} phases nothing more is tried"
+    return OnlineDecision(None, False, why, ranked)
+
+
+def _back(present: Configuration, ranked: tuple[OnlineForecast, ...]) -> OnlineDecision:
+    """Leave a batch of which it is not known how long training would last."""
+    if not ranked:
+        return OnlineDecision(
+            None, False, f"nothing can be said of any configuration but {present}"
+        )
+    to = ranked[0].choice
+    why = f"what a batch of {present.batch} needs is not known, as no gradient noise was measured"
+    return OnlineDecision(to, False, f"{why}; {to} is the best of the others", ranked)
+
+
+def _first_look(
+    job: TrainingJob,
+    probe: Probe,
+    here: OnlineForecast,
+    far: Configuration,
+    standing: OnlineStanding,
+    ranked: tuple[OnlineForecast, ...],
+) -> OnlineDecision:
+    """Go to the other extreme, if there is so much left that it may pay.
+
+    At best the others make it as many times as quick as they are more workers. What it costs to
+    find out, there and back, must be small beside what is left then.
+    """
+    if not job.compares and far.workers == standing.present.workers:
+        return OnlineDecision(
+            None, False, "without gradient noise, batches cannot be compared", ranked
+        )
+    at_best_s = here.time_s.value * min(standing.present.workers / far.workers, 1.0)
+    costs_s = 2 * standing.switch_s + 0.5 * probe.steps * probe.step_s
+    if costs_s > _MOST_OVERHEAD * at_best_s:
+        return OnlineDecision(
+            None,
+            False,
+            f"{here.time_s.value:.0f} s are left, too little for a look at {far} "
+            f"(some {costs_s:.0f} s)",
+            ranked,
+        )
+    return OnlineDecision(
+        far, True, "the other extreme tells of all configurations between", ranked
+    )
+
+
+def _rival(
+    job: TrainingJob,
+    here: OnlineForecast,
+    ranked: tuple[OnlineForecast, ...],
+    probes: Sequence[Probe],
+    standing: OnlineStanding,
+) -> OnlineDecision:
+    """Stay, unless another one, not measured yet, may be so much better that trying it pays.
+
+    What trying may bring is the expected value of ``max(0, gain)``. It costs two switches, since
+    training comes back if it is no better, and what its steps are longer.
+    """
+    stay = OnlineDecision(None, False, f"{here.choice} is {_best_in(job.objective)}", ranked)
+    if job.objective is Objective.KNEE:
+        return stay
+    seen = {probe.choice for probe in probes}
+    rivals = [one for one in ranked[1:] if one.choice not in seen and _overlap(one, here, job)]
+    for one in rivals:
+        slower = max(one.time_s.value / here.time_s.value - 1, 0.0)
+        looking_s = 2 * standing.switch_s + slower * probes[-1].steps * one.step_s.value
+        if _expected_gain(one, here, job) > _switch(one, job, looking_s):
+            return OnlineDecision(
+                one.choice,
+                True,
+                f"{one.choice} may be better than {here.choice}: their intervals overlap, and "
+                "enough is left for a try to pay",
+                ranked,
+            )
+    return stay
+
+
+def _overlap(one: OnlineForecast, other: OnlineForecast, job: TrainingJob) -> bool:
+    return _own(one, job).low < _own(other, job).high
+
+
+def _own(one: OnlineForecast, job: TrainingJob) -> Interval:
+    """Return the figure with what it may be off by in comparison with others."""
+    if job.objective is not Objective.COST:
+        return one.own_s
+    ends_s = (one.own_s.value, one.own_s.low, one.own_s.high)
+    return Interval(*(job.cost_usd(one.choice.workers, end_s) for end_s in ends_s))
+
+
+def _expected_gain(one: OnlineForecast, here: OnlineForecast, job: TrainingJob) -> float:
+    mine, theirs = _own(one, job), _own(here, job)
+    if not isfinite(mine.value):
+        return 0.0
+    # Below the expected figure only: by how much worse it may be does not matter.
+    apart = (mine.value - mine.low) / Z95
+    gain = theirs.value - mine.value
+    if apart <= 0:
+        return max(gain, 0.0)
+    normal = NormalDist()
+    return gain * normal.cdf(gain / apart) + apart * normal.pdf(gain / apart)
+
+
+def _figure(one: OnlineForecast, job: TrainingJob) -> Interval:
+    return one.cost_usd if job.objective is Objective.COST else one.time_s
+
+
+def _switch(to: OnlineForecast, job: TrainingJob, switch_s: float) -> float:
+    """Return what a switch costs, in what is to be as little as possible."""
+    if job.objective is Objective.COST:
+        return job.cost_usd(to.choice.workers, switch_s)
+    return switch_s
+
+
+def _pays(here: OnlineForecast, best: OnlineForecast, job: TrainingJob, switch_s: float) -> bool:
+    if job.objective is Objective.KNEE:
+        return switch_s <= _SMALL * best.time_s.value
+    gain = _figure(here, job).value - _figure(best, job).value
+    return gain > _switch(best, job, switch_s)
+
+
+def _ranked(found: Sequence[OnlineForecast], objective: Objective) -> tuple[OnlineForecast, ...]:
+    """Return the configurations, the best first; of equals, the smaller."""
+    match objective:
+        case Objective.COST:
+            return tuple(sorted(found, key=lambda o: (o.cost_usd.value, o.time_s.value, o.choice)))
+        case Objective.TIME:
+            return tuple(sorted(found, key=lambda o: (o.time_s.value, o.choice)))
+    by_time, frontier, least = sorted(found, key=_both), list[OnlineForecast](), inf
+    for one in by_time:
+        if one.cost_usd.value < least:
+            frontier.append(one)
+            least = one.cost_usd.value
+    if not frontier:
+        return tuple(by_time)
+    at = knee([o.time_s.value for o in frontier], [o.cost_usd.value for o in frontier])
+    return (frontier[at], *(one for one in by_time if one != frontier[at]))
+
+
+def _both(one: OnlineForecast) -> tuple[float, float, Configuration]:
+    return one.time_s.value, one.cost_usd.value, one.choice
+
+
+def _best_in(objective: Objective) -> str:
+    return {
+        Objective.TIME: "the quickest",
+        Objective.COST: "the cheapest",
+        Objective.KNEE: "the knee of time and cost",
+    }[objective]
+
+
+def _better(here: OnlineForecast, best: OnlineForecast, objective: Objective) -> str:
+    return (
+        f"{best.choice} is {_best_in(objective)}: {best.time_s.value:.0f} s and "
+        f"{best.cost_usd.value:.3g} USD are left there, {here.time_s.value:.0f} s and "
+        f"{here.cost_usd.value:.3g} USD here"
+    )
+
+
+def whole_epochs(one: OnlineForecast) -> int:
+    """Return how many epochs the whole training lasts in a configuration, the last one ended."""
+    return ceil(one.epochs - 1e-6)
+
+
+def anew(here: OnlineForecast, given: int, samples: int, switch_s: float) -> bool:
+    """Return whether to start the present configuration again, with the epochs that it needs.
+
+    With too few, the result would be missed, so it is started again in any case; with too many,
+    only if those take longer than the switch.
+
+    Args:
+        here: the present configuration.
+        given: epochs that its processes were told.
+        samples: of an epoch.
+        switch_s: what a switch costs in seconds.
+    """
+    more = whole_epochs(here) - given
+    saved_s = -more * samples / here.choice.batch * here.step_s.value
+    return more > 0 or saved_s > switch_s
+
+
+def surest(measured: Sequence[Noise | None]) -> Noise | None:
+    """Return the noise scale with the narrowest interval; ``None`` if there is none."""
+
+    def width(one: Noise) -> float:
+        high = inf if one.high is None else one.high
+        return (high - one.low) / one.scale if one.scale > 0 else inf
+
+    return min((one for one in measured if one is not None), key=width, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What finding the configuration has cost.
+
+    Args:
+        search_s: from the first step to the first one where training stayed.
+        useful_s: what the chosen configuration would have taken for the samples trained meanwhile.
+        total_s: that the whole training takes, search included.
+    """
+
+    search_s: float
+    useful_s: float
+    total_s: float
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds that a training in the chosen configuration from the start would have saved."""
+        return self.search_s - self.useful_s
+
+    @property
+    def part(self) -> float:
+        """The same, as a part of the whole training."""
+        return self.lost_s / self.total_s if self.total_s > 0 else 0.0
+
+
+def overhead(search_s: float, samples: float, per_s: float, left_s: float) -> Overhead:
+    """Return what finding the configuration has cost, switches included.
+
+    Args:
+        search_s: from the first step to the first one where training stayed.
+        samples: trained meanwhile.
+        per_s: samples per second where it stayed.
+        left_s: seconds that were left then.
+    """
+    return Overhead(search_s, samples / per_s, search_s + left_s)

@@ -1,0 +1,198 @@
+"""How many epochs a training takes at a batch, from whatever is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, hypot, inf, log, sqrt
+from statistics import mean, stdev
+from typing import Protocol
+
+from evenstride.core.convergence.batch_laws import Convergence, MeasuredTraining, fit_best
+from evenstride.core.convergence.regression import t975
+from evenstride.core.gradients.noise_scale import Z95, Interval
+from evenstride.errors import ConfigError
+from evenstride.planner.workload.workload_profile import Noise, WorkloadProfile
+
+_ASSUMED = 1.25  # by which one training may differ from a law that goes through all of them
+# Deviation of one training from the next, as a part, even where a few happen to agree; assumed.
+_LEAST_SCATTER = 0.05
+_MANY = 10**6  # degrees of freedom of what is assumed
+
+
+class Epochs(Protocol):
+    """Epochs by batch."""
+
+    @property
+    def why(self) -> str:
+        """One sentence on where they come from."""
+        ...
+
+    def at(self, batch: int) -> Interval | None:
+        """Return the epochs at a batch with a 95 % interval; ``None`` if nothing is known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredEpochs:
+    """From trainings that reached the target, at two batches or more.
+
+    Args:
+        convergence: fitted to them.
+        batches: at how many.
+    """
+
+    convergence: Convergence
+    batches: int
+
+    @property
+    def why(self) -> str:
+        """One sentence on where they come from."""
+        law = f"the {self.convergence.law} law"
+        unsure = "" if self._scatter_known else ", too few to tell their scatter: 25 % is assumed"
+        return f"epochs by {law}, fitted to trainings at {self.batches} batches{unsure}"
+
+    @property
+    def _scatter_known(self) -> bool:
+        return self.convergence.epochs_by.freedom > 0
+
+    def at(self, batch: int) -> Interval | None:
+        """Return the epochs at a batch between those that were trained; ``None`` elsewhere."""
+        if not self.convergence.smallest <= batch <= self.convergence.largest:
+            return None
+        found = self.convergence.epochs(batch)
+        if not self._scatter_known:
+            return _assumed(found.value)
+        by = replace(self.convergence.epochs_by, scatter=_LEAST_SCATTER, freedom=_MANY)
+        least = replace(self.convergence, epochs_by=by).epochs(batch)
+        return Interval(found.value, min(found.low, least.low), max(found.high, least.high))
+
+
+@dataclass(frozen=True, slots=True)
+class ByNoise:
+    """From the epochs at one batch, and the noise scale of the gradient there.
+
+    ``e(B) = e(B0) (phi + B) / (phi + B0)``: the law of large batches, with the learning rate well
+    set at every batch. The interval is that of the noise scale, and of the epochs if they have one.
+
+    Args:
+        epochs: at the base.
+        base: ``B0`` in samples.
+        noise: ``phi``.
+        within: 95 % interval of the epochs at the base; ``None`` where they are as the user says.
+    """
+
+    epochs: float
+    base: int
+    noise: Noise
+    within: Interval | None = None
+
+    @property
+    def why(self) -> str:
+        """One sentence on where they come from."""
+        return (
+            f"{self.epochs:g} epochs at a batch of {self.base}, at others by the gradient's noise "
+            f"scale of {self.noise.scale:.0f} samples{_ends(self.within)}"
+        )
+
+    def at(self, batch: int) -> Interval | None:
+        """Return the epochs at a batch."""
+        ends = [self.noise.low, inf if self.noise.high is None else self.noise.high]
+        low, high = sorted(self._of(end, batch) for end in ends)
+        found = Interval(self._of(self.noise.scale, batch), low, high)
+        return found if self.within is None else _wider(found, self.within)
+
+    def _of(self, phi: float, batch: int) -> float:
+        return self.epochs if phi == inf else self.epochs * (phi + batch) / (phi + self.base)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownEpochs:
+    """As the user says or trainings took, for one batch only: what another needs is not known.
+
+    Args:
+        epochs: at the batch.
+        batch: in samples.
+        within: 95 % interval of the epochs; ``None`` where they are as the user says.
+    """
+
+    epochs: float
+    batch: int
+    within: Interval | None = None
+
+    @property
+    def why(self) -> str:
+        """One sentence on where they come from."""
+        return (
+            f"{self.epochs:g} epochs at a batch of {self.batch}; what other batches need is not "
+            f"known{_ends(self.within)}"
+        )
+
+    def at(self, batch: int) -> Interval | None:
+        """Return the epochs at the batch, ``None`` at any other."""
+        exactly = Interval(self.epochs, self.epochs, self.epochs)
+        return (self.within or exactly) if batch == self.batch else None
+
+
+def epochs_of(profile: WorkloadProfile, epochs: float | None) -> Epochs:
+    """Return the epochs of a workload.
+
+    Args:
+        profile: of the workload.
+        epochs: that the user gives for the profile's own batch; ``None`` for those measured.
+
+    Raises:
+        ConfigError: nothing is known, or the number is not above 0.
+    """
+    if epochs is not None:
+        if not 0 < epochs < inf:
+            raise ConfigError(f"--epochs is {epochs}; it must be above 0, such as 10")
+        base = profile.global_batch
+        return ByNoise(epochs, base, profile.noise) if profile.noise else KnownEpochs(epochs, base)
+    runs = [MeasuredTraining(one.batch, one.epochs, one.gamma) for one in profile.trainings]
+    batches = {run.batch for run in runs}
+    if not batches:
+        raise ConfigError(
+            "how long training lasts is not known: no run has reached a target; give --epochs, or "
+            "profiles of runs that did"
+        )
+    if len(batches) > 1:
+        return MeasuredEpochs(fit_best(runs), len(batches))
+    only, within = runs[0].batch, _next([run.epochs for run in runs])
+    if profile.noise:
+        return ByNoise(within.value, only, profile.noise, within)
+    return KnownEpochs(within.value, only, within)
+
+
+def _next(epochs: Sequence[float]) -> Interval:
+    """Return what one more training takes, from those at the same batch."""
+    usual, runs = mean(epochs), len(epochs)
+    if runs == 1:
+        return _assumed(usual)
+    scatter = max(t975(runs - 1) * stdev(epochs), Z95 * _LEAST_SCATTER * usual)
+    half = scatter * sqrt(1.0 + 1.0 / runs)
+    return Interval(usual, max(usual - half, 0.0), usual + half)
+
+
+def _assumed(epochs: float) -> Interval:
+    return Interval(epochs, epochs / _ASSUMED, epochs * _ASSUMED)
+
+
+def _wider(found: Interval, by: Interval) -> Interval:
+    """Return an interval with the error of another figure in it: halves add up as squares."""
+    down, up = (hypot(_apart(found, end), _apart(by, end)) for end in ("low", "high"))
+    value = found.value
+    return Interval(value, value * exp(-down), value * exp(up) if up < inf else inf)
+
+
+def _apart(one: Interval, end: str) -> float:
+    """Return how far an end is from the figure, in the logarithm."""
+    at = getattr(one, end)
+    return abs(log(at / one.value)) if 0.0 < at < inf else inf
+
+
+def _ends(within: Interval | None) -> str:
+    """Return in words how sure epochs are that trainings took; nothing of those a user gives."""
+    if within is None:
+        return ""
+    return f"; trainings there take {within.low:.3g} to {within.high:.3g} epochs with 95 %"

@@ -1,0 +1,342 @@
+"""A workload as it was measured: what a plan knows of the training it plans for.
+
+A *profile* is a JSON file: the model's size, how long steps of some batch sizes take on one type of
+machine or several, how noisy its gradients are, and trainings that reached their target, as far as
+each was measured. Profiles of the same workload on different machines are put together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from evenstride.errors import ConfigError
+
+FORMAT = 1
+
+_T = TypeVar("_T")
+
+_Seconds = Annotated[float, Field(gt=0, le=1e6)]
+_Count = Annotated[int, Field(ge=1, le=10**12)]
+_Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class _Plain(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Point(_Plain):
+    """Steps of one batch size on one worker alone.
+
+    Args:
+        samples: in each step.
+        step_s: mean seconds of a step.
+        scatter: standard deviation of a step, as a part of the mean; where steps are not normal,
+            that of normal ones the last of which is as late.
+        steps: how many were measured.
+        drift: standard deviation of the mean of later steps, as a part, by how far blocks of steps
+            lay apart; 0 if not known.
+    """
+
+    samples: _Count
+    step_s: _Seconds
+    scatter: Annotated[float, Field(ge=0, le=100)] = 0.0
+    steps: _Count = 1
+    drift: Annotated[float, Field(ge=0, le=100)] = 0.0
+
+
+class DeviceProfile(_Plain):
+    """One type of machine, and what one of its workers takes.
+
+    Args:
+        type: as a catalogue names it, or any name of the user's own.
+        device: accelerator, as its maker calls it; empty for a processor, or if not known.
+        points: steps of several sizes.
+        most_samples: that fit into a worker's memory; ``None`` if no limit was met.
+        computed_on: where the model's parameters were: ``cpu`` or ``cuda``; empty if not known.
+    """
+
+    type: _Name
+    device: str = ""
+    computed_on: Literal["", "cpu", "cuda"] = ""
+    points: tuple[Point, ...] = Field(min_length=1)
+    most_samples: _Count | None = None
+
+
+class Model(_Plain):
+    """What is trained.
+
+    Args:
+        parameters: how many.
+        gradient_bytes: that a worker sends in a step.
+        digest: of the parameters' names and shapes, so that another model is noticed.
+    """
+
+    parameters: _Count
+    gradient_bytes: Annotated[float, Field(ge=0, le=1e15)]
+    digest: str = ""
+
+
+class Links(_Plain):
+    """The links between workers, as measured.
+
+    Args:
+        latency_s: of a message.
+        bytes_per_s: of the slowest link; ``None`` if messages of any size took as long.
+    """
+
+    latency_s: Annotated[float, Field(ge=0, le=1e3)]
+    bytes_per_s: Annotated[float, Field(gt=0, le=1e18)] | None = None
+
+
+class Noise(_Plain):
+    """The noise scale of the gradient: samples at which it is as noisy as it is large.
+
+    Args:
+        scale: in samples.
+        low: lower end of its 95 % interval.
+        high: upper end; ``None`` if there is none.
+    """
+
+    scale: Annotated[float, Field(ge=0)]
+    low: Annotated[float, Field(ge=0)] = 0.0
+    high: Annotated[float, Field(ge=0)] | None = None
+
+
+class ReachedTraining(_Plain):
+    """A training that reached its target.
+
+    Args:
+        batch: global batch in samples.
+        epochs: until then.
+        gamma: its gradients' normalised gain, from 0 to 1; ``None`` if it was not measured.
+    """
+
+    batch: _Count
+    epochs: Annotated[float, Field(gt=0, le=1e9)]
+    gamma: Annotated[float, Field(gt=0, le=1.5)] | None = None
+
+
+class WorkloadProfile(_Plain):
+    """What was measured of a workload.
+
+    Args:
+        format: of the file.
+        evenstride: version that measured it.
+        torch: version that it ran with.
+        made_on: date.
+        script: what was run, with its arguments as for a shell; empty if not known.
+        model: what is trained.
+        samples: of an epoch.
+        global_batch: of the script.
+        devices: what steps take on them; none in what a run tells if its times do not count.
+        links: between workers, if measured.
+        noise: of the gradient, if measured.
+        trainings: that reached their target.
+        target: that they reached, such as ``loss 0.35``; empty if there was none.
+        beside_s: seconds of an epoch beside its steps, such as evaluation; ``None`` if no whole
+            epoch was measured.
+    """
+
+    format: int = FORMAT
+    evenstride: str
+    torch: str
+    made_on: str
+    script: str = ""
+    model: Model
+    samples: _Count
+    global_batch: _Count
+    devices: tuple[DeviceProfile, ...] = ()
+    links: Links | None = None
+    noise: Noise | None = None
+    trainings: tuple[ReachedTraining, ...] = ()
+    target: str = ""
+    beside_s: Annotated[float, Field(ge=0, le=1e9)] | None = None
+
+
+def read_profile(path: Path) -> WorkloadProfile:
+    """Return the profile in a file.
+
+    Raises:
+        ConfigError: there is none, or it holds something else; the message names the field.
+    """
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(
+            f"{path} is not a profile: it is no JSON; evenstride profile writes one"
+        ) from None
+    return profile_of(plain, str(path))
+
+
+def profile_of(plain: Any, source: str) -> WorkloadProfile:
+    """Return the profile in JSON types.
+
+    Args:
+        plain: as read.
+        source: shown in errors.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    version = plain.get("format") if isinstance(plain, dict) else None
+    if not isinstance(version, int) or version != FORMAT:
+        raise ConfigError(
+            f"{source} is not a profile of format {FORMAT} (it says {version!r}); measure it again "
+            "with evenstride profile"
+        )
+    try:
+        return WorkloadProfile.model_validate(plain)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise ConfigError(
+            f"{source} is no profile that can be used: {field or 'it'}: {first['msg']}; take the "
+            "file as evenstride profile wrote it, or measure again"
+        ) from None
+
+
+def write_profile(profile: WorkloadProfile, path: Path) -> None:
+    """Write a profile as a JSON file; its folder is made if needed.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def merged(profiles: Sequence[WorkloadProfile], *, force: bool = False) -> WorkloadProfile:
+    """Return one profile of the same workload from several.
+
+    Devices of one type are put together point by point, later profiles last. Links and noise are
+    the last ones that were measured; trainings are those of all.
+
+    Args:
+        profiles: at least one. The batch is that of the first with times: a run without any tells
+            of noise and links at its own.
+        force: whether to put together what differs in model, data or torch.
+
+    Raises:
+        ConfigError: they are not of the same workload, and it is not forced; or no steps were
+            measured.
+    """
+    first = next((one for one in profiles if one.devices), profiles[0])
+    require_same(profiles, force=force)
+    if not force:
+        _require_same_target(profiles)
+    if not any(one.devices for one in profiles):
+        raise ConfigError(
+            "it is not known how long steps take: none of the profiles has a device; measure one "
+            "with evenstride profile, or say with --as what the machines of a run are called"
+        )
+    return first.model_copy(
+        update={
+            "devices": _devices(device for one in profiles for device in one.devices),
+            "links": _last(one.links for one in profiles),
+            "noise": _last(one.noise for one in profiles),
+            "trainings": tuple(training for one in profiles for training in one.trainings),
+            "target": _last(one.target or None for one in profiles) or "",
+            "script": next((one.script for one in profiles if one.script), ""),
+            "beside_s": _last(one.beside_s for one in profiles),
+        }
+    )
+
+
+def require_versions(
+    profile: WorkloadProfile, evenstride: str, torch: str, *, force: bool = False
+) -> None:
+    """Raise if a profile was measured with other versions.
+
+    Args:
+        profile: that a plan is to be made of.
+        evenstride: version that is installed.
+        torch: version that is installed; empty if none is.
+        force: whether to use it nevertheless.
+
+    Raises:
+        ConfigError: another minor version may take other times, and it is not forced.
+    """
+    for name, was, now in (
+        ("evenstride", profile.evenstride, evenstride),
+        ("torch", profile.torch, torch),
+    ):
+        if now and _minor(was) != _minor(now) and not force:
+            raise ConfigError(
+                f"the profile was measured with {name} {was}, and {now} is installed, so its times "
+                "need not hold; measure it again with evenstride profile, or use --force"
+            )
+
+
+def require_same(profiles: Sequence[WorkloadProfile], *, force: bool = False) -> None:
+    """Raise unless profiles are of the same workload.
+
+    Args:
+        profiles: at least one.
+        force: whether to take them nevertheless.
+
+    Raises:
+        ConfigError: they differ in model, data or torch.
+    """
+    for other in () if force else profiles[1:]:
+        _require_same(profiles[0], other)
+
+
+def _require_same(first: WorkloadProfile, other: WorkloadProfile) -> None:
+    for what, mine, theirs in (
+        ("models", first.model.digest, other.model.digest),
+        ("numbers of parameters", first.model.parameters, other.model.parameters),
+        ("samples per epoch", first.samples, other.samples),
+        ("versions of torch", _minor(first.torch), _minor(other.torch)),
+    ):
+        if mine != theirs:
+            raise ConfigError(
+                f"the profiles of {first.made_on} and {other.made_on} are of different {what} "
+                f"({mine} and {theirs}), so they tell of different workloads; plan for one of "
+                "them, or use --force"
+            )
+
+
+def _require_same_target(profiles: Sequence[WorkloadProfile]) -> None:
+    targets = sorted({one.target for one in profiles if one.target})
+    if len(targets) > 1:
+        raise ConfigError(
+            f"the trainings came to different targets ({' and '.join(targets)}), so their epochs "
+            "cannot be compared; record the same metric in all of them, leave some out, or use "
+            "--force"
+        )
+
+
+def _devices(devices: Iterable[DeviceProfile]) -> tuple[DeviceProfile, ...]:
+    found: dict[str, DeviceProfile] = {}
+    for device in devices:
+        before = found.get(device.type)
+        if before is None:
+            found[device.type] = device
+            continue
+        limits = [d.most_samples for d in (before, device) if d.most_samples is not None]
+        found[device.type] = device.model_copy(
+            update={
+                "points": before.points + device.points,
+                "most_samples": min(limits, default=None),
+            }
+        )
+    return tuple(found.values())
+
+
+def _last(values: Iterable[_T | None]) -> _T | None:
+    found = [value for value in values if value is not None]
+    return found[-1] if found else None
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.partition("+")[0].split(".")[:2])

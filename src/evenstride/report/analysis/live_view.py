@@ -1,0 +1,248 @@
+"""How a run stands, as one value: what ``evenstride top`` shows and its ``--json`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import floor
+from typing import Any
+
+import numpy as np
+
+from evenstride.core.fleet import FloatArray
+from evenstride.report.analysis.attribution import Study, waits_of
+from evenstride.report.analysis.record_validation import seconds_of
+from evenstride.report.analysis.run_generation import RecordedDecision, RecordedGeneration
+from evenstride.report.analysis.run_timeline import LeaderProcess, RunTimeline
+from evenstride.report.analysis.slowdowns import slowed_of
+from evenstride.report.analysis.totals import Totals, totals_of
+from evenstride.report.wording import plain
+
+RECENT = 20
+"""Steps that count as now."""
+_CHANGES = 5
+_ALIKE = 1e-6  # epochs
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """How one worker stands; times are medians of the latest steps.
+
+    Args:
+        rank: of the worker.
+        name: of it.
+        state: what it is to the run.
+        share: samples per step.
+        busy_s: own work in a step; ``None`` if nothing was heard of it.
+        wait_s: waiting for slower workers, and communication.
+        speed: as a part of its own best.
+        since: step from which its speed has been so; ``None`` if all the time.
+        caused_s: seconds that each of the others waited for it, on average, since these met.
+        peak_bytes: of memory, as reported last.
+        limit_bytes: of memory, as reported last.
+    """
+
+    rank: int
+    name: str
+    state: str
+    share: int
+    busy_s: float | None
+    wait_s: float | None
+    speed: float | None
+    since: int | None
+    caused_s: float
+    peak_bytes: int | None
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a run stands.
+
+    Args:
+        run: its trace file.
+        policy: by its specification.
+        sync: mode of synchronisation.
+        lockstep: whether workers wait for one another.
+        global_batch: samples per step.
+        generation: of workers, counted over the whole run from 1.
+        lives: processes that have written the trace.
+        step: steps that the leader has committed, in this process.
+        epoch: epochs trained, with the part of the one in hand; ``None`` if not known.
+        step_s: median time of the latest steps.
+        heard_s: seconds since the trace was written last, as far as that is known.
+        ended: whether the run has said that it ended.
+        totals: sums over all of it.
+        workers: in rank order.
+        decision: the latest.
+        changes: the latest changes of the shares, the last one first.
+        blames: who made others wait, in sentences, those who cost most; then who was slow though
+            nobody waited for it, as it has fewer samples.
+        alerts: notes that warn, the last one first.
+        unread: what could not be read.
+        not_measured: why steps could not be measured; empty if they could.
+    """
+
+    run: str
+    policy: str
+    sync: str
+    lockstep: bool
+    global_batch: int
+    generation: int
+    lives: int
+    step: int
+    epoch: float | None
+    step_s: float | None
+    heard_s: float | None
+    ended: bool
+    totals: Totals
+    workers: tuple[WorkerView, ...]
+    decision: RecordedDecision | None
+    changes: tuple[RecordedDecision, ...]
+    blames: tuple[str, ...]
+    alerts: tuple[str, ...]
+    unread: tuple[str, ...]
+    not_measured: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the view as JSON types, with the figures that totals give."""
+        names = ("efficiency_model", "speedup_model", "bound_model", "saved_s", "waiting_part")
+        unknown = bool(self.not_measured) and not self.totals.steps
+        figures = {name: None if unknown else getattr(self.totals, name) for name in names}
+        return {**asdict(self), "totals": {**asdict(self.totals), **figures}}
+
+
+def view_of(story: RunTimeline, now_unix_s: float) -> View | None:
+    """Return how a run stands; ``None`` before its workers have met.
+
+    Args:
+        story: of it, as far as it was read.
+        now_unix_s: the present time, seconds since 1970.
+
+    Cost:
+        some 20 ms for each worker, and 0.1 us for each of its steps.
+    """
+    now = story.now
+    if now is None:
+        return None
+    life = story.lives[-1]
+    committed = max(step for _, step in now.anchors)
+    parts = _since_met(story.lives[now.life].generations)
+    # A batch that was decided at the last step has none yet.
+    study = Study(next((one for one in reversed(parts) if one.steps), now))
+    durations = study.durations_s[-RECENT:]
+    decisions = [decision for one in parts for decision in one.decisions]
+    moves = [one for one in decisions if one.shares is not None]
+    header = life.header
+    return View(
+        run=plain(story.path),
+        policy=plain(header.get("policy", "?")),
+        sync=plain(header.get("sync") or "bsp"),
+        lockstep=now.lockstep,
+        global_batch=now.global_batch,
+        generation=sum(one.met for one in story.generations),
+        lives=len(story.lives),
+        step=committed,
+        epoch=_epoch(story.lives[now.life], now, committed),
+        step_s=float(np.median(durations)) if len(durations) else None,
+        heard_s=_heard_s(life, now, now_unix_s),
+        ended=story.ended,
+        totals=totals_of(story.generations),
+        workers=_workers(study, parts),
+        decision=decisions[-1] if decisions else None,
+        changes=tuple(reversed(moves[-_CHANGES:])),
+        blames=_blames(study),
+        alerts=_alerts(life),
+        unread=story.unread,
+        not_measured=now.not_measured,
+    )
+
+
+def _since_met(generations: Sequence[RecordedGeneration]) -> list[RecordedGeneration]:
+    """Return the generations since the workers met: one for each global batch that they had."""
+    last = max((n for n, one in enumerate(generations) if one.met), default=0)
+    return list(generations[last:])
+
+
+def _blames(study: Study) -> tuple[str, ...]:
+    workers = study.generation.workers
+    slowed = slowed_of(study, range(len(workers))) if study.generation.lockstep else ()
+    return (
+        *(plain(one.reason) for one in study.blames if one.stretches),
+        *(plain(f"worker {one.rank} ({workers[one.rank]}) {one.told}") for one in slowed),
+    )
+
+
+def _workers(study: Study, parts: Sequence[RecordedGeneration]) -> tuple[WorkerView, ...]:
+    now, others = parts[-1], max(len(study.generation.workers) - 1, 1)
+    before = (waits_of(one) for one in parts if one is not study.generation)
+    caused_s = sum((one.caused_s.sum(axis=0) for one in before), study.waits.caused_s.sum(axis=0))
+    caused_s = caused_s / others
+    recent, table = slice(-RECENT, None), study.generation.table
+    busy_s, wait_s = table.busy_s[recent], table.wait_s[recent]
+    shares = now.shares
+    found = []
+    for rank, name in enumerate(now.workers):
+        speed, since = _speed(study, rank)
+        held = now.held.get(rank)
+        found.append(
+            WorkerView(
+                rank=rank,
+                name=plain(name, 80),
+                state=now.standing[rank] if rank < len(now.standing) else "serving",
+                share=shares[rank] if rank < len(shares) else 0,
+                busy_s=_median(busy_s[:, rank]),
+                wait_s=_median(wait_s[:, rank]),
+                speed=speed,
+                since=since,
+                caused_s=float(caused_s[rank]),
+                peak_bytes=held.peak_bytes if held else None,
+                limit_bytes=held.limit_bytes if held else None,
+            )
+        )
+    return tuple(found)
+
+
+def _speed(study: Study, rank: int) -> tuple[float | None, int | None]:
+    """Return a worker's speed now as a part of its best, and the step it has been so since."""
+    phases = study.phases(rank)
+    if not phases:
+        return None, None
+    last = phases[-1]
+    return last.speed, study.generation.first + last.first if len(phases) > 1 else None
+
+
+def _median(values: FloatArray) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _epoch(life: LeaderProcess, now: RecordedGeneration, committed: int) -> float | None:
+    """Return the epochs trained, from where the latest pass began."""
+    try:
+        told = (note for note in life.notes if note.get("kind") == "pass")
+        # The next one may be told of before the last step of this one is.
+        passes = [note for note in told if int(note["step"]) <= committed]
+        last = max(passes, key=lambda note: int(note["step"]))
+        batch = int(last.get("global_batch", now.global_batch))
+        done = (committed - int(last["step"])) * batch / int(last["samples"])
+        begun = float(last["epochs"])
+        return min(begun + done, floor(begun + _ALIKE) + 1.0)
+    except (ValueError, KeyError, TypeError, ZeroDivisionError, OverflowError):
+        return None
+
+
+def _heard_s(life: LeaderProcess, now: RecordedGeneration, now_unix_s: float) -> float | None:
+    began_s = life.began_unix_s
+    if began_s is None:
+        return None
+    # Before the workers of a process have met, it has told of nothing but its header.
+    met = any(one is now for one in life.generations)
+    told_s = now.anchors[-1][0] if met else seconds_of(life.header.get("at_s")) or 0.0
+    return max(0.0, now_unix_s - began_s - told_s)
+
+
+def _alerts(life: LeaderProcess) -> tuple[str, ...]:
+    notes: Sequence[dict[str, Any]] = [n for n in life.notes if n.get("kind") == "alert"]
+    texts = [note.get("reason") or note.get("text") or note for note in reversed(notes)]
+    return tuple(plain(text) for text in texts[:_CHANGES])

@@ -1,0 +1,258 @@
+"""A run's trace as Chrome trace events: one group of tracks for each worker, one for the leader."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenstride.errors import ConfigError
+from evenstride.report.analysis.run_timeline import LeaderProcess, RunTimeline, nothing_to_show
+from evenstride.report.perfetto.decision_events import Window, write_decisions, write_notes
+from evenstride.report.perfetto.event_writer import EventFile
+from evenstride.report.perfetto.step_slices import (
+    pieces,
+    write_counters,
+    write_memory,
+    write_steps,
+)
+from evenstride.report.perfetto.torch_profiles import (
+    Merged,
+    TorchProfile,
+    beside,
+    read_profile,
+    write_profile,
+)
+from evenstride.report.perfetto.track_groups import Groups
+from evenstride.report.perfetto.world_clock import Placed, base_of, place
+from evenstride.report.wording import plain
+
+_LOOKED_AT = 4096
+_EVER: Window = (-(1 << 63), 1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Numbers of steps, as their processes count them.
+
+    Args:
+        first: the first of them.
+        last: the one behind the last; ``None`` for all that there are.
+    """
+
+    first: int = 0
+    last: int | None = None
+
+    @property
+    def all(self) -> bool:
+        """Whether nothing is left out."""
+        return self.first <= 0 and self.last is None
+
+    def rows(self, placed: Placed) -> tuple[int, int]:
+        """Return the rows of a generation that are among them: first, and behind the last."""
+        generation = placed.generation
+        first = min(max(self.first - generation.first, 0), generation.steps)
+        if self.last is None:
+            return first, generation.steps
+        return first, max(first, min(self.last - generation.first, generation.steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Args:
+        path: of the file.
+        events: in it.
+        steps: of all processes, as far as they were asked for.
+        workers: that have tracks.
+        processes: of the leader, one after the other.
+        merged: exports of ``torch.profiler`` that were taken over.
+        remarks: what could not be read, or is not as it was told; one sentence each.
+    """
+
+    path: Path
+    events: int
+    steps: int
+    workers: int
+    processes: int
+    merged: tuple[Merged, ...]
+    remarks: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        merged = [
+            {"file": str(one.path), "rank": one.rank, "events": one.events} for one in self.merged
+        ]
+        return {
+            "file": str(self.path),
+            "events": self.events,
+            "steps": self.steps,
+            "workers": self.workers,
+            "processes": self.processes,
+            "merged": merged,
+            "remarks": list(self.remarks),
+        }
+
+
+def export(
+    run: Path, path: Path, profiles: Sequence[str] = (), steps: Steps | None = None
+) -> Exported:
+    """Write a run as trace events for Perfetto and chrome://tracing.
+
+    Args:
+        run: its folder, or its trace file.
+        path: of the file to write; compressed if it ends in ``.gz``.
+        profiles: exports of ``torch.profiler`` to take in, see `merging.read_profile`.
+        steps: that are shown; all if ``None``.
+
+    Raises:
+        TraceError: there is no trace, or nothing of a run in it.
+        ConfigError: an export cannot be read or is of no rank of the run, there are no such steps,
+            or the file cannot be written.
+
+    Cost:
+        some 15 microseconds for each step of each worker. Memory for the run's `RunTimeline`, and
+        for one export at a time; nothing that is written is kept.
+    """
+    story = RunTimeline(run)
+    story.read()
+    if not story.generations:
+        raise nothing_to_show(story)
+    _check_target(path, story.path, profiles)
+    try:
+        return _Export(story, steps or Steps()).write(path, profiles)
+    except OSError as error:
+        raise ConfigError(
+            f"{plain(path)} cannot be written: {error.strerror}; name a file in a folder that is "
+            "there, with --output"
+        ) from error
+
+
+class _Export:
+    def __init__(self, story: RunTimeline, steps: Steps) -> None:
+        self._story = story
+        self._base_ns = base_of(story.lives)
+        self._placed, self._notes = place(story.lives, self._base_ns)
+        self._spans = [steps.rows(one) for one in self._placed]
+        self._whole = steps.all
+        self.steps = sum(last - first for first, last in self._spans)
+        if not steps.all and not self.steps:
+            raise ConfigError(_no_such_steps(steps, self._placed))
+
+    def write(self, path: Path, profiles: Sequence[str]) -> Exported:
+        """Write the file."""
+        facts = {"run": str(self._story.path), "made by": "evenstride trace"}
+        with EventFile(path, self._base_ns, facts) as file:
+            groups = Groups(file)
+            for placed, span in zip(self._placed, self._spans, strict=True):
+                if self._whole or span[1] > span[0]:
+                    self._write(file, groups, placed, span)
+            merged = tuple(
+                write_profile(file, groups, self._of_the_run(read_profile(one)), self._base_ns)
+                for one in profiles
+            )
+            workers = groups.workers
+        return Exported(
+            path=path,
+            events=file.events,
+            steps=self.steps,
+            workers=workers,
+            processes=len(self._story.lives),
+            merged=merged,
+            remarks=(*self._story.unread, *self._notes, *self._beside(merged)),
+        )
+
+    def _write(
+        self, file: EventFile, groups: Groups, placed: Placed, span: tuple[int, int]
+    ) -> None:
+        generation = placed.generation
+        names = enumerate(generation.workers)
+        tracks = [groups.worker(rank, plain(name)) for rank, name in names]
+        for rows in pieces(placed, *span):
+            for rank, of_worker in enumerate(tracks):
+                write_steps(file, of_worker, rank, rows)
+        for rank, of_worker in enumerate(tracks):
+            write_counters(file, of_worker.pid, rank, placed, span)
+        window = self._window(placed, span)
+        write_memory(file, [one.pid for one in tracks], placed, window)
+        write_decisions(file, groups.leader, placed, window)
+        life = self._story.lives[generation.life]
+        if life.generations[-1] is generation or not self._whole:
+            write_notes(file, groups.leader, life, placed, window)
+
+    def _of_the_run(self, profile: TorchProfile) -> TorchProfile:
+        """Return an export.
+
+        Raises:
+            ConfigError: the run has no such rank.
+        """
+        ranks = max(map(_ranks, self._story.lives))
+        if profile.rank < ranks:
+            return profile
+        there_are = f"ranks 0 to {ranks - 1}" if ranks > 1 else "rank 0 alone"
+        raise ConfigError(
+            f"{plain(profile.path)} is of rank {profile.rank}, and the run has {there_are}; give "
+            "exports of this run, or RANK=FILE where a file tells another rank than it is of"
+        )
+
+    def _window(self, placed: Placed, span: tuple[int, int]) -> Window:
+        if self._whole:
+            return _EVER
+        return int(placed.begins_ns[span[0]]), int(placed.ends_ns[span[1] - 1])
+
+    def _beside(self, merged: tuple[Merged, ...]) -> list[str]:
+        shown = [one for one in self._placed if len(one.begins_ns)]
+        if not shown:
+            return []
+        ends = int(shown[0].begins_ns[0]), int(shown[-1].ends_ns[-1])
+        return [told for one in merged if (told := beside(one, *ends))]
+
+
+def _ranks(life: LeaderProcess) -> int:
+    """Return how many ranks a process's run has; workers that shard one replica are several."""
+    told = life.header.get("world_size")
+    workers = max((len(one.workers) for one in life.generations), default=0)
+    return max(workers, told if isinstance(told, int) else 0)
+
+
+def _check_target(path: Path, trace: Path, profiles: Sequence[str]) -> None:
+    """Raise rather than write over what is read.
+
+    Raises:
+        ConfigError: the file is one of those.
+    """
+    read = [trace, *(Path(one.partition("=")[2] or one) for one in profiles), *map(Path, profiles)]
+    if any(path.resolve() == one.resolve() for one in read):
+        raise ConfigError(f"{plain(path)} is read for this; name another file with --output")
+    if path.is_dir():
+        raise ConfigError(f"{plain(path)} is a folder; name a file with --output")
+    if path.exists() and not _ours(path):
+        raise ConfigError(
+            f"{plain(path)} exists, and is no export that could be written anew; remove it, or "
+            "name another file with --output"
+        )
+
+
+def _no_such_steps(steps: Steps, placed: list[Placed]) -> str:
+    asked = f"{steps.first}:{'' if steps.last is None else steps.last}"
+    known = [one.generation for one in placed if one.generation.steps]
+    if not known:
+        return f"the run has told of no steps yet, so there are none in {asked}; leave --steps out"
+    first = min(one.first for one in known)
+    last = max(one.first + one.steps for one in known)
+    return f"the run has no steps in {asked}; its steps are {first}:{last}"
+
+
+def _ours(path: Path) -> bool:
+    """Return whether a file may be written anew: an empty one, or one that begins as we do."""
+    if not path.is_file():
+        return False
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            begins = file.read(_LOOKED_AT)
+    except (OSError, EOFError):
+        return False
+    return not begins or b'"traceEvents"' in begins

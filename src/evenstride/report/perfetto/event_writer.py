@@ -1,0 +1,188 @@
+"""Trace events on their way into a file, one after the other: nothing of them is kept.
+
+Source:
+    "Trace Event Format", Google; Perfetto reads it as its external format "JSON". Times are in
+    microseconds. Slices of one thread must lie beside or inside each other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NamedTuple, Self
+
+from evenstride.report.wording import plain
+
+_LEVEL = 3  # of gzip: higher ones take several times as long for a tenth less
+_MOST_TEXT = 2000
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class ThreadTrack(NamedTuple):
+    """A thread of a process, as the format calls a line of slices in a group of lines.
+
+    Args:
+        pid: number of the group.
+        tid: number of the line, which no other group has.
+    """
+
+    pid: int
+    tid: int
+
+
+class EventFile:
+    """Writes the events of one trace file; a context manager.
+
+    The file is there, and whole, once the context is left; if that is by an error, what was there
+    before is still there.
+
+    Args:
+        path: of the file; compressed if its name ends in ``.gz``.
+        base_ns: nanoseconds since 1970 that all times are counted from.
+        facts: about the trace, for people.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, base_ns: int, facts: dict[str, Any]) -> None:
+        self._path, self._partial = path, path.with_name(path.name + ".partial")
+        self._file = _opened(self._partial, compressed=path.suffix == ".gz")
+        self.events = 0
+        head = {
+            "displayTimeUnit": "ms",
+            "baseTimeNanoseconds": base_ns,  # as the exports of torch.profiler have it
+            "otherData": clean(facts),
+        }
+        self._file.write(_encode(head)[:-1] + ',"traceEvents":[')
+
+    def group(self, pid: int, name: str, order: int) -> None:
+        """Name a group of tracks.
+
+        Args:
+            pid: its number.
+            name: what is shown.
+            order: those with a lower one are shown above.
+        """
+        self._named(ThreadTrack(pid, 0), "process_name", {"name": plain(name)})
+        self._named(ThreadTrack(pid, 0), "process_sort_index", {"sort_index": order})
+
+    def track(self, track: ThreadTrack, name: str) -> None:
+        """Name a track; those of lower numbers are shown above."""
+        self._named(track, "thread_name", {"name": plain(name)})
+        self._named(track, "thread_sort_index", {"sort_index": track.tid})
+
+    def slice(
+        self, track: ThreadTrack, name: str, begin_ns: int, end_ns: int, args: dict[str, Any]
+    ) -> None:
+        """Write something that lasted; what lasted no time is left out.
+
+        Args:
+            track: that it is on.
+            name: what is shown; without control characters.
+            begin_ns: nanoseconds since the base.
+            end_ns: the same, of its end.
+            args: shown when it is chosen; numbers that are finite, and clean texts.
+        """
+        begin_us, end_us = _us(begin_ns), _us(end_ns)
+        if end_us <= begin_us:
+            return
+        told = f',"args":{_encode(args)}' if args else ""
+        self._put(
+            f'{{"ph":"X","pid":{track.pid},"tid":{track.tid},"ts":{begin_us},'
+            f'"dur":{end_us - begin_us},"name":{_quoted(name)}{told}}}'
+        )
+
+    def counter(self, pid: int, name: str, at_ns: int, value: float) -> None:
+        """Write what something amounts to from a moment on.
+
+        Args:
+            pid: of the group that it is shown in.
+            name: with its unit.
+            at_ns: nanoseconds since the base.
+            value: finite.
+        """
+        self._put(
+            f'{{"ph":"C","pid":{pid},"ts":{_us(at_ns)},"name":{_quoted(name)},'
+            f'"args":{{"value":{_encode(value)}}}}}'
+        )
+
+    def instant(self, track: ThreadTrack, name: str, at_ns: int, args: dict[str, Any]) -> None:
+        """Write something that happened at one moment; name and arguments may hold anything."""
+        event = {
+            "ph": "i",
+            "s": "t",
+            "pid": track.pid,
+            "tid": track.tid,
+            "name": plain(name),
+            "args": clean(args),
+        }
+        self._put(_encode(event)[:-1] + f',"ts":{_us(at_ns)}}}')
+
+    def foreign(self, event: dict[str, Any]) -> None:
+        """Write an event of another trace."""
+        try:
+            told = _encode(event)
+        except ValueError:  # numbers that JSON does not know
+            told = _encode(clean(event))
+        self._put(told)
+
+    def _named(self, track: ThreadTrack, what: str, args: dict[str, Any]) -> None:
+        event = {"ph": "M", "pid": track.pid, "tid": track.tid, "name": what, "args": args}
+        self._put(_encode(event))
+
+    def _put(self, told: str) -> None:
+        self._file.write(f",\n{told}" if self.events else f"\n{told}")
+        self.events += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._file.write("\n]}\n")
+            self._file.close()
+            if kind is None:
+                self._partial.replace(self._path)
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+
+def clean(value: Any) -> Any:
+    """Return a value as JSON can have it, its texts without control characters."""
+    if isinstance(value, dict):
+        return {plain(key): clean(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, bool | int | None) else plain(value, _MOST_TEXT)
+
+
+def _opened(path: Path, *, compressed: bool) -> IO[str]:
+    if compressed:
+        return gzip.open(path, "wt", compresslevel=_LEVEL, encoding="utf-8")
+    return path.open("w", encoding="utf-8")
+
+
+def _us(time_ns: int) -> int:
+    """Return a time in whole microseconds.
+
+    Readers count in floats, where slices that touch could overlap by the last digit of a fraction.
+    """
+    return (time_ns + 500) // 1000
+
+
+@lru_cache(maxsize=256)
+def _quoted(name: str) -> str:
+    return _encode(name)

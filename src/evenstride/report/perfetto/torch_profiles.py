@@ -1,0 +1,231 @@
+"""Exports of ``torch.profiler`` beside the run: on its clock, with numbers of their own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from evenstride.errors import ConfigError
+from evenstride.report.perfetto.event_writer import EventFile, clean
+from evenstride.report.perfetto.track_groups import Groups
+from evenstride.report.wording import duration, plain
+
+_RANK = re.compile(r"rank[-_ .=]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_GIVEN = re.compile(r"(\d{1,6})=(.+)", re.DOTALL)
+_RENAMED = ("process_name", "process_sort_index", "process_labels")
+_MOST_RANK = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchProfile:
+    """An export of one rank.
+
+    Args:
+        path: of the file.
+        rank: that it is of.
+        base_ns: nanoseconds since 1970 that its times are counted from.
+        events: as they are in it.
+    """
+
+    path: Path
+    rank: int
+    base_ns: int
+    events: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What was taken over from an export.
+
+    Args:
+        path: of the file.
+        rank: that it is of.
+        events: that were taken over.
+        began_ns: when the first of them began, in nanoseconds since the base; ``None`` if none did.
+        ended_ns: when the last ended.
+    """
+
+    path: Path
+    rank: int
+    events: int
+    began_ns: int | None
+    ended_ns: int | None
+
+
+def read_profile(given: str) -> TorchProfile:
+    """Return an export, plain or compressed.
+
+    Args:
+        given: the file, or ``RANK=FILE`` where the file does not tell its rank.
+
+    Raises:
+        ConfigError: there is no such file, it is no trace, or its rank is not known.
+    """
+    path, rank = _parted(given)
+    told = _loaded(path)
+    facts = told if isinstance(told, dict) else {}
+    events = facts.get("traceEvents") if isinstance(told, dict) else told
+    if not isinstance(events, list):
+        raise ConfigError(
+            f"{plain(path)} holds no trace events; give what export_chrome_trace() of "
+            "torch.profiler wrote"
+        )
+    rank = _rank_of(facts, path) if rank is None else rank
+    base = facts.get("baseTimeNanoseconds")
+    base_ns = base if isinstance(base, int) and 0 <= base < 1 << 62 else 0
+    return TorchProfile(path, rank, base_ns, [one for one in events if _sound(one)])
+
+
+def write_profile(file: EventFile, groups: Groups, profile: TorchProfile, base_ns: int) -> Merged:
+    """Write an export's events; its groups are shown below the tracks of its rank.
+
+    Args:
+        file: to write to.
+        groups: that number groups and tracks.
+        profile: the export.
+        base_ns: nanoseconds since 1970 that the file counts from.
+    """
+    numbers = _Numbers(groups, profile)
+    shift_us = (profile.base_ns - base_ns) / 1000
+    count, first_us, last_us = 0, float("inf"), float("-inf")
+    for event in profile.events:
+        if event["ph"] == "M" and event.get("name") in _RENAMED:
+            continue
+        moved = numbers.of(event)
+        at_us = event.get("ts")
+        if isinstance(at_us, int | float):
+            moved["ts"] = at_us + shift_us if shift_us else at_us
+            if event["ph"] == "X":
+                lasted_us = event.get("dur")
+                lasted_us = lasted_us if isinstance(lasted_us, int | float) else 0.0
+                first_us = min(first_us, moved["ts"])
+                last_us = max(last_us, moved["ts"] + lasted_us)
+        file.foreign(clean(moved) if event["ph"] == "M" else moved)
+        count += 1
+    known = isfinite(first_us) and isfinite(last_us)
+    began_ns, ended_ns = (round(first_us * 1e3), round(last_us * 1e3)) if known else (None, None)
+    return Merged(profile.path, profile.rank, count, began_ns, ended_ns)
+
+
+def beside(merged: Merged, began_ns: int, ended_ns: int) -> str:
+    """Return a sentence if nothing of an export falls into the run, else nothing.
+
+    Args:
+        merged: the export.
+        began_ns: when the run's first step began.
+        ended_ns: when its last one ended.
+    """
+    if merged.began_ns is None or merged.ended_ns is None:
+        return f"{plain(merged.path)} holds nothing that took any time"
+    early_ns, late_ns = began_ns - merged.ended_ns, merged.began_ns - ended_ns
+    if max(early_ns, late_ns) <= 0:
+        return ""
+    where = "before its first step" if early_ns > 0 else "after its last step"
+    apart = duration(max(early_ns, late_ns) / 1e9)
+    return (
+        f"{plain(merged.path)} does not overlap the run: it lies {apart} {where}; it is of another "
+        "run, of other steps, or of a machine whose clock differs"
+    )
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """Gives an export's groups, tracks and arrows numbers that nobody else has."""
+
+    groups: Groups
+    profile: TorchProfile
+    _pids: dict[Hashable, int] = field(default_factory=dict)
+    _tids: dict[Hashable, int] = field(default_factory=dict)
+    _ids: dict[Hashable, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        told: dict[Hashable, dict[str, Any]] = {}
+        for event in self.profile.events:
+            about = told.setdefault(_key(event.get("pid")), {})
+            args = event.get("args")
+            if event["ph"] == "M" and isinstance(args, dict):
+                about[str(event.get("name"))] = args
+        for place, pid in enumerate(sorted(told, key=lambda pid: _order(told[pid]))):
+            name = _name(pid, told[pid])
+            self._pids[pid] = self.groups.foreign(self.profile.rank, name, place)
+
+    def of(self, event: dict[str, Any]) -> dict[str, Any]:
+        """Return an event with its numbers replaced."""
+        pid, tid = _key(event.get("pid")), _key(event.get("tid"))
+        if (pid, tid) not in self._tids:
+            self._tids[pid, tid] = self.groups.foreign_track()
+        moved = {**event, "pid": self._pids[pid], "tid": self._tids[pid, tid]}
+        if "id" in event:
+            known = _key(event["id"])
+            if known not in self._ids:
+                self._ids[known] = self.groups.foreign_arrow()
+            moved["id"] = self._ids[known]
+        return moved
+
+
+def _key(value: Any) -> Hashable:
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+
+
+def _order(about: dict[str, dict[str, Any]]) -> float:
+    index = about.get("process_sort_index", {}).get("sort_index")
+    return float(index) if isinstance(index, int | float) and isfinite(index) else 0.0
+
+
+def _name(pid: Hashable, about: dict[str, dict[str, Any]]) -> str:
+    name = about.get("process_name", {}).get("name", "")
+    labels = about.get("process_labels", {}).get("labels", "")
+    parts = [
+        "torch.profiler",
+        *(str(part) for part in (name, pid, labels) if part not in ("", None)),
+    ]
+    return " ".join(dict.fromkeys(parts))
+
+
+def _parted(given: str) -> tuple[Path, int | None]:
+    found = _GIVEN.fullmatch(given)
+    if found and not Path(given).exists():
+        return Path(found[2]), int(found[1])
+    return Path(given), None
+
+
+def _loaded(path: Path) -> Any:
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        return json.loads(data)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"{plain(path)} cannot be read: {plain(why)}; give a file") from None
+    except (ValueError, EOFError, zlib.error, RecursionError) as error:
+        raise ConfigError(
+            f"{plain(path)} is no JSON ({plain(error, 80)}); export it again with torch.profiler's "
+            "export_chrome_trace()"
+        ) from None
+
+
+def _rank_of(facts: dict[str, Any], path: Path) -> int:
+    told = facts.get("distributedInfo")
+    rank = told.get("rank") if isinstance(told, dict) else None
+    if isinstance(rank, int) and 0 <= rank <= _MOST_RANK:
+        return rank
+    found = _RANK.search(path.name)
+    if found:
+        return int(found[1])
+    raise ConfigError(
+        f"{plain(path)} does not tell which rank it is of: it has no distributedInfo, which "
+        "torch.profiler writes where a process group is made before it begins, and no rank in its "
+        "name, such as profile.rank0.json; write --with RANK=FILE"
+    )
+
+
+def _sound(event: Any) -> bool:
+    return isinstance(event, dict) and isinstance(event.get("ph"), str)

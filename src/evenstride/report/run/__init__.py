@@ -1,1 +1,0 @@
-"""What happened in a run, from its trace: whose times, which decisions, who waited for whom."""

@@ -1,0 +1,219 @@
+"""Step time and shares over the steps, one panel per policy. Needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evenstride.core.fleet import FloatArray
+from evenstride.errors import ConfigError
+from evenstride.report.share_bands import ShareBand, bands
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from evenstride.sim.engine.lockstep import SimulatedSteps
+    from evenstride.sim.scoring.score import ScoredScenario
+
+SUFFIXES = (".png", ".svg")
+MOST_PANELS = 24
+_WIDTH, _HEIGHT = 11.0, 2.4  # inches, of a row
+_SPREAD = 5.0
+"""Step times further apart than this are drawn on a logarithmic scale."""
+_MOST_EVENTS = 60
+"""More would be a grey surface, and are left out."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Panel:
+    """One run to draw.
+
+    Args:
+        title: stands above it.
+        steps_s: lines of step times in seconds by their name; the first is the run's own.
+        shares: samples of workers over the steps.
+        noisy_s: step times of the run with noise, where the others are without.
+        scenario: panels of the same one share their axes and have the same workers.
+        events: steps at which something changes, by what changes.
+    """
+
+    title: str
+    steps_s: dict[str, FloatArray]
+    shares: list[ShareBand]
+    noisy_s: FloatArray | None = None
+    scenario: str = ""
+    events: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def wide(self) -> bool:
+        """Whether its step times are too far apart for a linear scale."""
+        values = np.concatenate(list(self.steps_s.values()))
+        return bool(np.nanmax(values) > _SPREAD * np.nanmin(values))
+
+    @classmethod
+    def of(cls, title: str, track: SimulatedSteps, stage: ScoredScenario) -> Panel:
+        """Return the panel of a simulated run."""
+        sticks = stage.yardsticks
+        steps_s = {
+            "this policy": track.mean_s,
+            "best split": sticks.oracle_mean_s,
+            "equal batches": sticks.equal_mean_s,
+        }
+        noisy_s = None if np.allclose(track.real_s, track.mean_s, atol=0.0) else track.real_s
+        moves, changes = stage.timeline.moves, stage.timeline.changes
+        events = {
+            "speed changes": [step for step in changes if step not in moves],
+            "worker joins or leaves": moves,
+        }
+        lines = bands(track, stage.scenario)
+        return cls(title, steps_s, lines, noisy_s, stage.scenario.name, events)
+
+
+def check_plotting(path: Path | None = None) -> None:
+    """Raise unless plots can be drawn, and written to a file of that name.
+
+    Raises:
+        ConfigError: matplotlib is missing, or the file's ending is none we know.
+    """
+    if path is not None and path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(
+            f"a plot cannot be written to {path}; its name has to end in {' or '.join(SUFFIXES)}"
+        )
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            "plots need matplotlib, which is not installed: pip install 'evenstride[report]'"
+        )
+
+
+def check_writable(path: Path) -> None:
+    """Raise unless a file can be written there; its folder is made.
+
+    Raises:
+        ConfigError: it cannot, for which reason.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        with path.open("ab"):
+            pass
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"cannot write {path} ({error.strerror})") from None
+
+
+def draw(panels: Sequence[Panel], title: str, path: Path) -> None:
+    """Write a figure with a row for each panel: its step times, and its shares.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    # The same runs give the same file, byte for byte.
+    with rc_context({"svg.hashsalt": "evenstride"}):
+        figure = Figure(figsize=(_WIDTH, _HEIGHT * len(panels) + 0.8), layout="constrained")
+        figure.suptitle(_literal(title))
+        rows = list(zip(panels, figure.subplots(len(panels), 2, squeeze=False), strict=True))
+        scenarios = dict.fromkeys(panel.scenario for panel in panels)
+        for scenario in scenarios:
+            mine = [row for row in rows if row[0].scenario == scenario]
+            _draw_scenario(mine, legend=len(scenarios) > 1)
+        _draw_legends(figure, rows, workers=len(scenarios) == 1)
+        metadata = {"Date": None} if path.suffix.lower() == ".svg" else {}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=120, metadata=metadata)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path} ({error.strerror})") from None
+
+
+def _draw_scenario(rows: Sequence[tuple[Panel, Sequence[Axes]]], *, legend: bool) -> None:
+    """Draw the panels of one scenario, which share their axes.
+
+    Args:
+        rows: each panel, and its axes for times and for shares.
+        legend: whether its workers are named beside it.
+    """
+    (_, first), wide = rows[0], any(panel.wide for panel, _ in rows)
+    for number, (panel, (times, shares)) in enumerate(rows):
+        if number:
+            times.sharey(first[0])
+            shares.sharey(first[1])
+            times.sharex(first[0])
+        shares.sharex(times)
+        _draw_times(times, panel, logarithmic=wide)
+        _draw_shares(shares, panel)
+        for axes in (times, shares):
+            if number < len(rows) - 1:
+                axes.tick_params(labelbottom=False)
+            else:
+                axes.set_xlabel("step")
+    first[1].set_ylim(bottom=0)
+    if legend:
+        first[1].legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _draw_legends(
+    figure: Figure, rows: Sequence[tuple[Panel, Sequence[Axes]]], *, workers: bool
+) -> None:
+    """Name the lines below all panels; the workers only if they are the same in all of them."""
+    left, right = zip(*(axes for _, axes in rows), strict=True)
+    figure.legend(*_named(left), fontsize="small", loc="outside lower left", ncols=4)
+    if workers:
+        figure.legend(*_named(right), fontsize="small", loc="outside lower right", ncols=4)
+
+
+def _named(column: Sequence[Axes]) -> tuple[list[Artist], list[str]]:
+    """Return the lines of some axes and their names, each name once."""
+    found: dict[str, Artist] = {}
+    for axes in column:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return list(found.values()), list(found)
+
+
+def _literal(text: str) -> str:
+    """Return a text that matplotlib shows as it is: a pair of dollars would begin a formula."""
+    return text.replace("$", r"\$")
+
+
+def _draw_times(axes: Axes, panel: Panel, *, logarithmic: bool) -> None:
+    from matplotlib.ticker import LogLocator
+
+    _draw_events(axes, panel)
+    if panel.noisy_s is not None:
+        axes.plot(panel.noisy_s * 1e3, color="0.8", linewidth=0.6, label="with noise")
+    styles = (("C0", "-"), ("C2", "--"), ("C3", ":"))
+    for (name, steps_s), (color, dashes) in zip(panel.steps_s.items(), styles, strict=False):
+        axes.plot(steps_s * 1e3, color=color, linestyle=dashes, linewidth=1.2, label=_literal(name))
+    if logarithmic:
+        axes.set_yscale("log", subs=())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_title(_literal(panel.title), loc="left", fontsize="medium")
+    axes.set_ylabel("step in ms (log scale)" if logarithmic else "step in ms")
+
+
+def _draw_events(axes: Axes, panel: Panel) -> None:
+    for (name, steps), dashes in zip(panel.events.items(), (":", "--"), strict=False):
+        for step in steps if len(steps) <= _MOST_EVENTS else ():
+            axes.axvline(step, color="C4", linestyle=dashes, linewidth=0.8, label=name)
+
+
+def _draw_shares(axes: Axes, panel: Panel) -> None:
+    for number, band in enumerate(panel.shares):
+        color = f"C{number % 10}"
+        steps = np.arange(len(band.mean))
+        axes.plot(steps, band.mean, linewidth=1.1, color=color, label=_literal(band.name))
+        if (band.most > band.least).any():
+            axes.fill_between(steps, band.least, band.most, color=color, alpha=0.2, linewidth=0)
+    axes.set_ylabel("samples")

@@ -1,0 +1,404 @@
+"""Finding the newest checkpoint that is whole, and whether this run may go on from it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+from evenstride.core.sampling.partition import EpochCursor
+from evenstride.errors import ConfigError, EvenstrideError
+from evenstride.runtime.checkpoint.checkpoint_errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    NotWhole,
+)
+from evenstride.runtime.checkpoint.format.manifest import (
+    Manifest,
+    Name,
+    check_file,
+    parse_name,
+    read_manifest,
+)
+from evenstride.runtime.checkpoint.format.retention import COMPLETED, Lineage, attempts, descended
+from evenstride.runtime.checkpoint.format.state_codec import unpack
+from evenstride.runtime.checkpoint.format.storage import PatientReader
+from evenstride.runtime.checkpoint.restore.checkpoint_reader import Reader, read
+from evenstride.runtime.checkpoint.restore.rng_state import check as check_chance
+from evenstride.runtime.checkpoint.restore.rng_state import derive
+from evenstride.runtime.checkpoint.restore.rng_state import restore as restore_chance
+from evenstride.runtime.checkpoint.restore.saved_state import (
+    RANDOM,
+    SavedObjects,
+    begun_for_good,
+)
+from evenstride.runtime.checkpoint.restore.state_matching import (
+    RestoreTargets,
+    objects_in,
+    put,
+    targets_for,
+)
+from evenstride.runtime.checkpoint.run_binding import RunBinding
+from evenstride.runtime.checkpoint.save.saver import told
+from evenstride.runtime.coordination.agreement import Plain
+
+logger = logging.getLogger("evenstride")
+
+ALLOWED = ("data", "global_batch", "seed")
+# Checkpoints that an error describes.
+_FEW = 10
+_NO_MANIFEST = "it has no manifest: its saving did not end, or the file was deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was restored.
+
+    Args:
+        step: steps trained, over all restarts.
+        folder: of the checkpoint, inside the folder of them all.
+    """
+
+    step: int
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """The run that a checkpoint is restored into: its own state, and its data set."""
+
+    stride: Any
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """What there is in the folder, newest first.
+
+    Args:
+        complete: attempts with a manifest, which may be damaged.
+        begun: attempts without.
+        completed: whether the folder is known to have held a complete checkpoint.
+    """
+
+    complete: list[Name]
+    begun: list[Name]
+    completed: bool
+
+    @property
+    def all(self) -> list[Name]:
+        return sorted([*self.complete, *self.begun], reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """Why a checkpoint was passed over, and whether its saving is known to have ended."""
+
+    damage: str
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Restorer:
+    """Restores a run; every rank has one, and makes the same calls.
+
+    Args:
+        storage: that has the checkpoints.
+        ties: to the other ranks.
+        group: of all ranks; ``None`` with one process.
+        training: to be restored.
+        here: likewise.
+        allow: differences that are accepted.
+    """
+
+    storage: PatientReader
+    ties: RunBinding
+    group: dist.ProcessGroup | None
+    training: SavedObjects
+    here: Here
+    allow: frozenset[str]
+
+    def run(self) -> tuple[Restored | None, Lineage]:
+        """Restore the newest checkpoint that is whole; ``None`` if none was ever complete.
+
+        Returns:
+            What was restored, and which checkpoints the run may delete from now on.
+
+        Raises:
+            ConfigError: it is of another run; nothing has changed.
+            CheckpointDamaged: none is whole, or one was not written by evenstride.
+            CheckpointError: a file cannot be read now; nothing has changed.
+        """
+        there = self._find()
+        passed: dict[Name, _Passed] = {}
+        for name in there.all:
+            manifest, why = None, _Passed(_NO_MANIFEST, ended=False)
+            if name in there.complete:
+                manifest, why = self._check(name)
+            if not why.damage:
+                assert manifest is not None, "a checkpoint without damage has a manifest"
+                with begun_for_good(self.training):
+                    restored = self._load(name, manifest)
+                lineage = descended(name, manifest, there.complete, passed.keys(), self.storage)
+                return restored, lineage
+            passed[name] = why
+            if self.ties.rank == 0:
+                logger.warning(
+                    "checkpoint %s is passed over: %s. It is not deleted; delete it yourself if "
+                    "you do not need it",
+                    name,
+                    why.damage,
+                )
+        # One unfinished manifest can be the rest of a first save that was killed; two are damage.
+        completed = there.completed or len(there.complete) > 1
+        self._refuse_to_start_anew(passed, completed=completed)
+        if self.ties.rank == 0:
+            self._tell_of_nothing(len(passed), completed=there.completed)
+        return None, Lineage()
+
+    def _refuse_to_start_anew(self, passed: dict[Name, _Passed], *, completed: bool) -> None:
+        """Raise if a checkpoint was complete once, and none is now.
+
+        Raises:
+            CheckpointDamaged: names the checkpoints, and what is wrong with each.
+        """
+        if not passed or not (completed or any(why.ended for why in passed.values())):
+            return
+        reasons = [f"{name}: {why.damage}" for name, why in passed.items()]
+        more = f"; and {len(reasons) - _FEW} more" if len(reasons) > _FEW else ""
+        raise CheckpointDamaged(
+            f"none of the {len(passed)} checkpoints in {self.storage} can be restored "
+            f"({'; '.join(reasons[:_FEW])}{more}). Nothing was changed or deleted. Bring one of "
+            "them back from a copy; to start from scratch, choose another folder"
+        )
+
+    def _tell_of_nothing(self, unfinished: int, *, completed: bool) -> None:
+        if unfinished:
+            logger.warning(
+                "there is no complete checkpoint in %s, only %d whose saving did not end; training "
+                "starts from scratch",
+                self.storage,
+                unfinished,
+            )
+        elif completed:
+            logger.warning(
+                "%s held complete checkpoints, as its %s says, and is empty now; training starts "
+                "from scratch",
+                self.storage,
+                COMPLETED,
+            )
+        else:
+            logger.info(
+                "there is no checkpoint in %s yet; training starts from scratch", self.storage
+            )
+
+    def _find(self) -> _Standing:
+        """Return what there is in the folder, alike on every rank."""
+
+        def show() -> Plain:
+            unknown = sorted(self.allow - set(ALLOWED))
+            if unknown:
+                raise ConfigError(
+                    f"restore(allow=...) got {', '.join(map(repr, unknown))}; what can be allowed "
+                    f"to differ is {', '.join(ALLOWED)}"
+                )
+            return {}
+
+        def judge(shown: list[Plain]) -> Plain:
+            del shown
+            complete, begun = attempts(self.storage)
+            completed = COMPLETED in self.storage.list()
+            lists = {"complete": list(map(str, complete)), "begun": list(map(str, begun))}
+            return {**lists, "completed": completed}
+
+        verdict = self.ties.agree("restore()", show, judge)
+        complete, begun = (
+            [name for text in verdict[kind] if (name := parse_name(text)) is not None]
+            for kind in ("complete", "begun")
+        )
+        return _Standing(complete, begun, verdict["completed"])
+
+    def _check(self, name: Name) -> tuple[Manifest | None, _Passed]:
+        """Return a checkpoint's manifest, and what some rank found to be wrong with it, if any.
+
+        Each rank reads its part of the files.
+
+        Raises:
+            CheckpointDamaged: the manifest was not written by evenstride.
+            CheckpointError: a file cannot be read now.
+        """
+        manifests: list[Manifest] = []
+
+        def show() -> Plain:
+            try:
+                with _named(name, self.storage):
+                    manifests.append(read_manifest(self.storage, name))
+            except NotWhole as error:
+                return {"damage": str(error), "ended": error.ended}
+            adapted(manifests[0], self.here, self.allow)  # refused before reading all of it
+            for file, info in self._mine(manifests[0]):
+                damage = check_file(self.storage, name.file(file), info)
+                if damage is not None:
+                    return {"damage": damage, "ended": True}
+            return {"damage": "", "ended": True}
+
+        def judge(shown: list[Plain]) -> Plain:
+            return next((mine for mine in shown if mine["damage"]), shown[0])
+
+        found = self.ties.agree(f"restore() of {name}", show, judge)
+        return (manifests[0] if manifests else None), _Passed(**found)
+
+    def _mine(self, manifest: Manifest) -> list[tuple[str, Any]]:
+        # Dealt out from the largest on, so that ranks read about as much.
+        files = sorted(manifest.files.items(), key=lambda item: (-item[1].size_bytes, item[0]))
+        return files[self.ties.rank :: self.ties.world_size]
+
+    def _load(self, name: Name, manifest: Manifest) -> Restored:
+        reader = Reader(self.storage, name, manifest)
+        before, targets = self.here.stride.state_dict(), list[RestoreTargets]()
+        chance: list[Any] = []
+
+        def show() -> Plain:
+            with _named(name, self.storage):
+                targets.append(targets_for(self.training, reader))
+                chance.append(self._chance_of(reader))
+            # Inside the agreement: if one rank refuses, none has overwritten a tensor.
+            self.here.stride.load_state_dict(adapted(manifest, self.here, self.allow))
+            return {}
+
+        self.ties.agree(f"restore() from {name}", show, lambda shown: shown[0])
+        metadata = reader.read_metadata()
+        try:
+            with self.ties.waiting():
+                read(targets[0].tensors, reader, self.group)
+            put(self.training, targets[0])
+        except BaseException as error:
+            self.here.stride.load_state_dict(before)
+            ours = isinstance(error, EvenstrideError)
+            if ours or not isinstance(error, Exception | CheckpointException):
+                raise
+            raise CheckpointError(
+                f"checkpoint {name} was whole, but could not be loaded: {told(error)}; some of the "
+                "model may have been overwritten"
+            ) from error
+        self._tell_of_the_rest(metadata)
+        self._restore_chance(chance[0], manifest.step)
+        self.ties.recall(manifest.workers)
+        if self.ties.rank == 0:
+            logger.info(
+                "restored step %d from %s, saved by %d ranks, at %d ranks",
+                manifest.step,
+                name,
+                manifest.world_size,
+                self.ties.world_size,
+            )
+        return Restored(manifest.step, str(name))
+
+    def _tell_of_the_rest(self, metadata: Metadata) -> None:
+        """Warn of objects that were saved, and that this run has not been given."""
+        given = {key for key, _ in self.training.others()}
+        rest = [key for key in objects_in(metadata) if key not in given]
+        if rest and self.ties.rank == 0:
+            logger.warning(
+                "the checkpoint also has %s, which this Checkpointer was not given: it is not "
+                "restored, and not in the checkpoints to come",
+                ", ".join(rest),
+            )
+
+    def _chance_of(self, reader: Reader) -> Any:
+        """Return the saved state of this rank's random generators; ``None`` if it is a new rank.
+
+        Raises:
+            CheckpointDamaged: it is no such state.
+        """
+        own = f"{RANDOM}/{self.ties.rank}"
+        if MetadataIndex(own) not in reader.read_metadata().storage_data:
+            return None
+        state = unpack(reader.item(own), {})
+        check_chance(state, self.training.device)
+        return state
+
+    def _restore_chance(self, state: Any, step: int) -> None:
+        if state is None:
+            derive(self.here.stride.state_dict()["seed"], step, self.ties.rank)
+        else:
+            restore_chance(state, self.training.device)
+
+
+@contextlib.contextmanager
+def _named(name: Name, storage: PatientReader) -> Iterator[None]:
+    """Let an error say which checkpoint holds what evenstride never writes, and what to do."""
+    try:
+        yield
+    except NotWhole:
+        raise
+    except CheckpointDamaged as error:
+        raise CheckpointDamaged(
+            f"checkpoint {name} was not written by evenstride, though its digests are right: "
+            f"{error}. Nothing was changed. Find out who writes to {storage}; to go on from the "
+            "checkpoint before, move this one to another folder"
+        ) from error
+
+
+def adapted(manifest: Manifest, here: Here, allow: Collection[str]) -> dict[str, Any]:
+    """Return a checkpoint's position in the data as this run can go on from it.
+
+    Raises:
+        ConfigError: the run differs from the one that was saved, in a way that is not allowed.
+    """
+    state, own = dict(manifest.stride), here.stride.state_dict()
+    if "batches" in own:  # the batch may be another one, and which there were is kept
+        allow = {*allow, "global_batch"}
+        state = {"batches": [[0, state.get("global_batch")]], **state}
+    for name in ("seed", "global_batch"):
+        _require(name, state.get(name), own[name], name, allow)
+    for name, kind in (("length", "number of samples"), ("shards", "set of shards")):
+        if own["length"] is not None and state.get("length") is not None:
+            _require("data", state.get(name), own[name], kind, allow)
+    told = {"kind": "kind of data set", "samples": "first, middle and last samples of digest"}
+    for name, what in told.items():
+        if name in manifest.data and name in here.data:
+            _require("data", manifest.data[name], here.data[name], what, allow)
+    if state.get("seed") != own["seed"] and not _at_an_end(state):
+        raise ConfigError(
+            f"the checkpoint has seed {state.get('seed')} and is in mid-epoch, and this run has "
+            f"seed {own['seed']}: its order of the samples is another one, so that some would be "
+            "trained twice and others not at all; use the saved seed"
+        )
+    if "data" in allow and state.get("length") != own["length"]:
+        if state.get("left") is not None and not _at_an_end(state):
+            raise ConfigError(
+                "the checkpoint is in mid-epoch of data in shards, whose rest means nothing in "
+                "other data; restore it with the data it was saved with"
+            )
+        state |= {"length": own["length"], "shards": own["shards"], "left": None}
+    # An open batch is a matter of the position: it is taken over, or replaced, with that.
+    batch = (state if "batches" in own else own)["global_batch"]
+    return state | {"seed": own["seed"], "global_batch": batch}
+
+
+def _require(flag: str, saved: object, mine: object, what: str, allow: Collection[str]) -> None:
+    if saved == mine or flag in allow:
+        return
+    where = {
+        "seed": ", which is possible where an epoch begins",
+        "global_batch": '; with Stride(global_batch="auto"), set EVENSTRIDE_GLOBAL_BATCH',
+    }.get(flag, "")
+    raise ConfigError(
+        f"the checkpoint was saved with {what} {saved}, and this run has {mine}; make them equal, "
+        f'or call restore(allow=("{flag}",)) to go on with another one nevertheless{where}'
+    )
+
+
+def _at_an_end(state: dict[str, Any]) -> bool:
+    """Return whether a position is where an epoch begins, or has just ended."""
+    if not state["position"] or state["length"] is None:
+        return True
+    end = EpochCursor(state["length"], state["global_batch"], state["drop_last"]).end
+    return bool(state["position"] >= end)

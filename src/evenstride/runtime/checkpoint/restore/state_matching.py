@@ -1,0 +1,359 @@
+"""Whether a checkpoint fits the model and the optimizer there are, and putting its state there.
+
+All that can be refused is refused before the first tensor is overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from evenstride.errors import ConfigError
+from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointDamaged
+from evenstride.runtime.checkpoint.format.state_codec import pack, unpack
+from evenstride.runtime.checkpoint.restore.checkpoint_reader import Reader
+from evenstride.runtime.checkpoint.restore.saved_state import (
+    EXTRA,
+    MODEL,
+    OPTIMIZER,
+    SCHEDULER,
+    SavedObjects,
+    optimizer_state,
+)
+
+# Keys that a refusal names.
+_FEW = 5
+_STATE = f"{OPTIMIZER}/state/"
+_FORMS = {"float": "number", "tuple": "list", "size": "list"} | dict.fromkeys(
+    ("dict", "ordered"), "dictionary"
+)
+_OPTIMIZER_KEYS = ("state", "param_groups")
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreTargets:
+    """What a checkpoint is loaded into.
+
+    Args:
+        tensors: that are read into, by key.
+        optimizer: the optimizer's state as it is here.
+        states: of all objects, by key, with these tensors in them.
+    """
+
+    tensors: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    states: dict[str, Any]
+
+
+def targets_for(training: SavedObjects, reader: Reader) -> RestoreTargets:
+    """Return where everything in a checkpoint goes.
+
+    Raises:
+        ConfigError: model, optimizer or another object differ from those that were saved.
+        CheckpointDamaged: the checkpoint was not written by evenstride.
+    """
+    metadata = reader.read_metadata()
+    saved = {
+        key: entry
+        for key, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    tensors: dict[str, Tensor] = {}
+    model = pack(get_model_state_dict(training.model), MODEL, tensors)
+    items = {MODEL: reader.item(MODEL), OPTIMIZER: reader.item(OPTIMIZER)}
+    _require_same(tensors, _under(saved, MODEL))
+    require_like(model, items[MODEL], MODEL)
+    optimizer, more = _optimizer_targets(training, items[OPTIMIZER], _under(saved, OPTIMIZER))
+    tensors |= more
+    for key, each in training.others():
+        _require_item(key, metadata)
+        items[key] = reader.item(key)
+        here: dict[str, Tensor] = {}
+        own = pack(each.state_dict(), f"{key}/state", here)
+        if key.startswith(SCHEDULER):
+            _require_same_names(key, own, items[key], type(each).__name__)
+        for name, entry in _under(saved, key).items():
+            tensors[name] = _target(entry, here.get(name))
+    for key, item in items.items():
+        _require_used(key, item, _under(saved, key))
+    _require_convertible(tensors, saved)
+    states = {key: unpack(item, tensors) for key, item in items.items()}
+    return RestoreTargets(tensors, optimizer, states)
+
+
+def _require_used(key: str, item: Any, saved: Collection[str]) -> None:
+    """Refuse an item that leaves out tensors that were saved with it, or names others.
+
+    Raises:
+        CheckpointDamaged: it does.
+    """
+    named, left = set[str](), [item]
+    while left:
+        plain = left.pop()
+        if isinstance(plain, dict) and plain.get("$") in ("tensor", "array"):
+            named.add(str(plain.get("v")))
+        elif isinstance(plain, dict | list):
+            left += plain.values() if isinstance(plain, dict) else plain
+    if differing := named ^ set(saved):
+        raise CheckpointDamaged(f"{key} and its tensors differ by {min(differing)[:200]}")
+
+
+def _require_convertible(
+    tensors: dict[str, Tensor], saved: dict[str, TensorStorageMetadata]
+) -> None:
+    """Refuse a dtype that torch cannot read, or cannot convert to that of the tensor here.
+
+    Raises:
+        CheckpointDamaged: there is one.
+    """
+    pairs = {(saved[key].properties.dtype, tensor.dtype): key for key, tensor in tensors.items()}
+    for (stored, wanted), key in pairs.items():
+        try:
+            one = torch.zeros(stored.itemsize, dtype=torch.uint8).view(stored)
+            torch.empty(1, dtype=wanted).copy_(one)
+        except (RuntimeError, TypeError) as error:
+            raise CheckpointDamaged(f"{key} has the dtype {stored}, and {wanted} here") from error
+
+
+def _under(saved: dict[str, TensorStorageMetadata], key: str) -> dict[str, TensorStorageMetadata]:
+    return {name: e for name, e in saved.items() if name == key or name.startswith(key + "/")}
+
+
+def require_like(own: Any, saved: Any, where: str) -> None:
+    """Refuse a state that is not of the form of the one here, as JSON types.
+
+    Dictionaries and lists have to be such, tensors the same ones, numbers numbers. A number, text
+    or list may be ``None`` on one side, and values that only one side has are left
+    alone, but for tensors.
+
+    Raises:
+        CheckpointDamaged: it is not.
+    """
+    if own is None or (saved is None and _form(own) in ("number", "text", "list")):
+        return
+    if _form(own) != _form(saved):
+        raise CheckpointDamaged(f"{where[:200]} is a {_form(saved)} and should be a {_form(own)}")
+    if _form(own) == "dictionary":
+        theirs = _fields(saved)
+        for key, mine in _fields(own).items():
+            if key in theirs:
+                require_like(mine, theirs[key], f"{where}/{key}")
+            elif _form(mine).startswith("tensor"):
+                raise CheckpointDamaged(f"{where[:200]} lacks the {_form(mine)}")
+    elif _form(own) == "list":
+        for n, (mine, other) in enumerate(zip(_values(own), _values(saved), strict=False)):
+            require_like(mine, other, f"{where}/{n}")
+
+
+def _fields(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return what a dictionary holds by texts, also where it was packed as pairs."""
+    if "$" not in plain:
+        return plain
+    pairs = plain.get("v")
+    whole = isinstance(pairs, list) and all(isinstance(p, list) and len(p) == 2 for p in pairs)
+    return {p[0]: p[1] for p in pairs if isinstance(p[0], str)} if whole and pairs else {}
+
+
+def _values(plain: Any) -> list[Any]:
+    """Return what a list holds, also where it was packed as a tuple."""
+    values = plain.get("v") if isinstance(plain, dict) else plain
+    return values if isinstance(values, list) else []
+
+
+def _form(plain: Any) -> str:
+    if isinstance(plain, dict):
+        kind = str(plain.get("$", "dictionary"))
+        if kind in ("tensor", "array"):
+            return f"{kind} {plain.get('v')!r}"
+        return _FORMS.get(kind, kind)
+    if isinstance(plain, bool | int | float):
+        return "number"
+    return {str: "text", list: "list", type(None): "None"}[type(plain)]
+
+
+def _target(entry: TensorStorageMetadata, like: Tensor | None) -> Tensor:
+    """Return an empty tensor for a stored one: where and sharded as one there is of its shape."""
+    if like is not None and like.shape == entry.size:
+        return torch.empty_like(like, dtype=entry.properties.dtype)
+    return torch.empty(entry.size, dtype=entry.properties.dtype)
+
+
+def _require_same(here: dict[str, Tensor], saved: dict[str, TensorStorageMetadata]) -> None:
+    missing = [f"{key} is not in the checkpoint" for key in here if key not in saved]
+    unknown = [f"{key} is in the checkpoint only" for key in saved if key not in here]
+    shapes = [
+        f"{key} is {tuple(here[key].shape)} here and {tuple(entry.size)} in the checkpoint"
+        for key, entry in saved.items()
+        if key in here and here[key].shape != entry.size
+    ]
+    _refuse(missing + unknown + shapes)
+
+
+def _refuse(differences: list[str]) -> None:
+    if not differences:
+        return
+    more = f", and {len(differences) - _FEW} more" if len(differences) > _FEW else ""
+    raise ConfigError(
+        "the checkpoint is of another model, optimizer or scheduler: "
+        f"{'; '.join(differences[:_FEW])}{more}; make them as they were when it was saved, or "
+        "choose another folder to start anew. Nothing was loaded"
+    )
+
+
+def objects_in(metadata: Metadata) -> list[str]:
+    """Return the keys of the schedulers and of the user's own objects in a checkpoint, sorted."""
+    return sorted(
+        key
+        for key, entry in metadata.state_dict_metadata.items()
+        if key.startswith((SCHEDULER, EXTRA)) and not isinstance(entry, TensorStorageMetadata)
+    )
+
+
+def _require_item(key: str, metadata: Metadata) -> None:
+    if key in metadata.state_dict_metadata:
+        return
+    known = objects_in(metadata)
+    raise ConfigError(
+        f"{key} was not saved: the checkpoint has {', '.join(known) or 'no such object'}; leave it "
+        "out of the Checkpointer for this restore, or choose another folder to start anew"
+    )
+
+
+def _require_same_names(key: str, own: Any, saved: Any, kind: str) -> None:
+    """Refuse a scheduler of another kind: torch takes any state, and fails at a later step."""
+    if not (isinstance(own, dict) and isinstance(saved, dict)):
+        return
+    lacks = [f"{name} is not in the checkpoint" for name in own if name not in saved]
+    extra = [f"{name} is in the checkpoint only" for name in saved if name not in own]
+    if lacks or extra:
+        _refuse([f"{key} is another kind of scheduler ({kind} here): {(lacks + extra)[0]}"])
+
+
+def _optimizer_targets(
+    training: SavedObjects, told: Any, saved: dict[str, TensorStorageMetadata]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    _require_optimizer_item(told)
+    # Tensors are read in place, so an optimizer without a state has to make one first.
+    here = optimizer_state(training, begun=bool(told["state"]))
+    _require_groups(here, told)
+    known: dict[str, Tensor] = {}
+    own = pack(here, OPTIMIZER, known)
+    parameters = _by_name(training, here)
+    tensors, differences = {}, []
+    for key, entry in saved.items():
+        name = _parameter_of(key, parameters)
+        if not key.startswith(_STATE):
+            tensors[key] = _target(entry, known.get(key))
+        elif key in known and known[key].shape == entry.size:
+            tensors[key] = known[key]
+        elif name in here["state"] or name not in parameters:
+            differences.append(f"{key} {tuple(entry.size)} has no counterpart here")
+        else:  # a parameter that was trained then, and has not been here
+            tensors[key] = _target(entry, parameters[name].detach())
+    lacking = [
+        f"{key} is not in the checkpoint"
+        for key in known
+        if key.startswith(_STATE)
+        and key not in saved
+        and _parameter_of(key, parameters) in told["state"]
+    ]
+    _refuse(differences + lacking)
+    require_like(own["state"], told["state"], f"{OPTIMIZER}/state")
+    mine, theirs = (list(map(_settings, each["param_groups"])) for each in (own, told))
+    require_like(mine, theirs, f"{OPTIMIZER}/param_groups")
+    return here, tensors
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a group's settings but for tensors: a learning rate may become one, or a number."""
+    return {key: value for key, value in group.items() if not _form(value).startswith("tensor")}
+
+
+def _require_optimizer_item(told: Any) -> None:
+    """Refuse what is not the state of an optimizer by the names of its parameters.
+
+    Raises:
+        CheckpointDamaged: it is none.
+    """
+    state, groups = (told.get(k) if isinstance(told, dict) else None for k in _OPTIMIZER_KEYS)
+    if not (isinstance(state, dict) and isinstance(groups, list)):
+        raise CheckpointDamaged("the optimizer's state is not a dictionary with its two parts")
+    for each in (*state.values(), *groups):
+        if not isinstance(each, dict):
+            raise CheckpointDamaged("the optimizer's state has something else than dictionaries")
+
+
+def _parameter_of(key: str, parameters: dict[str, Tensor]) -> str:
+    """Return the parameter that a tensor of the optimizer's state belongs to."""
+    name = key.removeprefix(_STATE).partition("/")[0]
+    if name in parameters:
+        return name
+    # Names can hold a slash, so one may be the beginning of another: the longest is meant.
+    fitting = (other for other in parameters if key.startswith(f"{_STATE}{other}/"))
+    return max(fitting, key=len, default=name)
+
+
+def _require_groups(here: dict[str, Any], told: dict[str, Any]) -> None:
+    mine = [group["params"] for group in here["param_groups"]]
+    theirs = [group.get("params") for group in told["param_groups"]]
+    if not all(isinstance(group, list) for group in theirs):
+        raise CheckpointDamaged("the optimizer's parameter groups have no lists of parameters")
+    if mine != theirs:
+        _refuse(
+            [
+                f"the optimizer has parameter groups of {[len(g) for g in mine]} parameters here "
+                f"and of {[len(g) for g in theirs]} in the checkpoint, or in another order"
+            ]
+        )
+
+
+def _by_name(training: SavedObjects, state: dict[str, Any]) -> dict[str, Tensor]:
+    groups = [group for optimizer in training.optimizers for group in optimizer.param_groups]
+    return {
+        name: parameter
+        for told, group in zip(state["param_groups"], groups, strict=True)
+        for name, parameter in zip(told["params"], group["params"], strict=True)
+    }
+
+
+def put(training: SavedObjects, targets: RestoreTargets) -> None:
+    """Give every object its state, once the tensors have been loaded into the targets."""
+    set_model_state_dict(training.model, targets.states[MODEL])
+    if training.optimizers:
+        _put_optimizers(training, targets.states[OPTIMIZER], targets.optimizer)
+    for key, each in training.others():
+        each.load_state_dict(targets.states[key])
+
+
+def _put_optimizers(training: SavedObjects, state: dict[str, Any], here: dict[str, Any]) -> None:
+    if not state["state"]:
+        _put_groups(training, state)
+        return
+    parameters = _by_name(training, here)
+    fresh = [name for name in parameters if name not in state["state"]]
+    for name in fresh:  # torch wants a state for every parameter
+        state["state"][name] = here["state"].get(name, {})
+    set_optimizer_state_dict(training.model, training.optimizers, optim_state_dict=state)
+    # What was put in for torch goes again: these parameters have not been stepped yet.
+    for name in fresh:
+        for optimizer in training.optimizers:
+            optimizer.state.pop(parameters[name], None)
+
+
+def _put_groups(training: SavedObjects, state: dict[str, Any]) -> None:
+    """Restore settings such as the learning rate; there is no other state."""
+    groups = iter(state["param_groups"])
+    for optimizer in training.optimizers:
+        own = optimizer.state_dict()["param_groups"]
+        told = [{**next(groups), "params": group["params"]} for group in own]
+        optimizer.load_state_dict({"state": {}, "param_groups": told})

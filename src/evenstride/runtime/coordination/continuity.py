@@ -1,0 +1,259 @@
+"""What outlives a generation: when to save, who is to leave, what is known of the workers.
+
+The leader chooses how often to save from the losses that the run has seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from evenstride.core.fleet import Shares
+from evenstride.core.membership.worker_profiles import WorkerProfile
+from evenstride.core.reliability.checkpoint_interval import (
+    Observed,
+    Saving,
+    expected_losses,
+    next_save_in_s,
+)
+from evenstride.runtime.coordination.agreement import Plain
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier
+from evenstride.runtime.coordination.leader import Leader
+from evenstride.runtime.coordination.messages import verdict_from_plain, verdict_to_plain
+from evenstride.runtime.coordination.notice_filter import RankNotices
+from evenstride.runtime.coordination.save_schedule import SaveSchedule
+from evenstride.runtime.failures.peers import Peer
+from evenstride.runtime.notices import Notice, NoticeWatcher, make_sources
+
+logger = logging.getLogger("evenstride")
+
+
+class Pace:
+    """Counts losses over all of a run's lives, and tells when to save next.
+
+    Args:
+        peers: all ranks' processes; a machine counts once, with its age when its ranks met.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, peers: Iterable[Peer], clock: Callable[[], float] = time.monotonic) -> None:
+        ages_s = {peer.place: peer.up_s for peer in peers}
+        self._ages_s = np.array(list(ages_s.values()), dtype=np.float64)
+        self._clock, self._begun_s = clock, clock()
+        self._before = Observed()
+        self.saving = Saving()
+        """The model of lifetimes, and the bounds."""
+
+    def save_by(self, saving: Saving) -> None:
+        """Use another model of lifetimes, with its bounds."""
+        self.saving = saving
+
+    @property
+    def observed(self) -> Observed:
+        """Losses so far, in this life of the run and in those before."""
+        since_s = self._ages_s + (self._clock() - self._begun_s)
+        expected = expected_losses(self.saving.lifetime, self._ages_s, since_s)
+        return Observed(self._before.failures, self._before.expected + expected)
+
+    def interval_s(self, save_s: float) -> float:
+        """Return the seconds until the next save.
+
+        Args:
+            save_s: how long training stands still for one.
+        """
+        now_s = self._ages_s + (self._clock() - self._begun_s)
+        # A save takes nothing at all where it is small; the clock of a test may stand still.
+        planned = next_save_in_s(max(save_s, 1e-4), now_s, self.observed, self.saving)
+        logger.debug("%s", planned.reason)
+        return planned.in_s
+
+    def remember(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        observed = self.observed
+        return {"failures": observed.failures, "expected": observed.expected}
+
+    def recall(self, remembered: Any, *, lost: bool) -> None:
+        """Go on counting from what a checkpoint has kept.
+
+        Args:
+            remembered: by `remember`; what is none is left out.
+            lost: whether the life that saved it ended in a loss. Who starts again from a
+                checkpoint was interrupted, unless that was announced.
+        """
+        plain = remembered if isinstance(remembered, dict) else {}
+        failures, expected = plain.get("failures"), plain.get("expected")
+        if not (isinstance(failures, int) and isinstance(expected, int | float)):
+            return
+        if failures >= 0 and 0.0 <= expected < float("inf"):
+            self._before = Observed(failures + lost, float(expected))
+
+
+LEFT = 143
+"""Exit code of a rank that has left because it was told to: that of a program that SIGTERM ended.
+
+Not 0, as training has not come to its end, and launchers would take it for that.
+"""
+
+
+class Notified:
+    """The notice that this rank has, if any, on its way from the watcher to the leader.
+
+    Args:
+        ask: asks the leader for an exchange.
+        over: whether the run cannot go on anyway. Then a signal to this process ends it at once:
+            its launcher waits for it in order to start all again, and the training thread may
+            be waiting in a collective for a rank that is lost.
+    """
+
+    def __init__(self, ask: Callable[[], None], over: Callable[[], bool]) -> None:
+        self._ask, self._over = ask, over
+        self._notice: Notice | None = None
+        self._watcher: NoticeWatcher | None = None
+
+    def watch(self, setting: str, *, polls_clouds: bool) -> None:
+        """Watch for notices from now on, as a setting says (see `make_sources`).
+
+        Raises:
+            ConfigError: the setting is not understood.
+        """
+        if self._watcher is None:
+            self._watcher = NoticeWatcher(
+                make_sources(setting, slurm="SLURM_JOB_ID" in os.environ),
+                self.changed,
+                polls_clouds=polls_clouds,
+            )
+
+    def changed(self, notice: Notice | None) -> None:
+        """Take note of a notice, or that it was withdrawn (watcher's thread)."""
+        if notice is not None and not notice.whole_host and self._over():
+            logger.warning(
+                "evenstride: %s, and the run cannot go on: this process ends", notice.source
+            )
+            # Not sys.exit, which would end only the watcher's thread.
+            logging.shutdown()
+            os._exit(LEFT)
+        self._notice = notice
+        self._ask()
+
+    def told(self) -> RankNotices | None:
+        """Return what the leader is told (control thread)."""
+        notice = self._notice
+        if notice is None:
+            return None
+        left_s = None if notice.leaves_unix_s is None else notice.leaves_unix_s - time.time()
+        return RankNotices(left_s, notice.whole_host, not notice.withdrawable, notice.reason)
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+
+
+class Continuity:
+    """One rank's part in what goes on beyond its own process.
+
+    Args:
+        ask: asks the leader for an exchange.
+        rank: this rank.
+        peers: all ranks' processes, in rank order.
+        leader: on rank 0 only.
+        over: whether the run cannot go on.
+        notices: where to look for notices unless a call says otherwise; see `make_sources`.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], None],
+        rank: int,
+        peers: tuple[Peer, ...],
+        leader: Leader | None,
+        over: Callable[[], bool],
+        notices: str = "auto",
+    ) -> None:
+        self.saves, self.notified = SaveSchedule(ask), Notified(ask, over)
+        self.notices = notices
+        self._rank, self._leader = rank, leader
+        self.pace = Pace(peers)
+        self._here = tuple(peer.rank for peer in peers if peer.place == peers[rank].place)
+        if leader is not None:
+            leader.save_with(self.saves)
+
+    def watch(self, setting: str | None) -> None:
+        """Watch for notices that this rank will be taken away; one rank per machine asks its cloud.
+
+        Args:
+            setting: see `make_sources`; ``None`` for what the environment says.
+
+        Raises:
+            ConfigError: it is not understood.
+        """
+        # A cloud takes away whole machines, so one rank of each asks for all.
+        first = self._here[0] == self._rank
+        self.notified.watch(setting or self.notices, polls_clouds=first)
+
+    def leads_host(self, going: tuple[int, ...]) -> bool:
+        """Return whether this rank is the first of its machine, which goes as a whole.
+
+        A signal to all of its processes does not say so: launchers send it to start them again.
+        """
+        told = self.notified.told()
+        whole = told is not None and told.whole_host
+        return whole and self._here[0] == self._rank and set(self._here) <= set(going)
+
+    def remember(self) -> Plain:
+        """Return what a checkpoint keeps of the workers (leader only)."""
+        assert self._leader is not None, "only rank 0 knows all workers"
+        control = self._leader.control
+        profiles = [profile.to_plain() for profile in control.known]
+        return {
+            "generation": control.generation,
+            "profiles": profiles,
+            "losses": self.pace.remember(),
+            "parting": self.saves.parting,
+        }
+
+    def recalling(self, step: int, remembered: Plain) -> Callable[[], Plain]:
+        """Return what the leader does to recall what a checkpoint has kept.
+
+        Args:
+            step: steps committed by this process.
+            remembered: what `remember` returned then.
+        """
+
+        def lead() -> Plain:
+            assert self._leader is not None, "only rank 0 leads"
+            profiles = tuple(_profiles(remembered.get("profiles")))
+            self.pace.recall(remembered.get("losses"), lost=not remembered.get("parting"))
+            verdict = self._leader.recall(step, profiles, _generation(remembered) + 1)
+            return {"verdict": verdict_to_plain(verdict)}
+
+        return lead
+
+    def take_up(self, plain: Plain, gate: DrawBarrier) -> Shares | None:
+        """Put the split in force that the leader has recalled; return it, if it is another."""
+        verdict = verdict_from_plain(plain["verdict"])
+        if verdict.shares is not None:
+            gate.begin_with(verdict.shares)
+        return verdict.shares
+
+
+def _profiles(plain: Any) -> list[WorkerProfile]:
+    """Return the profiles that can be read; what a checkpoint holds beside them is no harm."""
+    profiles = []
+    for one in plain if isinstance(plain, list) else []:
+        try:
+            profiles.append(WorkerProfile.from_plain(one))
+        except ValueError:
+            continue
+    return profiles
+
+
+def _generation(remembered: Plain) -> int:
+    generation = remembered.get("generation")
+    return generation if isinstance(generation, int) else 0

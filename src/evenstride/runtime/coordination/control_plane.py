@@ -1,0 +1,375 @@
+"""Exchanges between the ranks, on a background thread of each.
+
+One exchange, number ``i``, is three messages through the store:
+
+1. somebody wakes the leader (``go/i/0``): its own cadence, a draw that waits for a decision, or
+   a rank whose times left their band; the leader wakes everyone (``go/i/RANK``);
+2. every rank puts up its barrier and replies (``told/i/RANK``) with what it measured;
+3. the leader lets the core decide and tells everyone (``verdict/i``).
+
+All waiting happens here, on the control threads; training never takes part.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.control.exchange_interval import ToleranceBand
+from evenstride.core.fleet import Shares
+from evenstride.core.gradients.noise_accumulator import StepParts
+from evenstride.errors import EvenstrideError, WorkerLost, from_plain, to_plain
+from evenstride.runtime.coordination.draw_barrier import BarrierReport, DrawBarrier
+from evenstride.runtime.coordination.leader import Leader
+from evenstride.runtime.coordination.messages import (
+    BatchChange,
+    Position,
+    Reply,
+    Verdict,
+    reply_from_text,
+    reply_to_text,
+    verdict_from_plain,
+    verdict_to_plain,
+)
+from evenstride.runtime.coordination.notice_filter import RankNotices
+from evenstride.runtime.coordination.save_schedule import SaveSchedule
+from evenstride.runtime.store.store_channel import Channel
+from evenstride.runtime.timing.recorder import Recorder
+
+logger = logging.getLogger("evenstride")
+
+# How long a program that ends waits for its control thread; and for how long of that this thread
+# waits for what the others have measured since the exchange before.
+_JOIN_S, _LAST_S, _AGAIN_S = 2.0, 0.5, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """This rank's own parts that an exchange reads and moves."""
+
+    gate: DrawBarrier
+    recorder: Recorder
+    position: Callable[[], Position]
+    saves: SaveSchedule
+    held: Callable[[], PeakMemory | None] = lambda: None
+    notice: Callable[[], RankNotices | None] = lambda: None
+    norms: Callable[[], tuple[StepParts, ...]] = lambda: ()
+
+
+def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
+    """Put a verdict in force on this rank and return the shares it leaves in force."""
+    after = shares if verdict.shares is None else verdict.shares
+    if verdict.expected_s:
+        local.recorder.expect(
+            ToleranceBand(after[rank], verdict.expected_s[rank], verdict.band[rank])
+        )
+    if verdict.save_after is not None:
+        local.saves.agreed(verdict.save_after, save=True)
+    if verdict.go_after is not None:
+        going, why = verdict.going, verdict.why_going
+        local.saves.agreed(verdict.go_after, save=False, going=going, why=why)
+    # Last, as it lets the training thread go on, which must find the rest in place.
+    local.gate.decide(
+        verdict.effective, verdict.shares, opening=verdict.opening, batch=verdict.batch
+    )
+    return after
+
+
+class ControlPlane:
+    """One rank's control thread; rank 0's also leads.
+
+    Args:
+        channel: to the other ranks.
+        local: gate, recorder and position of this rank.
+        shares: the opening split; those in force from then on.
+        leader: the leader, on rank 0 only.
+        lost: called on this thread when other ranks report that one is gone.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        local: Local,
+        shares: Shares,
+        leader: Leader | None,
+        lost: Callable[[str], object],
+    ) -> None:
+        self._channel, self._local, self._leader = channel, local, leader
+        self.shares, self._lost = shares, lost
+        self._exchange = 0
+        self._asked = False
+        self._closing = False
+        self._cpu_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="evenstride-control", daemon=True)
+        self._thread.start()
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time the control thread has used so far, in seconds."""
+        return self._cpu_s
+
+    @property
+    def running(self) -> bool:
+        """Whether the control thread still runs."""
+        return self._thread.is_alive()
+
+    @property
+    def exchange(self) -> int:
+        """Number of the exchange that comes next, or is going on."""
+        return self._exchange
+
+    def ask(self) -> None:
+        """Ask for an exchange now; does nothing while one is going on. Never waits."""
+        if self._closing:
+            return
+        self._channel.put(f"go/{self._exchange}/0", "")
+
+    def tick(self, step: int) -> None:
+        """On the leader, start the exchange that is due once ``step`` steps are committed."""
+        if self._leader is not None and not self._asked and step >= self._leader.exchange_at:
+            self._asked = True
+            self.ask()
+
+    def begin_with(self, shares: Shares) -> None:
+        """Take another opening split for the first one, before any decision has come."""
+        self.shares = shares
+
+    def turn(self, turn: BatchChange) -> int | None:
+        """Stand still until the batch is decided; ``None`` if no more decisions will come."""
+        return self._local.gate.turn(turn, self.ask)
+
+    def close(self) -> None:
+        """End the thread; the first rank that closes ends all exchanges. May be called again."""
+        if self._closing:
+            return
+        self._closing = True
+        # First: in the opening the control thread waits at the gate for training, which is over
+        # now.
+        self._local.gate.stop()
+        try:
+            self._wake_up()
+            if self._leader is not None and self.running:
+                self._wait_no_longer()
+        except RuntimeError:  # the store is gone already; then the thread is ending, too
+            logger.debug("the store was gone before the control thread ended", exc_info=True)
+        self._thread.join(_JOIN_S)
+
+    def _wake_up(self) -> None:
+        """Let the thread take part in one more exchange, the last, wherever it stands."""
+        # Repeated, since the thread may end an exchange meanwhile and wait for the next number.
+        until_s = time.monotonic() + _LAST_S
+        while self.running and time.monotonic() < until_s:
+            self._channel.put(f"go/{self._exchange}/{self._channel.rank}", "")
+            self._thread.join(_AGAIN_S)
+
+    def _wait_no_longer(self) -> None:
+        """Answer for those who do not: they are gone, or still at their last steps."""
+        told = [f"told/{self._exchange}/{other}" for other in range(1, self._channel.world_size)]
+        # The leader waits for every reply without a limit, so one that never comes would hang it.
+        gone = reply_to_text(Reply(0, 0, (), (), leaving=True))
+        for key, here in zip(told, self._channel.present(told), strict=True):
+            if not here:
+                self._channel.put(key, gone)
+
+    def _run(self) -> None:
+        try:
+            while self._one_exchange():
+                self._cpu_s = time.thread_time()
+        except RuntimeError as error:  # torch raises it for everything that befalls a store
+            self._store_failed(error)
+        finally:
+            self._cpu_s = time.thread_time()
+            self._local.gate.stop()
+
+    def _store_failed(self, error: RuntimeError) -> None:
+        if self._closing:
+            return
+        logger.debug("the control thread lost the store", exc_info=error)
+        self._local.gate.fail(
+            WorkerLost(
+                "the store of the process group is gone, and with it the rank or the launcher "
+                f"that hosts it ({error})"
+            )
+        )
+
+    def _one_exchange(self) -> bool:
+        """Take part in one exchange; return whether another may follow."""
+        number = self._exchange
+        call = self._channel.take(f"go/{number}/{self._channel.rank}")
+        # A wake-up is empty. A text is the news of a loss; see `announce_loss`.
+        if call:
+            return self._hear(json.loads(call))
+        if self._leader is not None:
+            for other in range(1, self._channel.world_size):
+                self._channel.put(f"go/{number}/{other}", "")
+        reply = self._reply()
+        # Ranks that still hold for the opening look for this and reply at once, or all would wait
+        # for each other.
+        if reply.turn is not None:
+            self._channel.put(f"turn/{number}", "")
+        message = self._lead(number, reply) if self._leader else self._follow(number, reply)
+        if message is None:
+            return False
+        # Before the verdict lets the training thread go on: it may ask for the next exchange.
+        self._exchange, self._asked = number + 1, False
+        if not self._hear(message):
+            return False
+        if self._leader is not None:
+            # Only now, as all ranks wait for the verdict, and none for alerts and sinks.
+            self._leader.show()
+        self._drop(number, reply)
+        return True
+
+    def _drop(self, number: int, reply: Reply) -> None:
+        """Remove what this rank has left in the store for an exchange that is over."""
+        self._channel.drop(f"go/{number}/{self._channel.rank}")
+        if reply.turn is not None:
+            self._channel.drop(f"turn/{number}")
+        if self._leader is None:
+            self._channel.drop(f"told/{number}/{self._channel.rank}")
+        elif number > 0:  # every reply to this exchange proves that the last verdict was read
+            self._channel.drop(f"verdict/{number - 1}")
+
+    def _reply(self) -> Reply:
+        held = self._local.gate.hold(self._somebody_turns)
+        position = self._local.position()
+        if held is None:
+            told, norms = self._local.recorder.take(), self._local.norms()
+            return Reply(0, 0, position.stands, told, leaving=True, norms=norms)
+        self._local.gate.forget_before(position.step - 1)
+        return _reply_of(self._local, held, position)
+
+    def _somebody_turns(self) -> bool:
+        """Return whether a rank stands at a turn, and this one may wait for it in vain."""
+        return self._channel.present([f"turn/{self._exchange}"])[0]
+
+    def _follow(self, number: int, reply: Reply) -> dict[str, Any] | None:
+        self._channel.put(f"told/{number}/{self._channel.rank}", reply_to_text(reply))
+        if reply.leaving:
+            # The leader may not have begun this exchange: a rank that leaves was woken by itself.
+            self._channel.put(f"go/{number}/0", "")
+            return None
+        return dict(json.loads(self._channel.take(f"verdict/{number}")))
+
+    def _lead(self, number: int, reply: Reply) -> dict[str, Any]:
+        assert self._leader is not None, "only rank 0 leads"
+        keys = [f"told/{number}/{other}" for other in range(1, self._channel.world_size)]
+        message = self._judge(reply, self._channel.take_all(keys))
+        self._channel.put(f"verdict/{number}", json.dumps(message))
+        return message
+
+    def _judge(self, mine: Reply, texts: list[str]) -> dict[str, Any]:
+        assert self._leader is not None, "only rank 0 judges"
+        # Who finds a loss replies in the lost rank's place; see `announce_loss`.
+        lost = next((text for text in texts if text.startswith('{"lost"')), None)
+        if lost is not None:
+            return dict(json.loads(lost))
+        replies = [mine, *map(reply_from_text, texts)]
+        now = self._local.position()
+        if any(reply.leaving for reply in replies):
+            self._leader.take_last(now.step, replies, now.committed_s)
+            return {"closed": True}
+        try:
+            verdict = self._leader.exchange(
+                now.step, replies, mine.checksum, now.committed_s, now.epoch
+            )
+        except EvenstrideError as error:
+            return {"error": to_plain(error)}
+        except Exception as error:  # whatever it is, the other ranks must not wait for ever
+            logger.exception("the leader could not decide")
+            return {"error": to_plain(EvenstrideError(f"the leader could not decide: {error!r}"))}
+        return {"verdict": verdict_to_plain(verdict)}
+
+    def _hear(self, message: dict[str, Any]) -> bool:
+        """Act on a message from the leader or about a lost rank; return whether to go on."""
+        match message:
+            case {"verdict": plain}:
+                verdict = verdict_from_plain(plain)
+                self.shares = apply(verdict, self._channel.rank, self._local, self.shares)
+                return True
+            case {"error": plain}:
+                self._local.gate.fail(from_plain(plain))
+            case {"lost": text}:
+                self._lost(text)
+        return False
+
+
+def _reply_of(local: Local, held: BarrierReport, position: Position) -> Reply:
+    return Reply(
+        held.barrier,
+        held.checksum,
+        position.stands,
+        local.recorder.take(),
+        held=local.held(),
+        notice=local.notice(),
+        norms=local.norms(),
+        drawn=held.drawn,
+        turn=held.turn,
+    )
+
+
+class SoloPlane:
+    """The control of a run with one process: the same path, without threads or messages."""
+
+    def __init__(self, local: Local, shares: Shares, leader: Leader) -> None:
+        self._local, self._shares, self._leader = local, shares, leader
+        self._asked = False
+
+    @property
+    def cpu_s(self) -> float:
+        """No thread, so no time of its own."""
+        return 0.0
+
+    def ask(self) -> None:
+        """Exchange after the present step: a save is due, or there is a notice. Never waits."""
+        self._asked = True
+
+    def tick(self, step: int) -> None:
+        """Exchange with oneself when it is due, for the trace and the summary."""
+        if self._asked or step >= self._leader.exchange_at:
+            self._asked = False
+            self._exchange(step)
+
+    def _exchange(self, step: int) -> None:
+        held = self._local.gate.hold()
+        if held is None:
+            return
+        now = self._local.position()
+        reply = _reply_of(self._local, held, now)
+        verdict = self._leader.exchange(step, [reply], held.checksum, now.committed_s, now.epoch)
+        self._shares = apply(verdict, 0, self._local, self._shares)
+        self._leader.show()
+
+    def turn(self, turn: BatchChange) -> int | None:
+        """Have the next epoch's batch chosen; ``None`` if no more decisions will come."""
+        return self._local.gate.turn(turn, lambda: self._exchange(turn.step))
+
+    def close(self, step: int) -> None:
+        """Exchange once more, so that the trace and the summary hold the latest steps as well."""
+        self._local.gate.skip_opening()
+        # After the loop, the step it was in last is one behind those that were told already.
+        self._exchange(max(step, self._local.position().step))
+        self._local.gate.stop()
+
+
+def announce_loss(channel: Channel, number: int, rank: int, text: str) -> None:
+    """Tell all control threads that a rank is gone, whatever they are waiting for.
+
+    They may be one exchange apart, so this one and the next are answered.
+    """
+    message = json.dumps({"lost": text})
+    try:
+        for exchange in (number, number + 1):
+            for other in range(channel.world_size):
+                channel.put(f"go/{exchange}/{other}", message)
+            # In the lost rank's place, because the leader waits for its reply.
+            channel.put(f"told/{exchange}/{rank}", message)
+            channel.put(f"verdict/{exchange}", message)
+    except RuntimeError:  # the store went with the rank; its end is plain to all then
+        logger.debug("the loss could not be announced", exc_info=True)

@@ -1,0 +1,209 @@
+"""What a rank tells the leader in an exchange, and what the leader tells all ranks.
+
+`Reply` and `Verdict` travel as JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any
+
+from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.control.events import (
+    ExchangeAfter,
+    Expect,
+    Instruction,
+    KeepShares,
+    LetGo,
+    SaveAfter,
+    SetBatch,
+    SetShares,
+)
+from evenstride.core.fleet import Shares
+from evenstride.core.gradients.noise_accumulator import StepParts
+from evenstride.core.time_model.observation import Observation
+from evenstride.runtime.coordination.notice_filter import RankNotices
+from evenstride.trace.codec import decode_observation, dumps, encode_observation
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a rank's training thread stands.
+
+    Args:
+        step: steps it has committed.
+        stands: (step, epoch, position) where its latest passes over the loader began.
+        committed_s: when the latest step was committed (`time.perf_counter`); ``None`` if none was,
+            or it is not known.
+        epoch: of the data that the next step belongs to; ``None`` if it is not known.
+    """
+
+    step: int
+    stands: tuple[tuple[int, int, int], ...]
+    committed_s: float | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchChange:
+    """What a rank reports at the end of an epoch, or before a pass over restored data.
+
+    Args:
+        step: the first step after it.
+        wanted: batch that it has restored, and needs; ``None`` to have one chosen.
+        most: largest batch of which there is one in an epoch.
+        weighted: whether the noise it measures is not in samples.
+    """
+
+    step: int
+    wanted: int | None
+    most: int
+    weighted: bool = False
+
+
+def reply_to_text(reply: Reply) -> str:
+    """Return a reply as one line of JSON."""
+    return dumps(
+        {
+            "barrier": reply.barrier,
+            "checksum": reply.checksum,
+            "stands": reply.stands,
+            "observations": [encode_observation(seen) for seen in reply.observations],
+            "leaving": reply.leaving,
+            "held": None if reply.held is None else asdict(reply.held),
+            "notice": None if reply.notice is None else asdict(reply.notice),
+            "norms": [astuple(parts) for parts in reply.norms],
+            "drawn": reply.drawn,
+            "turn": None if reply.turn is None else asdict(reply.turn),
+        }
+    )
+
+
+def reply_from_text(text: str) -> Reply:
+    """Return the reply that `reply_to_text` wrote."""
+    plain = json.loads(text)
+    return Reply(
+        plain["barrier"],
+        plain["checksum"],
+        tuple(tuple(stand) for stand in plain["stands"]),
+        tuple(decode_observation(seen) for seen in plain["observations"]),
+        plain["leaving"],
+        None if plain["held"] is None else PeakMemory(**plain["held"]),
+        None if plain["notice"] is None else RankNotices(**plain["notice"]),
+        tuple(StepParts(*parts) for parts in plain["norms"]),
+        plain["drawn"],
+        None if plain["turn"] is None else BatchChange(**plain["turn"]),
+    )
+
+
+def verdict_to_plain(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as JSON types."""
+    return asdict(verdict)
+
+
+def verdict_from_plain(plain: dict[str, Any]) -> Verdict:
+    """Return the verdict that `verdict_to_plain` wrote."""
+    shares = plain["shares"]
+    tuples = {name: tuple(plain[name]) for name in ("expected_s", "band", "going")}
+    return Verdict(**{**plain, **tuples, "shares": None if shares is None else tuple(shares)})
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one rank answers when the leader asks.
+
+    Args:
+        barrier: first step the rank has not drawn and will not draw before the decision.
+        checksum: of all decisions the rank has applied.
+        stands: (step, epoch, position) where the rank's latest passes over the loader began.
+        observations: what it measured since it was last asked.
+        leaving: the rank's program is ending.
+        held: the memory it held since then, if it is watched.
+        notice: that it will be taken away, if it knows so.
+        norms: of its gradients in the steps measured since then.
+        drawn: first step that it has not drawn by now.
+        turn: where it stands still until the batch is decided, if it does.
+    """
+
+    barrier: int
+    checksum: int
+    stands: tuple[tuple[int, int, int], ...]
+    observations: tuple[Observation, ...]
+    leaving: bool = False
+    held: PeakMemory | None = None
+    notice: RankNotices | None = None
+    norms: tuple[StepParts, ...] = ()
+    drawn: int = 0
+    turn: BatchChange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the leader tells all ranks after an exchange.
+
+    Args:
+        effective: first step the decision is about.
+        shares: the ranks' new shares from that step on, or ``None`` to keep them.
+        opening: whether the next step waits for a decision as well.
+        expected_s: expected busy time of each rank; 0 for none.
+        band: half-width of each rank's band, as a part.
+        reason: one sentence.
+        save_after: all ranks save a checkpoint when so many steps are committed; ``None`` for no.
+        go_after: when so many are, the ranks of ``going`` end; ``None`` if nobody does.
+        going: these ranks.
+        why_going: for people.
+        batch: global batch with which all go on who stand at a turn; ``None`` where not all do.
+    """
+
+    effective: int
+    shares: Shares | None
+    opening: bool
+    expected_s: tuple[float, ...]
+    band: tuple[float, ...]
+    reason: str
+    save_after: int | None = None
+    go_after: int | None = None
+    going: tuple[int, ...] = ()
+    why_going: str = ""
+    batch: int | None = None
+
+
+def verdict_of(
+    effective: int, instructions: tuple[Instruction, ...]
+) -> tuple[Verdict, ExchangeAfter]:
+    """Return what instructions of the core come to, and when to exchange again.
+
+    Ranks are numbered as the core numbers them: islands, where there are some.
+    """
+    verdict, after = Verdict(effective, None, False, (), (), ""), ExchangeAfter(1, False)
+    for one in instructions:
+        match one:
+            case SetShares():
+                reason = one.reason if verdict.batch is None else f"{verdict.reason}; {one.reason}"
+                verdict = replace(verdict, shares=one.shares, reason=reason)
+            case SetBatch():
+                verdict = replace(verdict, batch=one.global_batch, reason=one.reason)
+            case KeepShares():
+                verdict = replace(verdict, reason=one.reason)
+            case Expect():
+                verdict = replace(verdict, expected_s=one.expected_s, band=one.band)
+            case SaveAfter():
+                verdict = replace(verdict, save_after=one.steps)
+            case LetGo():
+                verdict = replace(
+                    verdict, go_after=one.steps, going=one.ranks, why_going=one.reason
+                )
+            case ExchangeAfter():
+                verdict, after = replace(verdict, opening=one.blocking), one
+    return verdict, after
+
+
+def joined(first: Verdict, then: Verdict) -> Verdict:
+    """Return one verdict for two decisions that take effect at the same step."""
+    return replace(
+        then,
+        shares=first.shares if then.shares is None else then.shares,
+        batch=first.batch if then.batch is None else then.batch,
+        reason=f"{first.reason}; {then.reason}",
+    )

@@ -1,0 +1,437 @@
+"""What a rank's device and the torch installed there can do, and what is refused for want of it.
+
+The facts are read once (`read_device`); everything else is a pure function of them, so that what
+would happen on a card can be told without having one.
+
+Source:
+    Which machine code runs where: CUDA C++ programming guide, "binary compatibility" (code for
+    X.y runs on X.z with z >= y) and "PTX compatibility" (PTX for X.y is translated for any newer
+    card); the exceptions for integrated chips and the suffixes are as in ``DEVICE_REQUIREMENT``
+    of torch 2.13's ``torch/cuda/__init__.py``. Which wheel holds which code: see `WHEELS`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from evenstride.errors import ConfigError
+
+Kind = Literal["cpu", "cuda"]
+Capability = tuple[int, int]
+Bf16 = Literal["native", "emulated", "no"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankDevice:
+    """One rank's device, and the torch that drives it.
+
+    Args:
+        kind: ``cpu`` or ``cuda``.
+        name: as its maker calls it.
+        capability: compute capability ``(major, minor)`` of a CUDA device, else ``None``.
+        arch_list: what the installed torch holds machine code (``sm_80``) or PTX
+            (``compute_90``) for; empty without CUDA, and when it is not known.
+        torch: its version, such as ``2.13.0+cu130``.
+        cuda: the CUDA version that torch was built with; ``None`` without, or with ROCm.
+        bf16: whether bfloat16 is computed by the device itself, emulated, or not possible.
+        compile: whether ``torch.compile`` finds what it needs.
+    """
+
+    kind: Kind
+    name: str
+    capability: Capability | None
+    arch_list: tuple[str, ...]
+    torch: str
+    cuda: str | None
+    bf16: Bf16
+    compile: bool
+
+    @property
+    def architecture(self) -> str:
+        """``Volta, sm_70`` for a CUDA device with a known architecture; ``""`` for others."""
+        if self.capability is None:
+            return ""
+        return f"{_generation(self.capability)}, sm_{self.capability[0]}{self.capability[1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """The CUDA wheels of some torch releases that hold the same code.
+
+    Args:
+        tag: last part of the wheel's index, such as ``cu126``.
+        first: first release, ``(major, minor)``, that has it.
+        last: last one; ``None`` while there is no end known.
+        arch_list: as in `RankDevice`.
+    """
+
+    tag: str
+    first: Capability
+    last: Capability | None
+    arch_list: tuple[str, ...]
+
+
+_UP_TO_HOPPER = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+_FROM_TURING = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+
+WHEELS: tuple[Wheel, ...] = (
+    Wheel("cu124", (2, 6), (2, 6), _UP_TO_HOPPER),
+    Wheel("cu126", (2, 6), (2, 14), _UP_TO_HOPPER),
+    Wheel("cu128", (2, 7), (2, 7), _FROM_TURING),
+    Wheel("cu128", (2, 8), (2, 10), ("sm_70", *_FROM_TURING)),
+    Wheel("cu128", (2, 11), (2, 11), _FROM_TURING),
+    Wheel("cu130", (2, 9), None, _FROM_TURING),
+)
+"""The wheels for Linux on x86-64 since torch 2.6, one CUDA version of each kind.
+
+Source:
+    Lists read from wheels: pytorch#144071 (2.6 cu124), pytorch#182250 (2.10 and 2.11),
+    nikopueringer/CorridorKey#141 (2.7 and 2.10). Plans and tables: pytorch#157517 (2.8: Maxwell
+    and Pascal leave CUDA 12.8 and 12.9, CUDA 13 has none below Turing), pytorch#164471 (2.9),
+    pytorch#172352 and #175253 (2.11: Volta leaves CUDA 12.8), pytorch#182849 (2.12: no CUDA 12.8),
+    pytorch#190355 (2.14 keeps CUDA 12.6) and #190385 (2.15 is to drop it). ``cu130`` wheels of some
+    releases hold PTX for 12.0 as well, which is not counted on here.
+"""
+
+# Chips on a board with their processor: only code made for them runs there.
+_INTEGRATED: dict[Capability, frozenset[Capability]] = {
+    (5, 3): frozenset({(5, 3)}),
+    (6, 2): frozenset({(6, 2)}),
+    (7, 2): frozenset({(7, 2)}),
+    (8, 7): frozenset({(8, 7)}),
+    (10, 1): frozenset({(10, 1)}),
+    (11, 0): frozenset({(10, 1), (11, 0)}),  # 10.1 was renamed
+}
+_OLDEST_FOR_TRITON, _OLDEST_WITH_BF16 = (7, 0), (8, 0)
+_ENTRY = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+
+
+def runs(entry: str, capability: Capability) -> bool:
+    """Return whether one entry of an architecture list runs on a card.
+
+    Args:
+        entry: ``sm_86`` for machine code, ``compute_90`` for PTX; a suffix ``a`` binds both to
+            that very architecture, ``f`` to its family (the same major number).
+        capability: of the card.
+
+    >>> runs("sm_80", (8, 6)), runs("sm_86", (8, 0)), runs("compute_80", (9, 0))
+    (True, False, True)
+    """
+    parts = _ENTRY.fullmatch(entry)
+    if parts is None:
+        return False
+    ptx, made_for = parts[1] == "compute", (int(parts[2]), int(parts[3]))
+    if parts[4] == "a":
+        return made_for == capability
+    if ptx and not parts[4]:
+        return made_for <= capability
+    if not ptx and (made_for in _INTEGRATED or capability in _INTEGRATED):
+        return made_for in _INTEGRATED.get(capability, ())
+    return made_for[0] == capability[0] and made_for[1] <= capability[1]
+
+
+def carried(device: RankDevice) -> bool:
+    """Return whether the installed torch has code for the device; true where that is not known."""
+    if device.cuda is None or device.capability is None or not device.arch_list:
+        return True
+    return any(runs(entry, device.capability) for entry in device.arch_list)
+
+
+def wheel_for(capability: Capability, release: str) -> tuple[str, str] | None:
+    """Return the wheel that carries a card: release (``2.13``) and tag (``cu126``).
+
+    The installed release's own wheel if it has one, else that of the nearest release; of several
+    wheels the one of the latest CUDA. ``None`` if none of `WHEELS` does.
+
+    Args:
+        capability: of the card.
+        release: version of the installed torch.
+    """
+    asked = _release(release)
+    fitting: list[tuple[int, int, Capability, str]] = []
+    for wheel in WHEELS:
+        if any(runs(entry, capability) for entry in wheel.arch_list):
+            nearest = max(wheel.first, min(asked, wheel.last or asked))
+            away = 1000 * abs(nearest[0] - asked[0]) + abs(nearest[1] - asked[1])
+            fitting.append((away, -int(wheel.tag[2:]), nearest, wheel.tag))
+    if not fitting:
+        return None
+    _, _, nearest, tag = min(fitting)
+    return f"{nearest[0]}.{nearest[1]}", tag
+
+
+def complaint(device: RankDevice) -> str:
+    """Return what is wrong with a device under the installed torch and the way out, or ``""``.
+
+    It reads on after a name: "is Tesla P100 (Pascal, sm_60), for which ...".
+    """
+    if device.capability is None or carried(device):
+        return ""
+    return (
+        f"is {device.name} ({device.architecture}), for which torch {device.torch} has no code: "
+        f"it has {' '.join(device.arch_list)}; {_remedy(device.capability, device.torch)}, or "
+        "leave that rank out"
+    )
+
+
+def require(
+    devices: Sequence[RankDevice], *, dtype: torch.dtype = torch.float32, compiled: bool = False
+) -> tuple[str, ...]:
+    """Refuse what some rank's device cannot do; return what is possible but slow, as sentences.
+
+    Args:
+        devices: of all ranks, in rank order.
+        dtype: that the forward and backward pass compute in.
+        compiled: whether the model is to be compiled on every rank.
+
+    Raises:
+        ConfigError: the installed torch has no code for a rank's card, or a rank lacks bfloat16
+            or what ``torch.compile`` needs; the message names rank, device, reason and way out.
+
+    Source:
+        bfloat16 from compute capability 8.0 on as in ``torch.cuda.is_bf16_supported``; Triton
+        from 7.0 on as in torch's ``GPUTooOldForTriton``.
+    """
+    for rank, device in enumerate(devices):
+        wrong = complaint(device)
+        if wrong:
+            raise ConfigError(f"rank {rank} {wrong}")
+        if dtype is torch.bfloat16 and not _computes_bf16(device):
+            raise ConfigError(
+                f"bfloat16 was asked for, but rank {rank} is {_named(device)}, which "
+                f"{_why_no_bf16(device)}; use float16 or float32 on all ranks, or leave that "
+                "rank out"
+            )
+        if compiled and not device.compile:
+            raise ConfigError(
+                f"torch.compile was asked for, but on rank {rank}, {_named(device)}, "
+                f"{_why_no_compile(device)}; run the model eagerly on all ranks, or leave that "
+                "rank out"
+            )
+    if dtype is not torch.bfloat16:
+        return ()
+    return tuple(
+        f"rank {rank}, {_named(device)}, emulates bfloat16, which is slower than float32 there"
+        for rank, device in enumerate(devices)
+        if device.bf16 == "emulated"
+    )
+
+
+def check_kind(device: torch.device) -> None:
+    """Refuse a device whose steps evenstride cannot time.
+
+    Raises:
+        ConfigError: the device is neither a CPU nor a CUDA (or ROCm) card.
+    """
+    if device.type == "meta":
+        raise ConfigError(
+            "watch() got a model whose parameters are on the meta device, so its device is not "
+            "known yet; call watch() after to_empty() and the initialisation of the weights"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"watch() got a model on {device.type!r}; evenstride can time steps on CPU and CUDA "
+            "(ROCm included) only. Use one of these devices on every rank"
+        )
+
+
+def check_backends(kinds: Sequence[str], backend_config: str) -> None:
+    """Refuse a process group in which ranks would wait for each other in different libraries.
+
+    Args:
+        kinds: every rank's kind of device, ``cpu`` or ``cuda``, in rank order.
+        backend_config: the group's mapping, as ``torch.distributed.get_backend_config(group)``
+            returns it: ``cpu:gloo,cuda:nccl``, or one name for all kinds it serves.
+
+    Raises:
+        ConfigError: ranks of different kinds would meet on different backends, which hangs at
+            the first collective, or some kind has no backend.
+    """
+    served = _served(backend_config)
+    for rank, kind in enumerate(kinds):
+        if kind not in served:
+            raise ConfigError(
+                f"rank {rank} computes on {kind}, but the process group's backend "
+                f"{backend_config!r} serves {' and '.join(served) or 'no device'} only; call "
+                'init_process_group("gloo"), which serves both, or give that rank another device'
+            )
+    met = {kind: served[kind] for kind in dict.fromkeys(kinds)}
+    if len(set(met.values())) > 1:
+        ways = " and ".join(f"{kind} ranks on {backend}" for kind, backend in met.items())
+        raise ConfigError(
+            f"the process group's backend {backend_config!r} makes {ways} wait for each other, "
+            'which never ends; call init_process_group("gloo"), so that all ranks meet on gloo, '
+            "or use one kind of device"
+        )
+
+
+def check_chosen(chosen: Sequence[bool | None], backend_config: str) -> None:
+    """Refuse ranks of which only some use their GPU where that decides whom they wait for.
+
+    Args:
+        chosen: for each rank whether it has begun to use its GPU; ``None`` if it has none.
+        backend_config: as in `check_backends`.
+
+    Raises:
+        ConfigError: the group waits in one library on CPU, and in another one on CUDA.
+    """
+    cpu, cuda = (backend_of(kind, backend_config) for kind in ("cpu", "cuda"))
+    if True in chosen and False in chosen and cpu and cuda and cpu != cuda:
+        raise ConfigError(
+            f"rank {chosen.index(True)} uses its GPU and rank {chosen.index(False)} does not use "
+            f"its own yet, and the process group's backend {backend_config!r} makes CPU and CUDA "
+            "ranks wait in different libraries, which never ends. Ranks that compute on a GPU "
+            "must call torch.cuda.set_device(local_rank) before Stride(); if some compute on the "
+            'CPU, call init_process_group("gloo")'
+        )
+
+
+def has_chosen_cuda(group: dist.ProcessGroup | None) -> bool:
+    """Return whether this process uses its GPU, or its process group is bound to one."""
+    bound = getattr(group, "bound_device_id", None)
+    initialised = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return initialised or (bound is not None and bound.type == "cuda")
+
+
+def backend_of(kind: str, backend_config: str) -> str:
+    """Return the backend on which ranks of a kind of device meet; empty if there is none."""
+    return _served(backend_config).get(kind, "")
+
+
+def likely_device(group: dist.ProcessGroup | None = None) -> torch.device:
+    """Return the device that this rank is likely to compute on, before it has a model.
+
+    That which the process group is bound to, else the current one. A rank that has not called
+    ``torch.cuda.set_device`` has device 0 as the current one, like all others of its host; its
+    local rank tells them apart.
+
+    Args:
+        group: of the ranks that train.
+    """
+    bound = getattr(group, "bound_device_id", None)
+    if isinstance(bound, torch.device):
+        return bound
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    # To ask for the current device would start CUDA, also on a rank that computes on its CPU.
+    started = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    current = torch.cuda.current_device() if started else 0
+    local = os.environ.get("LOCAL_RANK", "")
+    if current == 0 and local.isdecimal() and int(local) < torch.cuda.device_count():
+        current = int(local)
+    return torch.device("cuda", current)
+
+
+def read_device(device: torch.device) -> RankDevice:
+    """Return the facts about a device of this process. Takes a moment where CUDA starts first."""
+    common = (torch.__version__, torch.version.cuda)
+    if device.type != "cuda":
+        compiler = any(map(shutil.which, ("g++", "clang++")))
+        return RankDevice("cpu", _processor(), None, (), *common, _bf16_of_processor(), compiler)
+    compiler = any(map(shutil.which, ("gcc", "clang", "cc")))
+    found = torch.cuda.get_device_capability(device)
+    capability = (int(found[0]), int(found[1]))
+    triton = importlib.util.find_spec("triton") is not None
+    rocm = torch.version.cuda is None
+    return RankDevice(
+        "cuda",
+        torch.cuda.get_device_name(device),
+        None if rocm else capability,
+        tuple(torch.cuda.get_arch_list()),
+        *common,
+        "native" if rocm or capability >= _OLDEST_WITH_BF16 else "emulated",
+        compiler and triton and (rocm or capability >= _OLDEST_FOR_TRITON),
+    )
+
+
+def _release(version: str) -> Capability:
+    """Return major and minor number of a version of torch."""
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)
+
+
+def _remedy(capability: Capability, version: str) -> str:
+    wheel = wheel_for(capability, version)
+    if wheel is None:
+        return "no wheel known to evenstride has it; build torch from source for that card"
+    release, tag = wheel
+    there = "there" if _release(release) == _release(version) else "on every rank"
+    return (
+        f"install {there} the wheel that has it, pip install 'torch=={release}.*' --index-url "
+        f"https://download.pytorch.org/whl/{tag}"
+    )
+
+
+def _generation(capability: Capability) -> str:
+    """Return the name of a card's generation; "unknown" where there is none known."""
+    if capability >= (7, 5) and capability[0] == 7:
+        return "Turing"
+    if capability == (8, 9):
+        return "Ada"
+    names = {3: "Kepler", 5: "Maxwell", 6: "Pascal", 7: "Volta", 8: "Ampere", 9: "Hopper"}
+    return names.get(capability[0], "Blackwell" if 10 <= capability[0] <= 12 else "unknown")
+
+
+def _named(device: RankDevice) -> str:
+    return f"{device.name} ({device.architecture})" if device.architecture else device.name
+
+
+def _computes_bf16(device: RankDevice) -> bool:
+    """Return whether bfloat16 may be asked of it: processors may emulate it, cards may not."""
+    return device.bf16 == "native" or (device.kind == "cpu" and device.bf16 == "emulated")
+
+
+def _why_no_bf16(device: RankDevice) -> str:
+    if device.kind == "cpu" or device.bf16 == "no":
+        return "has none"
+    return "only emulates it (it comes with compute capability 8.0)"
+
+
+def _why_no_compile(device: RankDevice) -> str:
+    if device.capability is not None and device.capability < _OLDEST_FOR_TRITON:
+        return "Triton needs compute capability 7.0"
+    if device.kind == "cuda":
+        return "Triton or a C compiler is missing"
+    return "there is no C++ compiler"
+
+
+def _served(backend_config: str) -> dict[str, str]:
+    """Return the backend of each kind of device."""
+    served: dict[str, str] = {}
+    for part in filter(None, (part.strip().lower() for part in backend_config.split(","))):
+        kind, colon, backend = part.partition(":")
+        if colon:
+            served[kind] = backend
+        else:  # a bare name stands for all that it serves
+            served |= dict.fromkeys(("cuda",) if part == "nccl" else ("cpu", "cuda"), part)
+    return {k: v for k, v in served.items() if v not in ("", "none", "undefined")}
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as told:  # noqa: PTH123
+            names = (line.partition(":")[2] for line in told if line.startswith("model name"))
+            return next(names, "").strip() or "cpu"
+    except OSError:  # no Linux
+        return "cpu"
+
+
+def _bf16_of_processor() -> Bf16:
+    """Return whether the processor has instructions for bfloat16; torch emulates it if not."""
+    tell = getattr(torch.cpu, "get_capabilities", None)
+    if tell is not None:
+        found = tell()
+        native = any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
+    else:  # older releases
+        old = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        native = any(getattr(torch.cpu, name, bool)() for name in old)
+    return "native" if native else "emulated"

@@ -1,0 +1,179 @@
+"""What the ranks show each other of the model they watch, and what cannot be on such ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from evenstride.errors import ConfigError
+from evenstride.runtime.argument_checks import check_whole
+from evenstride.runtime.coordination.agreement import Plain, require_equal
+from evenstride.runtime.engines.compression import check_compression
+from evenstride.runtime.engines.device_support import (
+    RankDevice,
+    backend_of,
+    check_backends,
+    check_kind,
+    read_device,
+    require,
+)
+from evenstride.runtime.engines.forward_timing import engine_of
+from evenstride.runtime.engines.fsdp import check_engine, is_sharded, uncounted
+
+logger = logging.getLogger("evenstride")
+
+Agree = Callable[[Callable[[], Plain], Callable[[list[Plain]], Plain]], Plain]
+
+
+def meet(
+    model: nn.Module,
+    asked: Plain,
+    group: dist.ProcessGroup | None,
+    agree: Agree,
+    connections: int | None = None,
+) -> Plain:
+    """Return what holds for the model on all ranks; collective.
+
+    Args:
+        model: to be watched.
+        asked: settings of `Stride.watch`, equal on all ranks.
+        group: that trains it; ``None`` with one process.
+        agree: lets all ranks show something and the leader judge it.
+        connections: hardware queues of this rank's device, if the environment limits them.
+
+    Returns:
+        ``kinds`` (of device, in rank order) and ``not_measured`` (why steps cannot be measured;
+        empty if they can).
+
+    Raises:
+        ConfigError: the model cannot be trained on these ranks; alike on all of them.
+        RanksDisagree: the ranks were given different settings.
+    """
+
+    def show() -> Plain:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(
+                f"watch() got a {type(model).__name__}; it must be the model that is trained, a "
+                "torch.nn.Module such as DistributedDataParallel(net)"
+            )
+        _check_drift(model, asked["drift_check"])
+        check_compression(model, asked["compress"])
+        world_size = 1 if group is None else dist.get_world_size(group)
+        return {
+            **show_model(model, world_size),
+            "asked": {**asked, "weights": _outline(model)},
+            "not_measured": why_not_measured(model, group, connections),
+        }
+
+    def judge(shown: list[Plain]) -> Plain:
+        require_equal([mine["asked"] for mine in shown], "watch()")
+        config = "" if group is None else dist.get_backend_config(group)
+        kinds, told = judge_models(shown, config)
+        for sentence in told:
+            logger.warning("%s", sentence)
+        reasons = (mine["not_measured"] for mine in shown)
+        return {"kinds": kinds, "not_measured": next(filter(None, reasons), "")}
+
+    return agree(show, judge)
+
+
+def why_not_measured(
+    model: nn.Module, group: dist.ProcessGroup | None, connections: int | None
+) -> str:
+    """Return why this rank's work cannot be told from its waits; empty if it can."""
+    if group is None:  # nobody to wait for
+        return ""
+    nccl = backend_of("cuda", dist.get_backend_config(group)) == "nccl"
+    if connections == 1 and nccl and device_of(model).type == "cuda":
+        return (
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 makes kernels queue behind NCCL's waits for other "
+            "ranks, so these waits count as work; leave the variable unset to have steps measured"
+        )
+    return uncounted(model)
+
+
+def _outline(model: nn.Module) -> str:
+    """Return a text that is equal for models with parameters of the same shapes, in order."""
+    shapes = repr([tuple(p.shape) for p in model.parameters()])
+    return hashlib.sha256(shapes.encode()).hexdigest()[:16]
+
+
+def _check_drift(model: nn.Module, drift_check: int | None) -> None:
+    if drift_check is None:
+        return
+    check_whole("drift_check", drift_check, least=0)
+    if drift_check and is_sharded(model):
+        raise ConfigError(
+            f"drift_check={drift_check} compares weights of which every rank has a copy, and the "
+            "ranks of a sharded model have parts; leave it out"
+        )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's parameters; the CPU if it has none."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def show_model(model: nn.Module, world_size: int) -> Plain:
+    """Return what the other ranks must know of this rank's model, as JSON types.
+
+    Raises:
+        ConfigError: its engine cannot be made exact, whatever the other ranks have.
+    """
+    device = device_of(model)
+    check_kind(device)
+    check_engine(model, [device.type] * world_size)
+    return {
+        "device": asdict(read_device(device)),
+        "bf16": any(p.dtype is torch.bfloat16 for p in model.parameters()),
+        "compiled": _by_inductor(model),
+    }
+
+
+def judge_models(shown: list[Plain], backend_config: str) -> tuple[tuple[str, ...], list[str]]:
+    """Return the kind of every rank's device, and sentences about what is possible but slow.
+
+    Args:
+        shown: by `show_model`, in rank order.
+        backend_config: of the process group, as torch names it.
+
+    Raises:
+        ConfigError: the ranks would hang in different backends, or some rank's device lacks what
+            is asked of it.
+    """
+    devices = [_device(mine["device"]) for mine in shown]
+    kinds = tuple(device.kind for device in devices)
+    if len(kinds) > 1:
+        check_backends(kinds, backend_config)
+    dtype = torch.bfloat16 if any(mine["bf16"] for mine in shown) else torch.float32
+    told = require(devices, dtype=dtype, compiled=any(mine["compiled"] for mine in shown))
+    return kinds, list(told)
+
+
+def _device(plain: Plain) -> RankDevice:
+    capability = plain["capability"]
+    values = {**plain, "arch_list": tuple(plain["arch_list"])}
+    values["capability"] = None if capability is None else tuple(capability)
+    return RankDevice(**values)
+
+
+def _by_inductor(model: nn.Module) -> bool:
+    """Return whether a model is compiled by what needs a compiler on its machine.
+
+    Other backends of torch.compile do not, and which one it is, torch tells nowhere in public.
+    """
+    if engine_of(model) is model:
+        return False
+    backend: Any = getattr(getattr(model, "dynamo_ctx", None), "callback", None)
+    for _ in range(4):
+        if backend is None or "Inductor" in type(backend).__name__:
+            break
+        backend = getattr(backend, "_torchdynamo_orig_backend", None)
+    return backend is not None and "Inductor" in type(backend).__name__

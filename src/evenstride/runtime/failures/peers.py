@@ -1,0 +1,111 @@
+"""Who the other ranks are, and whether their processes still live."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evenstride.runtime.engines.device_support import likely_device
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One rank's process.
+
+    Args:
+        rank: in the process group.
+        host: host name, for people.
+        place: identifies the machine and its process namespace; a process id means something
+            only to ranks with the same place.
+        pid: process id.
+        device: fingerprint of what computes its steps.
+        slot: which of its host's workers it is, the same after a restart; ``None`` if the
+            launcher does not say.
+        up_s: how long its machine has been running, in seconds; 0 if not known.
+    """
+
+    rank: int
+    host: str
+    place: str
+    pid: int
+    device: str = ""
+    slot: int | None = None
+    up_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Host and rank, as shown to people."""
+        return f"{self.host}/{self.rank}"
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the peer as JSON types."""
+        return asdict(self)
+
+
+def myself(rank: int, device: torch.device | None = None) -> Peer:
+    """Return this process as a peer.
+
+    Args:
+        rank: of this process.
+        device: that it computes on; ``None`` for `likely_device`.
+    """
+    slot = os.environ.get("EVENSTRIDE_SLOT") or os.environ.get("LOCAL_RANK") or ""
+    return Peer(
+        rank,
+        socket.gethostname() or platform.node(),
+        _place(),
+        os.getpid(),
+        fingerprint(device or likely_device()),
+        int(slot) if slot.isdecimal() else None,
+        _up_s(),
+    )
+
+
+def _up_s() -> float:
+    try:
+        return float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+@lru_cache
+def fingerprint(device: torch.device) -> str:
+    """Return what tells a device from those of another kind, such as its model."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return f"cuda {properties.name} {properties.total_memory >> 20} MiB"
+    cpuinfo = Path("/proc/cpuinfo")
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"cpu {next(models, platform.processor() or platform.machine())}"
+
+
+def _place() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        return f"{boot.read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # not Linux, or no /proc: then processes are never compared
+        return f"unknown {socket.gethostname()} {os.getpid()}"
+
+
+def watch_exit(peer: Peer) -> int | None:
+    """Return a file descriptor that turns readable when the peer's process ends.
+
+    ``None`` where that cannot be known: another machine or namespace, or no Linux.
+    """
+    if peer.place != _place() or not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(peer.pid)
+    except OSError:  # already gone; the heartbeats will tell
+        return None

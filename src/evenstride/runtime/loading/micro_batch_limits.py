@@ -1,0 +1,261 @@
+"""How many samples this rank may hold at once: as asked for, and as its memory has shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evenstride.core.fleet import FloatArray, Shares
+from evenstride.core.sampling.partition import (
+    micro_batches,
+    micro_batches_by_cost,
+    step_shares,
+    whole_micro_batches,
+)
+from evenstride.errors import ConfigError
+
+# A batch larger than any that went through by more than this part is tried in a way that can be
+# repeated. What then remains for its synchronising pass is this part of it, and as good as safe.
+_BOLD, _REST = 1 / 8, 1 / 16
+
+Spans = tuple[tuple[int, int], ...]
+"""The fewest and the most samples that each rank may get in a step, in rank order."""
+
+
+@dataclass(slots=True)
+class MicroBatchLimits:
+    """The sizes that a rank's batches may have.
+
+    Args:
+        asked: most samples of a micro-batch, as the user wants it; ``None`` for no limit.
+        learned: most samples that may fit, once some did not; ``None`` until then.
+        repeated: how often some did not.
+        proven: samples of the largest batch that went through, both ways.
+        guarded: whether the training loop can repeat a batch that does not fit.
+        everywhere: what each rank has asked for, in rank order.
+        whole: whether micro-batches have the very size asked for, and one rest, not equal sizes.
+        most_cost: the most that a micro-batch may cost, where samples have costs.
+        revision: counts what has been learned; plans made before are to be made again.
+        plain_norms: whether the model has layers that need several samples at once.
+        even: whether all ranks must run the same number of batches in a step.
+        spans: of the shares in full steps; empty with one process.
+        tail: samples of an epoch's last, short step over all ranks; 0 if there is none.
+        by_cost: whether any rank has micro-batches of limited costs.
+        open: whether the global batch may become another one, and all shares with it.
+    """
+
+    asked: int | None = None
+    learned: int | None = None
+    repeated: int = 0
+    proven: int = 0
+    guarded: bool = False
+    everywhere: tuple[int | None, ...] = ()
+    whole: bool = False
+    most_cost: float | None = None
+    revision: int = 0
+    plain_norms: bool = False
+    even: bool = False
+    spans: Spans = ()
+    tail: int = 0
+    by_cost: bool = False
+    open: bool = False
+
+    @property
+    def at_most(self) -> int | None:
+        """The most samples of one batch."""
+        if self.asked is None or self.learned is None:
+            return self.learned if self.asked is None else self.asked
+        return min(self.asked, self.learned)
+
+    def ask(self, size: int | None, *, by_cost: bool) -> None:
+        """Limit this rank's micro-batches as the user wants it, by samples or by cost."""
+        self.asked = None if by_cost else size
+        self.most_cost = size if by_cost else None
+
+    def exceeded(self, fits: int) -> None:
+        """Note that a batch did not fit into memory; at most ``fits`` samples may."""
+        self.repeated += 1
+        self.revision += 1
+        self.learned, self.proven = fits, min(self.proven, fits)
+
+    def fitted(self, samples: int, *, warm: bool) -> None:
+        """Note that a batch fitted, in a loop that could have repeated it.
+
+        Args:
+            samples: of the batch.
+            warm: whether enough steps have run for that to prove something.
+        """
+        self.revision += not self.guarded
+        self.guarded = True
+        if warm:
+            self.proven = max(self.proven, samples)
+
+    def watch_norms(self, *, plain: bool) -> None:
+        """Note whether the model has layers that need several samples at once."""
+        self.plain_norms = plain
+
+    def change_tail(self, tail: int) -> None:
+        """Note how many samples the last, short step has, now that the batch is another."""
+        self.tail = tail
+
+    def lay_out(self, asked: Sequence[int | None], tail: int, *, by_cost: bool) -> None:
+        """Take note of what all ranks have asked of the training loader.
+
+        Args:
+            asked: most samples of a micro-batch, or the most it may cost, in rank order.
+            tail: samples of an epoch's last, short step over all ranks; 0 if there is none.
+            by_cost: whether samples have costs.
+
+        Raises:
+            ConfigError: see `require_even`; alike on every rank, and nothing was changed.
+        """
+        limited = by_cost and any(size is not None for size in asked)
+        if self.even:
+            self._check_even(tail, asked, by_cost=limited)
+        self.everywhere, self.tail, self.by_cost = tuple(asked), tail, limited
+
+    def require_even(self) -> None:
+        """From now on, all ranks must run the same number of batches in every step.
+
+        Raises:
+            ConfigError: shares that they may get would be cut into different numbers; alike on
+                every rank, and nothing was changed.
+        """
+        self._check_even(self.tail, self.everywhere, by_cost=self.by_cost)
+        self.even = len(self.spans) > 1
+
+    def _check_even(self, tail: int, asked: Sequence[int | None], *, by_cost: bool) -> None:
+        if self.open and len(self.spans) > 1 and any(size is not None for size in asked):
+            raise ConfigError(
+                "statistics over all ranks (sync_batch_norm) need the same number of micro-batches "
+                'on each, and with global_batch="auto" shares may become any; leave '
+                "max_micro_batch out, give global_batch a number, or use layers without "
+                "statistics, such as group norm"
+            )
+        _check_even(self.spans, tail, asked, by_cost=by_cost)
+
+    def check(self, shares: Shares) -> None:
+        """Raise unless the ranks run as many batches as they must, in a step with these shares.
+
+        Raises:
+            ConfigError: numbers differ; alike on every rank.
+        """
+        if not self.even:
+            return
+        if self.most_cost is not None:
+            raise _by_cost()
+        asked = self.everywhere or (None,) * len(shares)
+        counts = [len(micro_batches(range(n), k)) for n, k in zip(shares, asked, strict=True)]
+        if len(set(counts)) > 1:
+            raise ConfigError(
+                f"shares of {'/'.join(map(str, shares))} samples would be trained in "
+                f"{'/'.join(map(str, counts))} micro-batches, and statistics over all ranks need "
+                "the same number on each; leave max_micro_batch out (Stride(max_share=...) keeps "
+                "shares small), or use layers without statistics, such as group norm"
+            )
+
+    def parts_by_cost(self, positions: range, costs: FloatArray) -> tuple[range, ...]:
+        """Return a share's positions as the batches to train them in, by what they cost."""
+        if self.most_cost is None:
+            return self.parts(positions)
+        parts = micro_batches_by_cost(positions, costs, self.most_cost)
+        return tuple(piece for part in parts for piece in micro_batches(part, self.learned))
+
+    def parts(self, positions: range) -> tuple[range, ...]:
+        """Return a share's positions as the batches to train them in.
+
+        A backward pass that runs out of memory can be repeated only while nothing has been sent to
+        other ranks. So a size that has not been run is run first with its synchronisation held
+        back, and a small rest synchronises.
+
+        >>> MicroBatchLimits(asked=4).parts(range(6))
+        (range(0, 3), range(3, 6))
+        >>> MicroBatchLimits(asked=4, whole=True).parts(range(6))
+        (range(0, 4), range(4, 6))
+        >>> MicroBatchLimits(proven=32, guarded=True).parts(range(48))
+        (range(0, 45), range(45, 48))
+        """
+        at_most = self.at_most
+        if self.whole and at_most is not None:
+            parts = whole_micro_batches(positions, at_most)
+        else:
+            parts = micro_batches(positions, at_most)
+        last = parts[-1]
+        bold = self.guarded and not self.even and not self.plain_norms
+        if not bold or len(last) < 2 or len(last) <= self.proven * (1 + _BOLD):
+            return parts
+        cut = last.stop - max(1, round(len(last) * _REST))
+        return (*parts[:-1], range(last.start, cut), range(cut, last.stop))
+
+
+def tail_spans(spans: Spans, tail: int) -> Spans:
+    """Return what spans mean for an epoch's last, short step of ``tail`` samples.
+
+    >>> tail_spans(((5, 5), (11, 11)), 8), tail_spans(((1, 15), (1, 15)), 8)
+    (((3, 3), (5, 5)), ((1, 8), (1, 8)))
+    """
+    if all(least == most for least, most in spans):
+        shares = step_shares(tuple(least for least, _ in spans), tail)
+        return tuple((share, share) for share in shares)
+    fewest = int(tail >= len(spans))
+    return tuple((min(least, fewest), min(most, tail)) for least, most in spans)
+
+
+def _check_even(spans: Spans, tail: int, asked: Sequence[int | None], *, by_cost: bool) -> None:
+    """Raise unless all ranks run as many batches as each other, whatever shares they get.
+
+    Raises:
+        ConfigError: they might not.
+    """
+    if len(spans) < 2 or not asked:
+        return
+    if by_cost:
+        raise _by_cost()
+    steps = [(spans, "a step"), (tail_spans(spans, tail), "the last, short step of an epoch")]
+    for shares, when in steps if tail else steps[:1]:
+        counts = [_counts(span, size) for span, size in zip(shares, asked, strict=True)]
+        low, high = _apart(counts)
+        if counts[low][0] != counts[high][1]:
+            raise _uneven(when, shares, asked, low, high)
+
+
+def _apart(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return two ranks, the one with fewer and the one with more, if any two can differ."""
+    ranks = range(len(counts))
+    low = min(ranks, key=lambda rank: counts[rank][0])
+    high = max(reversed(ranks), key=lambda rank: counts[rank][1])
+    if low != high:
+        return low, high
+    other = int(low == 0)
+    return (low, other) if counts[low][0] != counts[other][1] else (other, high)
+
+
+def _counts(span: tuple[int, int], size: int | None) -> tuple[int, int]:
+    """Return the fewest and the most micro-batches that a share is trained in."""
+    least, most = (1 if size is None else max(-(-share // size), 1) for share in span)
+    return least, most
+
+
+def _uneven(
+    when: str, shares: Spans, asked: Sequence[int | None], low: int, high: int
+) -> ConfigError:
+    def told(rank: int, which: int) -> str:
+        count, size = _counts(shares[rank], asked[rank])[which], asked[rank]
+        limit = "no max_micro_batch" if size is None else f"max_micro_batch={size}"
+        return f"{count} on rank {rank} ({shares[rank][which]} sample(s), {limit})"
+
+    tail = "loader(drop_last=True) if it is just that step, " if when.startswith("the") else ""
+    return ConfigError(
+        f"statistics over all ranks (sync_batch_norm) need the same number of micro-batches on "
+        f"each, and {when} may have {told(low, 0)} and {told(high, 1)}; leave max_micro_batch "
+        f"out and keep shares small with Stride(max_share=...), or use {tail}equal shares "
+        "(policy='uniform'), or layers without statistics, such as group norm"
+    )
+
+
+def _by_cost() -> ConfigError:
+    return ConfigError(
+        "micro-batches by cost differ in number between ranks, and statistics over all "
+        "ranks need the same number on each; leave max_micro_batch out, or use layers "
+        "without statistics, such as group norm"
+    )

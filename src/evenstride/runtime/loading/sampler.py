@@ -1,0 +1,310 @@
+"""Which samples this rank loads next, drawn ahead of training by the data loader."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstride.core.fleet import Shares
+from evenstride.core.sampling.draw import Draw
+from evenstride.core.sampling.epoch_ranges import EpochParts
+from evenstride.core.sampling.partition import EpochCursor, Piece, cut, cut_by_cost, step_shares
+from evenstride.core.sampling.permutation import Permutation
+from evenstride.core.sampling.shard_assignment import ShardAssignment
+from evenstride.runtime import usage_errors
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
+from evenstride.runtime.loading.sample_costs import Costs
+from evenstride.runtime.loading.seeding import Keys, item_seeds
+
+# Steps planned at a time: enough for the code to run warm, few enough to throw away.
+_AHEAD = 64
+
+
+class _Planned(NamedTuple):
+    """A step as it will be drawn if its shares are still the expected ones."""
+
+    shares: Shares
+    window: int
+    draws: tuple[Draw, ...]
+    batches: tuple[Keys, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOrder:
+    """How an epoch is laid out; the same on all ranks.
+
+    Args:
+        length: samples in the data set.
+        seed: of the order and of the samples' randomness.
+        shuffle: false to keep the data set's own order.
+        drop_last: leave the last, incomplete global batch out.
+        by_epoch: whether each worker keeps to a part of the data set for a whole epoch.
+        shards: samples in each shard, for data that is read shard by shard.
+        lanes: shards that each worker reads in turn, where there are any.
+    """
+
+    length: int
+    seed: int
+    shuffle: bool = True
+    drop_last: bool = False
+    by_epoch: bool = False
+    shards: Shares = ()
+    lanes: tuple[int, ...] = ()
+
+    def dealing(self, epoch: int) -> ShardAssignment | None:
+        """Return how an epoch of shards begins; nothing for other data."""
+        if not self.shards:
+            return None
+        return ShardAssignment.of(self.shards, self.lanes, self.seed, epoch, shuffle=self.shuffle)
+
+
+class StepSampler:
+    """A batch sampler whose batches are this rank's part of each step.
+
+    Every iterator over it continues where the last one stopped, so that the loader can start in
+    the training process and go on in worker processes.
+
+    Steps are planned some way ahead, under the shares as they are known then, and a plan is
+    thrown away when its step is drawn under others. In the middle of training a step's own
+    Python runs on cold caches, several times slower than the same code run many times in a row.
+
+    Args:
+        order: layout of the epochs.
+        gate: tells each step's shares, and waits where they are not decided.
+        rank: this rank.
+        fit: how large a batch may be; it may change while training runs.
+        seeded: whether keys carry a seed for the sample's randomness.
+        sizes: global batches to use instead, step by step, until they end (calibration).
+        costs: of the samples; ``None`` where each counts the same.
+    """
+
+    def __init__(
+        self,
+        order: EpochOrder,
+        gate: DrawBarrier,
+        rank: int,
+        fit: MicroBatchLimits,
+        *,
+        seeded: bool = True,
+        sizes: Iterator[int] | None = None,
+        costs: Costs | None = None,
+    ) -> None:
+        self._costs, self._revision = costs, fit.revision
+        self.order, self.own_s = order, 0.0
+        self._gate, self._rank, self._fit = gate, rank, fit
+        self._seeded, self._sizes = seeded, sizes
+        self._drawn: deque[tuple[Draw, Keys]] = deque()
+        self._plan: deque[_Planned] = deque()
+        self._shuffle: Permutation | None = None
+        self._parts: EpochParts | None = None
+        self._dealing: ShardAssignment | None = None
+        self._epoch, self._step, self._limit, self._whole_step = -1, 0, -1, -1
+        self._cursor, self._position = EpochCursor(order.length, 1), 0
+
+    def __len__(self) -> int:
+        return self._cursor.steps
+
+    def begin(
+        self,
+        epoch: int,
+        cursor: EpochCursor,
+        step: int,
+        limit: int | None,
+        *,
+        whole_first: bool = False,
+        parts: Shares = (),
+        dealing: ShardAssignment | None = None,
+    ) -> None:
+        """Start drawing at a committed position; whatever was drawn before is forgotten.
+
+        Args:
+            epoch: decides the order of the samples.
+            cursor: position in the epoch.
+            step: global index of the next step.
+            limit: step to stop before; ``None`` for no limit.
+            whole_first: whether the first step is not cut into micro-batches, on any rank.
+            parts: shares that cut the data set when this epoch began, if it has.
+            dealing: what is left of the shards at this position, if it has any.
+        """
+        if epoch != self._epoch:
+            order = self.order
+            shuffled = order.shuffle and not order.shards
+            self._shuffle = Permutation(order.length, order.seed, epoch) if shuffled else None
+            self._epoch = epoch
+        self._drawn.clear()
+        self._plan.clear()
+        self._cursor, self._position, self._step = cursor, cursor.position, step
+        if self.order.by_epoch and parts and cursor.position:
+            self._parts = self._cut_by(parts)
+        self._dealing = dealing
+        self._limit = -1 if limit is None else limit
+        self._whole_step = step if whole_first else -1
+        self._gate.rewind(step)
+
+    @property
+    def parts(self) -> Shares:
+        """The shares that cut the data set for this epoch; none where it is not cut."""
+        return () if self._parts is None else self._parts.shares
+
+    finished = True  # whether the epoch is over where an iterator ends
+
+    def left(self) -> None:
+        """Note that the loop was left: what is drawn and not trained will be drawn again."""
+
+    def delivered(self) -> tuple[Draw, Keys]:
+        """Return the draw and the keys of the batch that the loader hands out now."""
+        return self._drawn.popleft()
+
+    def __iter__(self) -> Iterator[Keys]:
+        if self._epoch < 0:  # no loop of ours has begun
+            raise usage_errors.drawn_elsewhere()
+        while self._step != self._limit:
+            started_s, waited_s = time.perf_counter(), self._gate.waited_s
+            batches = self._next_step()
+            waited_s = self._gate.waited_s - waited_s
+            self.own_s += time.perf_counter() - started_s - waited_s
+            if not batches:
+                return
+            yield from batches
+
+    def _next_step(self) -> tuple[Keys, ...]:
+        """Draw one step: note its batches as drawn, and return their keys; none at the end."""
+        outdated = self._revision != self._fit.revision
+        if (outdated or not self._plan) and not self._plan_ahead(None):
+            return ()
+        shares = self._kept(self._gate.draw(self._step))
+        if self._plan[0].shares is not shares:
+            self._plan_ahead(shares)
+        planned = self._plan.popleft()
+        self._drawn.extend(zip(planned.draws, planned.batches, strict=True))
+        self._position, self._step = self._position + planned.window, self._step + 1
+        self._dealing = planned.draws[0].dealing
+        return planned.batches
+
+    def _plan_ahead(self, shares: Shares | None) -> bool:
+        """Plan the next steps, under ``shares`` or those expected; return whether there is one."""
+        self._plan.clear()
+        self._revision = self._fit.revision
+        self._cursor = cursor = self._sized(replace(self._cursor, position=self._position))
+        self._position = cursor.position
+        if cursor.done:
+            return False
+        shares = shares or self._kept(self._gate.expected(self._step))
+        if self.order.by_epoch and not self._position:
+            self._parts = self._cut_by(shares)
+        if not self._position:  # also where a calibration starts again
+            self._dealing = self.order.dealing(self._epoch)
+        self._fit.check(step_shares(shares, len(cursor.window)))
+        one = self._sizes is not None or self._gate.opening or self._dealing is not None
+        count = 1 if one else _AHEAD
+        alike = min(count, (cursor.end - cursor.position) // cursor.global_batch)
+        if alike and self._sizes is None and self._in_one(shares[self._rank]):
+            self._plan.extend(self._planned_alike(shares, alike))
+        else:
+            self._plan.append(self._planned(shares))
+        return True
+
+    def _kept(self, shares: Shares) -> Shares:
+        """Return the next step's shares: in the midst of a cut epoch those that it began with."""
+        return self._parts.shares if self._parts is not None and self._position else shares
+
+    def _cut_by(self, shares: Shares) -> EpochParts:
+        order = self.order
+        batch = self._cursor.global_batch
+        return EpochParts(order.length, batch, shares, order.seed, self._epoch, order.shuffle)
+
+    def _in_one(self, share: int) -> bool:
+        plain = self._costs is None and self._dealing is None
+        return share > 0 and plain and len(self._fit.parts(range(share))) == 1
+
+    def _planned_alike(self, shares: Shares, count: int) -> Iterator[_Planned]:
+        """Yield the plans of ``count`` full steps of one batch each, all cut the same way."""
+        cursor, share, batch = self._cursor, shares[self._rank], self._cursor.global_batch
+        before = sum(shares[: self._rank])
+        starts = cursor.position + before + batch * np.arange(count)
+        mine = self._indices((starts[:, np.newaxis] + np.arange(share)).ravel())
+        for step, keys in enumerate(self._keys(mine.reshape(count, share)), start=self._step):
+            draw = Draw(step, batch, share, share, True, True, trained=share)
+            yield _Planned(shares, batch, (draw,), (keys,))
+
+    def _sized(self, cursor: EpochCursor) -> EpochCursor:
+        """Return the cursor with the next size of a calibration, at its end after the last.
+
+        Every step has its full size: where too little is left, the epoch starts again.
+        """
+        if self._sizes is None:
+            return cursor
+        size = min(next(self._sizes, 0), cursor.end)
+        if not size:
+            return replace(cursor, length=0)
+        position = cursor.position if cursor.position + size <= cursor.end else 0
+        return replace(cursor, global_batch=size, position=position)
+
+    def _planned(self, shares: Shares) -> _Planned:
+        """Return the plan of the next step, whatever its size and its cut."""
+        window = self._cursor.window
+        of_step = step_shares(shares, len(window))
+        piece, parts, mine, dealing = self._pieces(window, of_step)
+        draws = tuple(
+            Draw(
+                step=self._step,
+                window=len(window),
+                share=of_step[self._rank],
+                samples=0 if piece.ghost else len(part),
+                first=number == 0,
+                last=number == len(parts) - 1,
+                dealing=dealing,
+                trained=piece.samples,
+            )
+            for number, part in enumerate(parts)
+        )
+        first = piece.positions.start
+        rows = [mine[part.start - first : part.stop - first] for part in parts]
+        batches = tuple(keys for row in rows for keys in self._keys(row[np.newaxis]))
+        return _Planned(shares, len(window), draws, batches)
+
+    def _pieces(
+        self, window: range, shares: Shares
+    ) -> tuple[Piece, tuple[range, ...], npt.NDArray[np.int64], ShardAssignment | None]:
+        """Return this rank's piece of a window, the batches to train it in, and its samples.
+
+        And what is left of the shards then.
+        """
+        dealing = self._dealing
+        if self._costs is None:
+            piece = cut(window, shares)[self._rank]
+            if dealing is not None:
+                dealing, mine = dealing.step(self._step, shares, self._rank)
+            else:
+                mine = self._indices(np.arange(piece.positions.start, piece.positions.stop))
+            parts = self._fit.parts(piece.positions)
+        else:
+            indices = self._indices(np.arange(window.start, window.stop))
+            costs = self._costs.of(indices)
+            piece = cut_by_cost(window, shares, costs)[self._rank]
+            first, last = piece.positions.start - window.start, piece.positions.stop - window.start
+            mine = indices[first:last]
+            parts = self._fit.parts_by_cost(piece.positions, costs[first:last])
+        whole = piece.ghost or self._step == self._whole_step
+        return piece, (piece.positions,) if whole else parts, mine, dealing
+
+    def _indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return which samples of the data set stand at some of this rank's positions."""
+        if self._parts is not None:
+            return self._parts.indices(self._rank, positions)
+        return positions if self._shuffle is None else self._shuffle.at(positions)
+
+    def _keys(self, indices: npt.NDArray[np.int64]) -> list[Keys]:
+        """Return one batch of keys for each row of indices."""
+        if not self._seeded:
+            return list(indices.tolist())
+        seeds = item_seeds(self.order.seed, self._epoch, indices).tolist()
+        pairs = zip(indices.tolist(), seeds, strict=True)
+        return [list(zip(row, row_seeds, strict=True)) for row, row_seeds in pairs]

@@ -1,0 +1,119 @@
+"""Random augmentation that does not depend on which worker loads a sample.
+
+Before each ``__getitem__`` torch's, numpy's and Python's generators are seeded from (seed,
+epoch, index) alone. In the training process they are put back afterwards, so that dropout and
+the rest of the script see the random numbers they would see without us.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
+
+from evenstride.core.sampling.permutation import GOLDEN, mix, outputs
+
+Key = tuple[int, int]
+"""A sample's index in the data set, and the seed of its randomness."""
+
+Keys = list[Key] | list[int]
+"""A batch as the sampler names it: with seeds, or indices alone where none are needed."""
+
+
+def item_seeds(
+    seed: int, epoch: int, indices: npt.NDArray[np.integer[Any]]
+) -> npt.NDArray[np.uint64]:
+    """Return a well mixed 64-bit seed for each index, a function of its three arguments alone.
+
+    Source:
+        SplitMix64 (see `evenstride.core.sampling.permutation`), applied in turn to the seed, the
+        epoch and the index.
+    """
+    seeds: npt.NDArray[np.uint64] = indices.astype(np.uint64) + _state(seed, epoch)
+    mix(seeds, np.empty_like(seeds))
+    return seeds
+
+
+@lru_cache(maxsize=4)
+def _state(seed: int, epoch: int) -> np.uint64:
+    """Return what an index is added to: the seed and the epoch mixed, one step on."""
+    state = outputs(np.uint64(seed % 2**64), 1) + np.uint64(epoch)
+    state = outputs(state[0], 1) + GOLDEN
+    return np.uint64(state[0])
+
+
+def needs_no_seed(dataset: object) -> bool:
+    """Return whether a data set surely draws no random numbers, so that seeding can be left out."""
+    if type(dataset) is TensorDataset:
+        return True
+    if type(dataset) is Subset:
+        return needs_no_seed(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(needs_no_seed, dataset.datasets))
+    return False
+
+
+def seeded_dataset(dataset: Any, *, seeded: bool) -> Any:
+    """Return the data set with seeded items, or as it is where seeds are not wanted or needed."""
+    return SeededDataset(dataset) if seeded and not needs_no_seed(dataset) else dataset
+
+
+class SeededDataset(Dataset[Any]):
+    """A data set whose items are seeded one by one; indexed by `Key`.
+
+    Every other attribute is the wrapped data set's own.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: Key) -> Any:
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: list[Key]) -> list[Any]:
+        """Return the samples of a batch, each loaded under its own seed."""
+        if get_worker_info() is not None:  # a loader process: nobody else uses its generators
+            return [self._item(key) for key in keys]
+        with generators_kept():
+            return [self._item(key) for key in keys]
+
+    def _item(self, key: Key) -> Any:
+        index, seed = key
+        torch.default_generator.manual_seed(seed >> 1)
+        np.random.seed(seed & 0xFFFFFFFF)  # the global one is what data sets use
+        random.seed(seed)
+        return self.dataset[index]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "dataset":
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.dataset, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # not yet set: a worker process is still unpickling this object
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Put the three global generators back as they were."""
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy_state = np.random.get_state(legacy=False)  # the second of a pair of normals included
+    try:
+        yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        torch.set_rng_state(torch_state)

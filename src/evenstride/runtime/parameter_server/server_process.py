@@ -1,0 +1,115 @@
+"""A parameter server's process: started by a worker, and gone when nobody needs it any more.
+
+python -m evenstride.runtime.parameter_server.server_process
+
+It reads its settings as a line of JSON from standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+from evenstride.core.sync_modes.mode_specs import Asynchronous, StaleSynchronous, sync_from_spec
+from evenstride.runtime.parameter_server.rpc_agent import RpcRendezvous, join, server_name
+from evenstride.runtime.parameter_server.server import Server, serve
+from evenstride.runtime.parameter_server.work_dispatcher import WorkDispatcher
+
+# What it needs is imported as by its workers, which is quicker, and not in their first step.
+_RUN = "import sys, evenstride._importing as i; i.import_to_train(sys.argv[1]).main()"
+# How long a worker that leaves waits for its servers, which end when all have left.
+_WAIT_S = 10.0
+# How long a server stays unasked after the process that started it has gone: longer than a step.
+_GRACE_S = 20.0
+# How long the last worker to leave has to close its end of the connection first.
+_LINGER_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A server that this process has started.
+
+    Args:
+        process: it.
+    """
+
+    process: subprocess.Popen[str]
+
+    def close(self, *, wait: bool) -> None:
+        """Let it end as soon as all workers have left it, or none asks any more.
+
+        Args:
+            wait: some time for that; others may need it for longer than this process lives.
+        """
+        assert self.process.stdin is not None, "it is a pipe"
+        self.process.stdin.close()
+        if wait:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_WAIT_S)
+
+
+def start(meeting: RpcRendezvous, index: int) -> ServerProcess:
+    """Start a server; it joins the meeting by itself.
+
+    Standard input stays open for as long as this process lives, however it ends: a server whose
+    worker was killed notices.
+    """
+    environment = {
+        **os.environ,
+        # Optimizers of the user's own making are found where the script finds them.
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        # Each worker that parts would be warned of as a connection that broke.
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RUN, __name__],
+        stdin=subprocess.PIPE,
+        env=environment,
+        text=True,
+        start_new_session=True,  # an interrupt from the keyboard is for the workers
+    )
+    assert process.stdin is not None, "it is a pipe"
+    process.stdin.write(json.dumps({**meeting.to_plain(), "index": index}) + "\n")
+    process.stdin.flush()
+    return ServerProcess(process)
+
+
+def main() -> None:
+    """Serve until all workers have left, or none asks and the one that started this has gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = json.loads(sys.stdin.readline())
+    index = settings.pop("index")
+    meeting = RpcRendezvous(**settings)
+    mode = sync_from_spec(meeting.mode)
+    free = isinstance(mode, Asynchronous | StaleSynchronous)
+    bound = mode.staleness if isinstance(mode, StaleSynchronous) else None
+    office = WorkDispatcher(meeting.workers, bound) if free and not index else None
+    rate = mode.rate if isinstance(mode, Asynchronous | StaleSynchronous) else "constant"
+    server = Server(meeting.workers, office, rate)
+    serve(server)
+    threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()
+    join(meeting, server_name(index), meeting.workers + index)
+    server.deserted.wait()
+    time.sleep(_LINGER_S)
+    os._exit(0)  # agents of others may be gone, which RPC's own end would wait for
+
+
+def _end_with_parent(server: Server) -> None:
+    # Returns when the worker closes the pipe, or has ended in any way.
+    sys.stdin.read()
+    # Other workers may still need this server; it ends when none has called it for a while.
+    calls = -1
+    while not server.deserted.wait(_GRACE_S) and calls != server.calls:
+        calls = server.calls
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Parameter servers: workers send gradients, servers step the optimizer and send weights back."""

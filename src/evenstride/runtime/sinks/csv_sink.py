@@ -1,0 +1,108 @@
+"""A sink that is a CSV file: one number in a row, so that workers may come and go."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from evenstride.errors import ConfigError
+from evenstride.runtime.sinks.snapshot import Snapshot
+
+COLUMNS = ("unix_s", "step", "epochs", "metric", "label", "value", "text")
+# How a spreadsheet knows a formula.
+_FORMULAS = ("=", "+", "-", "@")
+
+
+class CsvSink:
+    """Appends to a file, which is made with its folder if needed, and gets one header.
+
+    Args:
+        path: of the file. One that a run was writing when it crashed loses the row that it had
+            begun.
+
+    Raises:
+        ConfigError: it is no file, or has other columns.
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise ConfigError(
+                f"{path} is no plain file; name one, such as csv:{path / 'metrics.csv'}"
+            )
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._begin(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, path: Path) -> None:
+        header = _line(COLUMNS)
+        size = os.fstat(self._file).st_size
+        if not size:
+            os.write(self._file, header)
+            return
+        if os.pread(self._file, len(header), 0) != header:
+            raise ConfigError(
+                f"{path} has other columns than {','.join(COLUMNS)}; name another file, or move "
+                "this one away"
+            )
+        os.ftruncate(self._file, _whole_lines(self._file, size))
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Append a row for each number, in one write."""
+        # One write, so that a crash leaves at most the last row cut.
+        os.write(self._file, b"".join(_line(row) for row in _rows(snapshot)))
+
+    def close(self) -> None:
+        """Close the file; may be called again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _rows(snapshot: Snapshot) -> Iterator[tuple[object, ...]]:
+    at = f"{snapshot.unix_s:.3f}", snapshot.step, _short(snapshot.epochs)
+    yield *at, "step", "", snapshot.step, ""
+    if snapshot.epochs is not None:
+        yield *at, "epochs", "", _short(snapshot.epochs), ""
+    for metric, label, value in snapshot.samples:
+        if metric != "metric":  # these come with their own steps
+            yield *at, metric, _harmless(label), _short(value), ""
+    for step, epochs, name, value in snapshot.found:
+        yield at[0], step, _short(epochs), "metric", _harmless(name), _short(value), ""
+    for alert in snapshot.alerts:
+        worker, text = _harmless(alert.worker), f"{alert.kind}: {alert.reason}"
+        yield *at, "alert", worker, _short(alert.speed), text
+
+
+def _line(row: tuple[object, ...]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(row)
+    return text.getvalue().encode()
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.7g}"
+
+
+def _harmless(text: str) -> str:
+    """Return a text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(_FORMULAS) else text
+
+
+def _whole_lines(file: int, size: int) -> int:
+    """Return the bytes up to the last line end; there is one, after the header."""
+    end = size
+    while end:
+        start = max(end - 4096, 0)
+        found = os.pread(file, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0

@@ -1,0 +1,120 @@
+"""From what was asked, such as ``csv:metrics.csv``, to open sinks; all refusals are made here."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evenstride.core.spec import parse_spec
+from evenstride.errors import ConfigError
+from evenstride.runtime.sinks.csv_sink import CsvSink
+from evenstride.runtime.sinks.prometheus_sink import PrometheusSink, why
+from evenstride.runtime.sinks.snapshot import Sink
+from evenstride.runtime.sinks.tensorboard_sink import TensorBoardSink
+
+LOOPBACK = "127.0.0.1"
+POSSIBLE = "csv:FILE, prometheus:[HOST:]PORT and tensorboard:FOLDER"
+_PACKAGES = {"prometheus": "prometheus-client", "tensorboard": "tensorboard"}
+_KINDS = ("csv", *_PACKAGES)
+_ADDRESS = re.compile(r"(?:(?P<host>\[[^\[\]]+\]|[^\[\]:]+):)?(?P<port>[0-9]{1,5})", re.ASCII)
+_LAST_PORT = 65535
+
+
+def sinks_of(asked: Any) -> tuple[str | Sink, ...]:
+    """Return the sinks that were asked for.
+
+    Args:
+        asked: text with one sink or several, with commas between them; an object with the methods
+            of `Sink`; or a sequence of texts, each with one sink, and such objects.
+
+    Raises:
+        ConfigError: it is none of these, one of them cannot be, or one is there twice.
+    """
+    if isinstance(asked, str):
+        asked = [text.strip() for text in asked.split(",") if text.strip()]
+    if _is_sink(asked):
+        asked = [asked]
+    if not isinstance(asked, Sequence) or not all(isinstance(x, str) or _is_sink(x) for x in asked):
+        raise ConfigError(
+            f"sinks is {asked!r}; it must be text such as 'csv:metrics.csv', an object with the "
+            f"methods of evenstride.Sink, or a list of these; there are {POSSIBLE}"
+        )
+    for one in asked:
+        if isinstance(one, str):
+            _parsed(one)
+    twice = [one for place, one in enumerate(asked) if one in asked[:place]]
+    if twice:
+        raise ConfigError(f"the sink {twice[0]!r} is there twice; leave one of them out")
+    return tuple(asked)
+
+
+def _is_sink(value: object) -> bool:
+    methods = ("write", "close")
+    # A class has these methods too, but nothing to write to.
+    return not isinstance(value, type) and all(callable(getattr(value, m, None)) for m in methods)
+
+
+def open_sinks(asked: Sequence[str | Sink]) -> dict[str, Sink]:
+    """Return the open sinks by what was asked; those opened before one that cannot are closed.
+
+    An object is open already. Its name is that of its class, with a number.
+
+    Raises:
+        ConfigError: one cannot be opened: its port is in use, its file or folder cannot be written,
+            or its package is not there.
+    """
+    with contextlib.ExitStack() as opened:
+        sinks = {}
+        for place, one in enumerate(asked):
+            name = one if isinstance(one, str) else f"{type(one).__name__} ({place})"
+            sinks[name] = sink = _open(one) if isinstance(one, str) else one
+            opened.callback(sink.close)
+        # All are open, so none is closed on the way out.
+        opened.pop_all()
+        return sinks
+
+
+def _parsed(text: str) -> tuple[str, str]:
+    spec = parse_spec(text)
+    kind, where = spec.name, spec.argument or ""
+    if kind not in _KINDS or not where.strip() or not spec.closed:
+        raise ConfigError(f"there is no sink {text!r}; there are {POSSIBLE}")
+    if kind == "prometheus":
+        _address(text, where)
+    return kind, where
+
+
+def _address(text: str, where: str) -> tuple[str, int]:
+    found = _ADDRESS.fullmatch(where.strip())
+    if found is None or int(found["port"]) > _LAST_PORT:
+        raise ConfigError(
+            f"the sink {text!r} has no port that can be; it must be 0 (any free one) to "
+            f"{_LAST_PORT}, such as prometheus:9108, or prometheus:0.0.0.0:9108 to let other "
+            "machines ask"
+        )
+    return (found["host"] or LOOPBACK).strip("[]"), int(found["port"])
+
+
+def _open(text: str) -> Sink:
+    kind, where = _parsed(text)
+    try:
+        match kind:
+            case "prometheus":
+                return PrometheusSink(*_address(text, where))
+            case "tensorboard":
+                return TensorBoardSink(Path(where))
+        return CsvSink(Path(where))
+    except ConfigError:
+        raise
+    except ImportError as error:
+        raise ConfigError(
+            f"the sink {text!r} needs the package {_PACKAGES[kind]}, which cannot be imported "
+            f"({error}); install it with pip install 'evenstride[{kind}]', or leave the sink out"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"the sink {text!r} cannot be opened: {why(error)}; name another one, or leave it out"
+        ) from None

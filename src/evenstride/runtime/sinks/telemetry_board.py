@@ -1,0 +1,130 @@
+"""What the leader shows while a run goes on: alerts in the log, numbers in the sinks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from math import floor, nan
+from typing import Any
+
+from evenstride.core.diagnostics.alerts import Alert, Alerts
+from evenstride.core.diagnostics.ledger import Ledger
+from evenstride.runtime.sinks.metric_names import neutral
+from evenstride.runtime.sinks.snapshot import (
+    LeaderSnapshot,
+    NamedMean,
+    Sample,
+    Sink,
+    Snapshot,
+    numbers_of,
+)
+
+logger = logging.getLogger("evenstride")
+
+
+class TelemetryBoard:
+    """Looks for alerts after each exchange, and tells the sinks what is known.
+
+    Nothing that goes wrong here ends training: a sink that fails is named once and dropped.
+
+    Args:
+        sinks: open, by what was asked.
+        alerts: what is remembered of the workers; nobody yet.
+    """
+
+    def __init__(
+        self, sinks: Mapping[str, Sink] | None = None, alerts: Alerts | None = None
+    ) -> None:
+        self._sinks, self._alerts = dict(sinks or {}), alerts or Alerts()
+        self._booked = Ledger.empty(0)
+        self._found: deque[NamedMean] = deque()  # filled by the training thread
+        self._means: dict[str, float] = {}
+        self._pass: Mapping[str, Any] | None = None
+        self._given = 0
+        self.earlier = 0  # steps that were committed before this process
+        self._step = 0
+        self._epochs: float | None = None
+
+    def count_from(self, earlier: int) -> None:
+        """Count steps from those that were committed before this process."""
+        self.earlier = earlier
+
+    def hear(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Take what the trace is told besides; only remembers it, as training waits."""
+        if kind == "pass":
+            self._pass = values
+        elif kind == "metric" and self._sinks:
+            value = nan if values["value"] is None else float(values["value"])
+            name = neutral(values["name"])
+            self._found.append(NamedMean(values["step"], values["epochs"], name, value))
+
+    def look(self, known: LeaderSnapshot) -> tuple[Alert, ...]:
+        """Return the alerts that an exchange gives rise to, each once."""
+        self._alerts, alerts = self._alerts.after(
+            known.control, known.measured, known.step, lockstep=known.lockstep
+        )
+        self._given += len(alerts)
+        return tuple(replace(alert, worker=neutral(alert.worker)) for alert in alerts)
+
+    def tell(self, known: LeaderSnapshot, alerts: tuple[Alert, ...]) -> None:
+        """Tell all sinks what is known, and the alerts."""
+        if not self._sinks:
+            return
+        self._step, self._epochs = self.earlier + known.step, self._epochs_at(known)
+        numbers = [
+            *numbers_of(known, self._booked, self._alerts),
+            Sample("alerts_total", "", self._given),
+        ]
+        self._booked = known.ledger
+        self._write(numbers, alerts)
+
+    def close(self) -> None:
+        """Tell the means that came since, and close all sinks. May be called again."""
+        if self._found:
+            self._write([], ())
+        while self._sinks:
+            text, sink = self._sinks.popitem()
+            try:
+                sink.close()
+            except Exception as error:
+                logger.warning("the sink %s did not close well (%s)", neutral(text), _named(error))
+
+    def _write(self, numbers: list[Sample], alerts: tuple[Alert, ...]) -> None:
+        # A number of times that is fixed before: the training thread may append meanwhile.
+        found = tuple(self._found.popleft() for _ in range(len(self._found)))
+        self._means.update((one.name, one.value) for one in found)
+        if numbers:
+            numbers += [Sample("metric", name, value) for name, value in self._means.items()]
+        snapshot = Snapshot(time.time(), self._step, self._epochs, tuple(numbers), found, alerts)
+        for text, sink in list(self._sinks.items()):
+            try:
+                sink.write(snapshot)
+            except Exception as error:  # whatever it is, training goes on without the sink
+                logger.warning(
+                    "the sink %s failed (%s) and is dropped; training goes on",
+                    neutral(text),
+                    _named(error),
+                )
+                del self._sinks[text]
+                with contextlib.suppress(Exception):  # one that has failed may fail again
+                    sink.close()
+
+    def _epochs_at(self, known: LeaderSnapshot) -> float | None:
+        """Return the epochs trained, from where the latest pass began."""
+        if self._pass is None:
+            return None
+        begun, samples = float(self._pass["epochs"]), int(self._pass["samples"])
+        if not (known.lockstep and samples and known.control.fleet is not None):
+            return begun
+        steps = max(known.step - int(self._pass["step"]), 0)
+        batch = self._pass.get("global_batch", known.control.fleet.global_batch)
+        part = steps * int(batch) / samples
+        return min(begun + part, floor(begun) + 1.0)
+
+
+def _named(error: Exception) -> str:
+    return neutral(f"{type(error).__name__}: {error}")

@@ -1,0 +1,159 @@
+"""Gradients one step late: what the others send arrives while the next step is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstride.core.gradients.weighting import loss_factor
+from evenstride.core.sampling.draw import Draw
+from evenstride.core.sync_modes.averaging_schedule import RoundPosition
+from evenstride.errors import ConfigError
+from evenstride.runtime import usage_errors
+from evenstride.runtime.synchronisation.trained_state import TrainedState
+from evenstride.runtime.synchronisation.weighted_average import Sum, buckets
+from evenstride.runtime.timing.step_timer import StepTimer
+
+
+class GradientInFlight:
+    """Gradients that are being averaged over the ranks; collective to make, and nobody waits.
+
+    Without a gradient here a parameter counts as 0: to ask the others would be to wait.
+
+    Args:
+        parameters: the same on all ranks.
+        world_size: number of ranks.
+        group: of them.
+
+    Raises:
+        ConfigError: a gradient is sparse.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        world_size: int,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        gradients = [_gradient(parameter) for parameter in parameters]
+        pairs = zip(gradients, parameters, strict=True)
+        self._owners = {id(gradient): parameter for gradient, parameter in pairs}
+        self._sums = [Sum(bucket, 1 / world_size, group) for bucket in buckets(gradients)]
+
+    def arrive(self) -> None:
+        """Wait for all of it, and give the parameters the mean."""
+        for each in self._sums:
+            for gradient, mean in each.arrive():
+                # Copied, or one gradient that is kept would keep the memory of its whole bucket.
+                self._owners[id(gradient)].grad = mean.to(gradient.dtype, copy=True)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        return torch.zeros_like(parameter.detach())
+    if parameter.grad.is_sparse:
+        raise ConfigError(
+            "a gradient is sparse, and gradients that come late are sent dense; make the layer "
+            'with sparse=False, or use sync="bsp"'
+        )
+    return parameter.grad
+
+
+class DelayedTraining:
+    """Applies each step's gradient in the next one, while that one's is on its way.
+
+    The last step of an epoch (or of a run, by its limit of steps) applies its own gradient as well,
+    so that every gradient is applied once, and between two epochs none is on its way.
+
+    Args:
+        world_size: number of ranks.
+        join: returns a process group of all ranks for nothing else; collective.
+        timer: the clock of this rank's steps.
+        place_of: where the step of a batch stands in the run.
+
+    Source:
+        after ABS-SGD, arXiv 2308.15164, of which the abstract was read: a gradient of the step
+        before, whose synchronisation is hidden. There workers go on computing micro-batches
+        meanwhile, so that batches follow from speeds; here shares are set ahead as ever.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        join: Callable[[], dist.ProcessGroup | None],
+        timer: Callable[[], StepTimer],
+        place_of: Callable[[Draw], RoundPosition],
+    ) -> None:
+        self._world_size, self._join, self._timer = world_size, join, timer
+        self._place_of = place_of
+        self._group: dist.ProcessGroup | None = None
+        self._joined = self._applying = False
+        self._trained = TrainedState()
+        self._place = RoundPosition(0, 0, 0, 0, 1)
+        self._on_the_way: dict[int, tuple[Optimizer, GradientInFlight]] = {}
+
+    def factor(self, draw: Draw) -> float:
+        """Return what makes the mean over workers the mean over samples."""
+        self._place = self._place_of(draw)
+        return loss_factor(self._world_size, draw.samples, draw.window)
+
+    def watch(self, module: nn.Module) -> None:
+        """Know a module's parameters; collective."""
+        if not self._joined:
+            self._group, self._joined = self._join(), True
+        self._trained.watch(module)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Send this step's gradients, and wait for those of the step before."""
+        if self._applying:
+            return
+        mine = self._trained.of(optimizer)
+        sent = GradientInFlight(mine, self._world_size, self._group)
+        _, before = self._on_the_way.pop(id(optimizer), (None, None))
+        self._on_the_way[id(optimizer)] = optimizer, sent
+        for parameter in mine:
+            parameter.grad = None  # without one from before the optimizer does nothing
+        if before is not None:
+            with self._timer().waiting():
+                before.arrive()
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Apply the step's own gradient as well, where the epoch ends."""
+        if self._applying:
+            return
+        self._timer().gradients_ready()  # the optimizer's step was this rank's own work
+        if self._place.ends_epoch:
+            self._apply(optimizer)
+
+    def bring_home(self) -> None:
+        """Apply what is on its way, so that the weights here are all there is; collective."""
+        for optimizer, _ in list(self._on_the_way.values()):
+            self._apply(optimizer)
+
+    def close(self, *, in_order: bool) -> None:
+        """Let go of the process group. May be called again.
+
+        Args:
+            in_order: whether all is well: then it is told if a gradient was never applied.
+        """
+        if in_order and self._on_the_way:
+            usage_errors.tell_of_late_gradient()
+        self._group = None
+        self._on_the_way.clear()
+
+    def _apply(self, optimizer: Optimizer) -> None:
+        _, sent = self._on_the_way.pop(id(optimizer))
+        with self._timer().waiting():
+            sent.arrive()
+        # torch reports this step to `before_step` and `after_step` as well.
+        self._applying = True
+        try:
+            optimizer.step()
+        finally:
+            self._applying = False
+        for parameter in self._trained.of(optimizer):
+            parameter.grad = None

@@ -1,0 +1,331 @@
+"""Training on one's own between averages: one worker's side of ``local-sgd``.
+
+Each rank's optimizer steps by the mean gradient over its own share, and at the end of a round the
+weights of all ranks are averaged. A rank counts by the samples that it trained in the round: with
+one step to a round and plain SGD the average is then the step of one process on the union of the
+batches, whatever the shares; and each sample has the same say when shares move within a round. A
+rank without samples takes no step and does not count. Optimizer states stay each rank's own.
+
+What ranks do together is begun by the same step on all of them, which follows from the position
+alone, also where a gradient scaler has left out the optimizer's step on some.
+
+The outer optimizer decides what becomes of the average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstride.core.gradients.weighting import loss_factor
+from evenstride.core.sampling.draw import Draw
+from evenstride.core.sync_modes.averaging_schedule import RoundPosition, ends_round, on_their_own
+from evenstride.core.sync_modes.mode_specs import LocalSgd
+from evenstride.errors import ConfigError, UsageError
+from evenstride.runtime import usage_errors
+from evenstride.runtime.synchronisation.trained_state import TrainedState
+from evenstride.runtime.synchronisation.weighted_average import WeightedAverage, sums_as
+from evenstride.runtime.timing.step_timer import StepTimer
+
+
+class OuterOptimizer:
+    """Steps from the weights at a round's start, by what the round has changed on average.
+
+    The outer gradient is the weights at the round's start less the average at its end. It is
+    applied as `torch.optim.SGD` does with ``nesterov=True``: with outer gradient ``g``, momentum
+    ``m`` and rate ``r``, the velocity becomes ``v = m v + g`` and the weights ``start - r (g + m
+    v)``. With rate 1 and no momentum that is the average, which is then taken as it is.
+
+    Args:
+        rate: outer step size, above 0.
+        momentum: from 0 to below 1.
+
+    Source:
+        DiLoCo (Douillard et al., 2023, arXiv 2311.08105) has this outer gradient and Nesterov
+        momentum, as others restate it; the paper itself was not at hand. Not verified: that it
+        means torch's form of Nesterov momentum, which starts with ``v = g``, and not another.
+        Ranks count by their samples here, not alike.
+    """
+
+    def __init__(self, rate: float, momentum: float) -> None:
+        self._rate, self._momentum = rate, momentum
+        self._starts: dict[nn.Parameter, Tensor] = {}
+        self._velocities: dict[nn.Parameter, Tensor] = {}
+
+    @property
+    def plain(self) -> bool:
+        """Whether the average itself is the result."""
+        return self._rate == 1.0 and not self._momentum
+
+    def begin(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Keep the weights of parameters whose round begins; those of others stay.
+
+        Cost:
+            A copy of the parameters per round; none where it is `plain`.
+        """
+        if self.plain:
+            return
+        for parameter in parameters:
+            if parameter not in self._starts:
+                self._starts[parameter] = parameter.detach().clone()
+
+    def forget(self) -> None:
+        """Let rounds begin anew: weights came from elsewhere."""
+        self._starts.clear()
+
+    @torch.no_grad()
+    def step(self, parameter: nn.Parameter, average: Tensor) -> None:
+        """Set a parameter to what its round leads to.
+
+        Args:
+            parameter: whose round has ended; one that never began takes the average.
+            average: of it over the ranks; overwritten.
+        """
+        start = self._starts.pop(parameter, None)
+        if start is None:
+            parameter.copy_(average)
+            return
+        start = start.to(average.dtype)
+        gradient = torch.sub(start, average, out=average)
+        if self._momentum:
+            velocity = self._velocity(parameter).mul_(self._momentum).add_(gradient)
+            gradient = gradient.add(velocity, alpha=self._momentum)
+        parameter.copy_(start.sub_(gradient, alpha=self._rate))
+
+    def state(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Return the velocities by name, the same on all ranks; none without momentum."""
+        if not self._momentum:
+            return {}
+        return {name: self._velocity(parameter) for name, parameter in parameters.items()}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
+        """Take over velocities that `state` returned; names that are not there keep theirs."""
+        for name, saved in state.items():
+            if name in parameters and self._momentum:
+                self._velocity(parameters[name]).copy_(saved)
+
+    def _velocity(self, parameter: nn.Parameter) -> Tensor:
+        if parameter not in self._velocities:
+            zeros = torch.zeros_like(parameter, dtype=sums_as(parameter.dtype))
+            self._velocities[parameter] = zeros.detach()
+        return self._velocities[parameter]
+
+
+class LocalTraining:
+    """Lets a worker's optimizer step by itself, and averages the weights where a round ends.
+
+    Args:
+        mode: what is averaged when, and what becomes of it.
+        join: makes what brings the ranks' tensors together; collective.
+        timer: the clock of this rank's steps.
+        place: tells where a batch's step stands in the run.
+    """
+
+    takes_left_out = True
+    """Whether `after_step` may be told ``None``: a gradient scaler has left out the step."""
+
+    def __init__(
+        self,
+        mode: LocalSgd,
+        join: Callable[[], WeightedAverage],
+        timer: Callable[[], StepTimer],
+        place: Callable[[Draw], RoundPosition],
+    ) -> None:
+        self._mode, self._timer, self._place_of = mode, timer, place
+        self._join: Callable[[], WeightedAverage] | None = join
+        self._opened: WeightedAverage | None = None
+        self._trained = TrainedState()
+        self._optimizers: list[Optimizer] = []
+        self._outer = OuterOptimizer(mode.outer_rate, mode.outer_momentum)
+        self._draw: Draw | None = None  # the latest batch
+        self._entered: Draw | None = None  # the latest that has come to an optimizer
+        self._place = RoundPosition(0, 0, 0, 0, 1)
+        self._next_step, self._samples = -1, 0  # samples of this rank in the round
+        self._over = self._settled = True
+        self._buffers_due = self._stepped = False
+
+    def factor(self, draw: Draw) -> float:
+        """Return what makes the gradient the mean over this rank's share; 0 for a ghost.
+
+        In the first ``after`` steps what makes it that over all samples, once it is averaged.
+
+        Raises:
+            UsageError: no model is watched.
+        """
+        joint, self._draw, self._place = self._joint, draw, self._place_of(draw)
+        if not self._alone:
+            return loss_factor(joint.world_size, draw.samples, draw.window)
+        return draw.samples / draw.trained if draw.samples else 0.0
+
+    def watch(self, module: nn.Module) -> None:
+        """Know a module's parameters and buffers; collective."""
+        if self._opened is None and self._join is not None:
+            self._opened = self._join()
+        self._trained.watch(module)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Average the gradients, in the first ``after`` steps.
+
+        Later a rank without samples drops its own, so that its optimizer leaves the weights alone.
+
+        Raises:
+            ConfigError: a gradient is sparse and to be averaged, or the optimizer itself leaves
+                out steps for a gradient scaler.
+            UsageError: the ranks do not average the same.
+        """
+        if self._draw is None:  # no step of the run
+            return
+        _refuse_fused(optimizer)
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        new, mine = self._enter(), self._trained.of(optimizer)
+        if not self._alone:
+            # Around all but the first optimizer of a step the caller counts the time as waiting.
+            with self._timer().waiting() if new else nullcontext():
+                self._joint.gradients(self._place.step, mine)
+            return
+        self._outer.begin(mine)
+        if not self._draw.trained:
+            for parameter in mine:
+                parameter.grad = None
+
+    def after_step(self, optimizer: Optimizer | None) -> None:
+        """Average the weights that the optimizer steps, if the step ends a round.
+
+        Args:
+            optimizer: that has stepped; ``None`` if a gradient scaler has left that out here. Then
+                this rank takes part with the weights it has, and the step's samples do not count.
+
+        Raises:
+            UsageError: the ranks do not average the same.
+        """
+        if self._draw is None:
+            return
+        if optimizer is None:
+            self._enter(left_out=True)
+        first, self._stepped = not self._stepped, True
+        if first:
+            self._timer().gradients_ready()  # up to here it was this rank's own work
+        with nullcontext() if first else self._timer().waiting():
+            self._together(optimizer)
+
+    def _together(self, optimizer: Optimizer | None) -> None:
+        mine = self._trained.trainable if optimizer is None else self._trained.of(optimizer)
+        if optimizer is None and self._alone:
+            self._outer.begin(mine)
+        elif optimizer is None:
+            self._joint.gradients(self._place.step, mine, left_out=True)
+        if ends_round(self._mode, self._place):
+            self._average(mine)
+        # In the first steps gradients are averaged, so the weights are alike already; buffers are
+        # not.
+        elif self._place.ends_epoch and self._buffers_due:
+            self._average([])
+
+    @property
+    def settled(self) -> bool:
+        """Whether all ranks have one model, between two steps; the same on all ranks."""
+        return self._settled
+
+    def settle(self) -> None:
+        """End the round now, unless it has ended, so that all ranks have one model.
+
+        Collective, between two steps. What is averaged here would have been later, so training
+        takes another course than without; the next rounds end where they would have.
+        """
+        if not self._settled:
+            self._average(self._trained.trainable if self._alone else [])
+
+    def bring_home(self) -> None:
+        """Make one of the ranks, for a checkpoint: `settle`, and average optimizer states, too.
+
+        Collective, between two steps. A run that is restored then goes on as the one that was saved
+        does. States of another shape than their parameter, such as counts of steps, and states
+        that not all ranks have yet, stay each rank's own.
+        """
+        self.settle()
+        # In the first steps optimizers step by the same gradients, so their states are alike.
+        if self._alone:
+            for optimizer in self._optimizers:
+                states = self._trained.states_of(optimizer)
+                self._joint.states(self._place.step, states, self._samples)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it has a state that a checkpoint needs: the outer momentum."""
+        return self._mode.outer_momentum > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the outer optimizer's velocities by parameter: the same on all ranks."""
+        return {"velocities": self._outer.state(self._trained.by_name)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned, once the models are watched."""
+        self._outer.load(state["velocities"], self._trained.by_name)
+        self._over = self._settled = True
+
+    def close(self, *, in_order: bool) -> None:
+        """Let go of the process groups. May be called again.
+
+        Args:
+            in_order: whether all is well: then it is told if the ranks' models differ.
+        """
+        if in_order and self._opened is not None and not self._settled:
+            usage_errors.tell_of_models(self._place.step + 1)
+            self._settled = True
+        if self._opened is not None:
+            self._opened.close()
+        self._join = self._draw = self._entered = None
+        self._optimizers.clear()
+
+    @property
+    def _alone(self) -> bool:
+        return on_their_own(self._mode, self._place)
+
+    @property
+    def _joint(self) -> WeightedAverage:
+        if self._opened is None:
+            raise UsageError(
+                "this mode of synchronisation trains models that stride.watch() was given; call "
+                "model = stride.watch(model) before the loop"
+            )
+        return self._opened
+
+    def _average(self, parameters: list[nn.Parameter]) -> None:
+        """Average parameters, and buffers if that is due, by the samples of the round."""
+        trained = self._trained if self._buffers_due else None
+        means = self._joint.weights(self._place.step, parameters, self._samples, trained)
+        for parameter, mean in means:
+            self._outer.step(parameter, mean)
+        self._over, self._settled, self._buffers_due = True, True, False
+
+    def _enter(self, *, left_out: bool = False) -> bool:
+        """Count the step in hand; return whether it had not been, for another optimizer."""
+        draw, place = self._draw, self._place
+        if draw is self._entered or draw is None:
+            return False
+        self._entered, self._stepped = draw, False
+        # A round begins where one has ended, where a position was loaded, and where ranks begin to
+        # step on their own.
+        if self._over or place.step != self._next_step or place.step == self._mode.after:
+            self._samples, self._over = 0, False
+            self._outer.forget()
+        self._next_step = place.step + 1
+        self._samples += 0 if left_out else draw.trained
+        self._buffers_due = self._trained.has_buffers
+        self._settled = not (self._alone or self._buffers_due)
+        return True
+
+
+def _refuse_fused(optimizer: Optimizer) -> None:
+    if getattr(optimizer, "grad_scale", None) is not None:
+        raise ConfigError(
+            f"{type(optimizer).__name__} leaves out steps for the gradient scaler by itself, so it "
+            "cannot be told whether it has trained the samples of a step; make it with fused=False"
+        )

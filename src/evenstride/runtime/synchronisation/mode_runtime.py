@@ -1,0 +1,103 @@
+"""From a mode of synchronisation to what carries it out on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from evenstride.core.sampling.draw import Draw
+from evenstride.core.sync_modes.averaging_schedule import RoundPosition
+from evenstride.core.sync_modes.mode_specs import (
+    AllReduce,
+    Asynchronous,
+    LocalSgd,
+    ParameterServerMode,
+    StaleSynchronous,
+    SyncMode,
+)
+from evenstride.runtime.engines.process_groups import own_group
+from evenstride.runtime.loading.position import CommittedPosition
+from evenstride.runtime.loading.sampler import StepSampler
+from evenstride.runtime.parameter_server.async_worker import AsyncWorker
+from evenstride.runtime.parameter_server.handout_sampler import PieceSampler
+from evenstride.runtime.parameter_server.server_setup import connect
+from evenstride.runtime.parameter_server.sync_worker import Synchronous
+from evenstride.runtime.synchronisation.delayed_gradients import DelayedTraining
+from evenstride.runtime.synchronisation.local_sgd import LocalTraining
+from evenstride.runtime.synchronisation.synchroniser import Synchroniser
+from evenstride.runtime.synchronisation.weighted_average import WeightedAverage
+from evenstride.runtime.team import Team
+from evenstride.runtime.timing.step_timer import StepTimer
+
+
+def synchroniser(
+    mode: SyncMode,
+    team: Team,
+    failed: Callable[[], Exception | None],
+    timer: Callable[[], StepTimer],
+    progress: CommittedPosition,
+    max_steps: int | None = None,
+) -> Synchroniser | None:
+    """Return what acts around the optimizer's steps; ``None`` where the engine sees to it.
+
+    A single process steps by itself, whatever the mode.
+
+    Args:
+        mode: of synchronisation.
+        team: of all ranks.
+        failed: returns why no step can be finished, once another rank is known to be lost.
+        timer: the clock of this rank's steps.
+        progress: its position.
+        max_steps: steps after which the run ends; ``None`` for no limit.
+    """
+    if isinstance(mode, AllReduce) or team.group is None:
+        return None
+    if isinstance(mode, ParameterServerMode | Asynchronous | StaleSynchronous):
+        servers, reach = mode.servers, partial(connect, team, mode, failed)
+        if isinstance(mode, ParameterServerMode):
+            return Synchronous(team.rank, team.world_size, servers, reach)
+        return AsyncWorker(
+            team.rank, team.world_size, progress.global_batch, servers, reach, timer, progress
+        )
+    if isinstance(mode, LocalSgd):
+        place = partial(_place, progress, max_steps)
+        return LocalTraining(mode, partial(_join, team), timer, place)
+    join = partial(own_group, team.group, team.channel)
+    return DelayedTraining(team.world_size, join, timer, partial(_place, progress, max_steps))
+
+
+def _join(team: Team) -> WeightedAverage:
+    # The second group serves the CPU also where the first one is NCCL's.
+    return WeightedAverage(team.group, own_group(team.group, team.channel, "gloo"))
+
+
+def _place(progress: CommittedPosition, max_steps: int | None, draw: Draw) -> RoundPosition:
+    return RoundPosition(
+        step=progress.earlier + draw.step,
+        position=progress.position,
+        window=draw.window,
+        end=progress.end,
+        global_batch=progress.global_batch,
+        last=draw.step + 1 == max_steps,
+    )
+
+
+def free_of(sync: Synchroniser | None) -> AsyncWorker | None:
+    """Return what synchronises, if its workers do not keep step."""
+    return sync if isinstance(sync, AsyncWorker) else None
+
+
+def sampler_of(free: AsyncWorker | None) -> Callable[..., StepSampler]:
+    """Return what makes the sampler of a training loader."""
+    return StepSampler if free is None else partial(PieceSampler, free=free)
+
+
+def facts_of(mode: SyncMode, sync: Synchroniser | None) -> dict[str, Any]:
+    """Return what a summary tells of a mode."""
+    free = free_of(sync)
+    return {
+        "sync": str(mode),
+        "forgoes": () if sync is None else mode.forgoes,
+        "staleness": None if free is None else free.report(),
+    }

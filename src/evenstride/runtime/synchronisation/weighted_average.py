@@ -1,0 +1,285 @@
+"""Bring the ranks' gradients, weights and buffers together.
+
+Before anything large is sent, ranks tell each other what they are about to bring, so that a
+misunderstanding is an error with a name, and not a wrong sum or a wait without end.
+
+Tensors of one kind and device are sent as one flat tensor, up to some tens of megabytes. An
+all-reduce gives every rank the same bytes, so what is made of them is the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from evenstride.errors import ConfigError, UsageError
+from evenstride.runtime.synchronisation.trained_state import TrainedState
+
+TensorT = TypeVar("TensorT", bound=Tensor)
+
+# Enough for a collective to run at full speed, little beside a model.
+BUCKET_BYTES = 2**25
+
+
+def summed(
+    tensors: Iterable[TensorT], weight: float, group: dist.ProcessGroup | None
+) -> Iterator[tuple[TensorT, Tensor]]:
+    """Yield each tensor with the sum over ranks of ``weight`` times theirs; collective.
+
+    Args:
+        tensors: floating-point or complex, alike in number, shape and kind on all ranks.
+        weight: of this rank. With 0, whatever its tensors hold adds exact zeros.
+        group: of the ranks.
+
+    Returns:
+        Pairs of a tensor and its sum, of the same shape; sums of 16 bits and less are float32.
+
+    Cost:
+        A copy of the tensors and one all-reduce per `BUCKET_BYTES`.
+    """
+    for bucket in buckets(tensors):
+        yield from Sum(bucket, weight, group).arrive()
+
+
+class Sum(Generic[TensorT]):
+    """The weighted sum of one bucket over the ranks, on its way; collective to make.
+
+    Args:
+        bucket: as `summed` takes them, of one kind and device.
+        weight: of this rank.
+        group: of the ranks.
+    """
+
+    def __init__(
+        self, bucket: Sequence[TensorT], weight: float, group: dist.ProcessGroup | None
+    ) -> None:
+        self._bucket, self._flat = bucket, _flat(bucket, weight)
+        self._work = dist.all_reduce(self._flat, group=group, async_op=True)
+
+    def arrive(self) -> Iterator[tuple[TensorT, Tensor]]:
+        """Wait for it, and yield each tensor with its sum."""
+        assert self._work is not None, "every rank is in the group"
+        self._work.wait()
+        start = 0
+        for tensor in self._bucket:
+            real = _real(tensor)
+            part = self._flat[start : start + real.numel()].view(real.shape)
+            start += real.numel()
+            yield tensor, torch.view_as_complex(part) if tensor.is_complex() else part
+
+
+def buckets(tensors: Iterable[TensorT], most_bytes: int = BUCKET_BYTES) -> list[list[TensorT]]:
+    """Return the tensors in buckets of one kind and device, each of at least one tensor.
+
+    Args:
+        tensors: in an order that is the same on all ranks.
+        most_bytes: of a bucket, unless a single tensor is larger.
+    """
+    full, last = list[list[TensorT]](), dict[object, list[TensorT]]()
+    for tensor in tensors:
+        kind = tensor.dtype, tensor.device
+        size_bytes = sum(map(_size_bytes, last.get(kind, ()))) + _size_bytes(tensor)
+        if kind not in last or size_bytes > most_bytes:
+            last[kind] = []
+            full.append(last[kind])
+        last[kind].append(tensor)
+    return full
+
+
+def gathered(mine: Sequence[int], group: dist.ProcessGroup | None) -> list[list[int]]:
+    """Return every rank's numbers, in rank order; collective.
+
+    Args:
+        mine: of this rank; as many on all ranks.
+        group: of the ranks, serving the CPU.
+    """
+    own = torch.tensor(mine, dtype=torch.int64)
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, own, group=group)
+    return [numbers.tolist() for numbers in everyone]
+
+
+def anywhere(flags: Sequence[bool], group: dist.ProcessGroup | None) -> list[bool]:
+    """Return for each flag whether it is set on any rank; collective, over a group of the CPU."""
+    told = torch.tensor(flags, dtype=torch.uint8)
+    dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
+    return [bool(flag) for flag in told.tolist()]
+
+
+def sums_as(dtype: torch.dtype) -> torch.dtype:
+    """Return the kind that sums of a kind are made in: 16 bits would round too much."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def _real(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _size_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _flat(bucket: Sequence[Tensor], weight: float) -> Tensor:
+    reals = [_real(tensor) for tensor in bucket]
+    dtype, device = sums_as(reals[0].dtype), reals[0].device
+    if not weight:  # a product with 0 would let through what is not finite
+        return torch.zeros(sum(real.numel() for real in reals), dtype=dtype, device=device)
+    return torch.cat([real.reshape(-1).to(dtype) for real in reals]).mul_(weight)
+
+
+class _RankMessage(NamedTuple):
+    """What a rank tells the others."""
+
+    step: int
+    parameters: int
+    samples: int = 0
+    left_out: int = 0
+    without_gradient: int = 0
+
+
+class WeightedAverage:
+    """Averages tensors over the ranks; all its calls are collective.
+
+    Args:
+        group: of the ranks, at least two, which large tensors are sent over.
+        small_group: another one of the same ranks, that serves the CPU.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, small_group: dist.ProcessGroup | None
+    ) -> None:
+        self._group, self._small = group, small_group
+        self.world_size = dist.get_world_size(group)
+
+    def close(self) -> None:
+        """Let go of the process groups."""
+        self._group = self._small = None
+
+    @torch.no_grad()
+    def gradients(
+        self, step: int, parameters: Sequence[nn.Parameter], *, left_out: bool = False
+    ) -> None:
+        """Give the parameters the mean of all ranks' gradients.
+
+        Args:
+            step: of the run.
+            parameters: the same on all ranks. Where only some ranks have a gradient, those of the
+                others count as 0; without any there is none.
+            left_out: whether a gradient scaler has left out the step on this rank. If it has on
+                any, no rank has gradients afterwards.
+
+        Raises:
+            ConfigError: a gradient is sparse.
+            UsageError: the ranks do not bring the same.
+        """
+        missing = sum(p.grad is None for p in parameters)
+        told = self._tell(_RankMessage(step, len(parameters), 0, left_out, missing))
+        if any(rank.left_out for rank in told):
+            for parameter in parameters:
+                parameter.grad = None
+            return
+        # A flag for each parameter is sent only where some rank lacks a gradient.
+        if any(rank.without_gradient for rank in told):
+            found = anywhere([p.grad is not None for p in parameters], self._small)
+            parameters = [p for p, has in zip(parameters, found, strict=True) if has]
+        for gradient, mean in summed(map(_gradient, parameters), 1 / self.world_size, self._group):
+            gradient.copy_(mean)
+
+    @torch.no_grad()
+    def weights(
+        self,
+        step: int,
+        parameters: Sequence[nn.Parameter],
+        samples: int,
+        trained: TrainedState | None,
+    ) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Yield the parameters with their mean over the ranks; then average the buffers.
+
+        Args:
+            step: of the run.
+            parameters: the same on all ranks.
+            samples: that this rank counts; without any it adds nothing. If no rank has any, no
+                weights have changed and none are yielded; buffers then count alike.
+            trained: whose buffers are averaged; ``None`` for none.
+
+        Raises:
+            UsageError: the ranks do not bring the same.
+        """
+        told = self._tell(_RankMessage(step, len(parameters), samples))
+        total = sum(rank.samples for rank in told)
+        if total:
+            yield from summed(parameters, samples / total, self._group)
+        # Reached only by a caller that takes all pairs, and it is collective: every rank must take
+        # them.
+        if trained is not None:
+            self._buffers(trained, samples / total if total else 1 / self.world_size)
+
+    @torch.no_grad()
+    def states(self, step: int, tensors: Sequence[Tensor], samples: int) -> None:
+        """Give tensors their mean over the ranks, as `weights`; nothing if some rank lacks any."""
+        told = [
+            _RankMessage(*numbers)
+            for numbers in gathered(_RankMessage(step, len(tensors), samples), self._small)
+        ]
+        total = sum(rank.samples for rank in told)
+        if total and len({rank.parameters for rank in told}) == 1:
+            for tensor, mean in summed(tensors, samples / total, self._group):
+                tensor.copy_(mean)
+
+    @torch.no_grad()
+    def _buffers(self, trained: TrainedState, weight: float) -> None:
+        """Average buffers that have changed; of those of whole numbers, rank 0's count."""
+        buffers, changed = trained.changed_buffers()
+        changed = anywhere(changed, self._small)
+        moved = [b for b, has in zip(buffers, changed, strict=True) if has]
+        for buffer, mean in summed(filter(_has_mean, moved), weight, self._group):
+            buffer.copy_(mean)
+        for buffer in moved:
+            if not _has_mean(buffer):
+                # Collectives take contiguous tensors only.
+                whole = buffer.contiguous()
+                dist.broadcast(whole, group=self._group, group_src=0)
+                buffer.copy_(whole)
+        trained.note_buffers()
+
+    def _tell(self, mine: _RankMessage) -> list[_RankMessage]:
+        """Return what all ranks tell, in rank order.
+
+        Raises:
+            UsageError: they are not about to bring the same.
+        """
+        # On the group of the CPU, so that nobody waits for a device to learn of a
+        # misunderstanding.
+        told = [_RankMessage(*numbers) for numbers in gathered(mine, self._small)]
+        if len({(rank.step, rank.parameters) for rank in told}) > 1:
+            raise _not_alike(told)
+        return told
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    if parameter.grad.is_sparse:
+        raise ConfigError(
+            "a parameter has a sparse gradient, and the first steps of local-sgd(after=...) "
+            "average dense ones only; use sparse=False, or leave out after"
+        )
+    return parameter.grad
+
+
+def _has_mean(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _not_alike(told: Sequence[_RankMessage]) -> UsageError:
+    steps = ", ".join(f"{rank.parameters} parameters in step {rank.step}" for rank in told)
+    return UsageError(
+        f"the ranks are to average different things (in rank order: {steps}); let every rank call "
+        "the same optimizers in the same order, and use one optimizer with a gradient scaler, "
+        "which may leave out its step on some ranks only"
+    )

@@ -1,0 +1,256 @@
+"""Measure one rank's steps on its training thread: its own work apart from waiting for others.
+
+A step's life, as the marks come in:
+
+    fetch_started -> fetch_ended -> gradients_ready -> synchronised -> fetch_started ...
+      data_s           compute_s        wait_s           between
+
+``gradients_ready`` fires when this rank's last gradient is there, before any wait for others;
+``synchronised`` after the engine has averaged. The time between a step's synchronisation and
+the next fetch (optimizer, logging, evaluation, saving) enters the busy time as its running
+median, because it belongs to every step; what exceeds the median is outside training.
+
+The marks are made for every step, between large operations that have emptied the processor's
+caches, where Python is several times slower than usual. So there are few objects and few calls.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+# Steps whose between-time enters the running median; odd, so that the middle is one of them.
+_BETWEEN_STEPS = 31
+
+
+class StepRecord(NamedTuple):
+    """One finished step of this rank; times in seconds, as in `Observation`."""
+
+    step: int
+    share: int
+    busy_s: float
+    wait_s: float
+    data_s: float
+    outside_s: float
+    control_wait_s: float
+    modelled: bool
+
+
+class RunningMedian:
+    """The median of the latest values."""
+
+    def __init__(self, size: int) -> None:
+        self._latest: deque[float] = deque()
+        self._ordered: list[float] = []
+        self._size = size
+
+    def add(self, value: float) -> None:
+        """Take in a value; the oldest goes when there are too many."""
+        if len(self._latest) == self._size:
+            del self._ordered[bisect_left(self._ordered, self._latest.popleft())]
+        self._latest.append(value)
+        insort(self._ordered, value)
+
+    def median(self, default: float) -> float:
+        """Return the middle value (the upper one of an even count), or the default if none."""
+        return self._ordered[len(self._ordered) // 2] if self._ordered else default
+
+
+class StepTimer:
+    """Turns marks into step records. All calls come from the training thread.
+
+    Args:
+        finished: called with each finished step, at the fetch that follows it.
+        now: a monotonic clock in seconds.
+    """
+
+    on_device = False  # whether steps are timed where a device works on them
+    capturing = False  # whether what the program queues for the device becomes a graph
+
+    __slots__ = (
+        "_between",
+        "_compute_s",
+        "_control_s",
+        "_data_s",
+        "_early_control_s",
+        "_early_wait_s",
+        "_excluded_s",
+        "_in_step",
+        "_mark_s",
+        "_modelled",
+        "_phase",
+        "_share",
+        "_step",
+        "_synchronised",
+        "_wait_began_s",
+        "_wait_s",
+        "finished",
+        "now",
+    )
+
+    def __init__(
+        self,
+        finished: Callable[[StepRecord], None],
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.finished, self.now = finished, now
+        self._phase, self._step, self._share, self._modelled = "idle", -1, 0, True
+        self._in_step = self._synchronised = False
+        self._data_s = self._compute_s = self._wait_s = self._control_s = 0.0
+        # Waiting during a fetch belongs to the step that is being fetched.
+        self._early_wait_s = self._early_control_s = 0.0
+        self._mark_s = self._excluded_s = self._wait_began_s = 0.0
+        self._between = RunningMedian(_BETWEEN_STEPS)
+
+    @property
+    def at(self) -> tuple[str, int]:
+        """What the training thread is doing, and in which step; for heartbeats."""
+        return self._phase, self._step
+
+    @property
+    def left(self) -> bool:
+        """Whether the loop was left in the middle of an epoch, with no step under way."""
+        return not self._in_step and self._phase in ("compute", "between")
+
+    def fetch_started(self) -> float:
+        """Mark that the training loop asks for its next batch; return when."""
+        now_s = self.now()
+        self._phase = "data"
+        lap_s = now_s - self._mark_s - self._excluded_s
+        self._mark_s, self._excluded_s = now_s, 0.0
+        if self._synchronised:
+            self._finish(lap_s if lap_s > 0 else 0.0)
+        # The step goes on with another micro-batch.
+        elif self._in_step:
+            self._compute_s += lap_s
+        return now_s
+
+    def fetch_ended(self, step: int, share: int, *, modelled: bool) -> float:
+        """Mark that a batch of ``step`` is handed to the training loop; return when."""
+        now_s = self.now()
+        lap_s = now_s - self._mark_s - self._excluded_s
+        self._mark_s, self._excluded_s, self._phase = now_s, 0.0, "compute"
+        if self._in_step and self._step == step:
+            self._data_s += lap_s
+            self._wait_s += self._early_wait_s
+            self._control_s += self._early_control_s
+        else:
+            self._in_step, self._step, self._share, self._modelled = True, step, share, modelled
+            self._data_s, self._compute_s = lap_s, 0.0
+            self._wait_s, self._control_s = self._early_wait_s, self._early_control_s
+        self._early_wait_s = self._early_control_s = 0.0
+        return now_s
+
+    def gradients_ready(self) -> None:
+        """Mark that this rank's last gradient of a synchronising backward pass is there."""
+        self._phase = "sync"
+        now_s = self.now()
+        self._compute_s += now_s - self._mark_s - self._excluded_s
+        self._mark_s, self._excluded_s = now_s, 0.0
+
+    def synchronised(self) -> None:
+        """Mark that the engine has averaged the gradients."""
+        self._phase, self._synchronised = "between", self._in_step
+        now_s = self.now()
+        self._wait_s += now_s - self._mark_s - self._excluded_s
+        self._mark_s, self._excluded_s = now_s, 0.0
+
+    def spoil(self) -> None:
+        """Mark that the step in hand has had trouble of its own and tells nothing."""
+        self._modelled = False
+
+    def pass_ended(self) -> None:
+        """Mark that the loop over the loader was left; what follows is nobody's step.
+
+        `at` keeps telling where it was left: a program that ends while its gradients are being
+        synchronised has lost another rank.
+        """
+        phase = self._phase
+        self.fetch_started()
+        self._in_step, self._phase = False, phase
+
+    def epoch_ended(self) -> None:
+        """Mark that the loop has come to its end."""
+        self._phase = "idle"
+
+    @contextmanager
+    def turning(self) -> Iterator[None]:
+        """Between two passes, mark that this rank stands still until all do."""
+        self._phase = "turn"
+        try:
+            yield
+        finally:
+            self._phase = "idle"
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside as waiting for others, not as work."""
+        self.wait_began()
+        try:
+            yield
+        finally:
+            self.wait_ended()
+
+    def wait_began(self) -> None:
+        """Mark that what follows is waiting for others, until `wait_ended`."""
+        self._wait_began_s = self.now()
+
+    def wait_ended(self) -> None:
+        """Mark that the waiting that began is over."""
+        seconds = self.now() - self._wait_began_s
+        self._excluded_s += seconds
+        if self._phase == "data":
+            self._early_wait_s += seconds
+        else:
+            self._wait_s += seconds
+
+    def exclude(self, seconds: float) -> None:
+        """Count ``seconds`` that have just passed as neither work nor waiting."""
+        self._excluded_s += seconds
+
+    def control_waited(self, seconds: float) -> None:
+        """Count ``seconds`` of the fetch in progress as waiting for a decision."""
+        self._excluded_s += seconds
+        self._early_control_s += seconds
+
+    def settle(self) -> None:
+        """Report all steps that are finished; here they have been already."""
+
+    def _finish(self, between_s: float) -> None:
+        self._in_step = self._synchronised = False
+        self._report(
+            self._step,
+            self._share,
+            self._data_s + self._compute_s,
+            between_s,
+            self._wait_s,
+            self._data_s,
+            self._control_s,
+            modelled=self._modelled,
+        )
+
+    def _report(
+        self,
+        step: int,
+        share: int,
+        worked_s: float,
+        between_s: float,
+        wait_s: float,
+        data_s: float,
+        control_s: float,
+        *,
+        modelled: bool,
+    ) -> None:
+        # Steps that say nothing about speed must not move the median.
+        if modelled:
+            self._between.add(between_s)
+        usual_s = self._between.median(between_s)
+        outside_s = between_s - usual_s if between_s > usual_s else 0.0
+        busy_s = worked_s + usual_s
+        self.finished(
+            StepRecord(step, share, busy_s, wait_s, data_s, outside_s, control_s, modelled)
+        )

@@ -1,0 +1,369 @@
+"""Workers at their own pace over parameter servers, event by event: ``asp`` and ``ssp``.
+
+A worker asks for a piece of the epoch, of its present share; computes; pushes; and the answer
+brings it the weights as they are then. With several servers it tells the first one when all have
+answered. If it may not go on yet, or nothing is left to be given, it waits, and asks for the
+weights anew when it may. An epoch ends when all of it is trained. So it is in real runs, and each
+of these calls is two messages; only the one by which workers compare what an epoch came to is left
+out.
+
+Where events and decisions count steps, a *step* is a global batch of samples trained, by whomever.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from evenstride.core.control.events import Expect
+from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.membership.member_table import MembershipEvent
+from evenstride.core.policy import Policy
+from evenstride.core.sampling.work_queue import Piece, WorkQueue
+from evenstride.core.sync_modes.mode_specs import Asynchronous, StaleSynchronous
+from evenstride.core.sync_modes.staleness import Clocks
+from evenstride.core.time_model.observation import Measurements
+from evenstride.sim.engine.network import Queues
+from evenstride.sim.engine.simulated_controller import SimulatedController
+from evenstride.sim.engine.simulated_measurements import OwnNotes
+from evenstride.sim.engine.synchronous import epochs_of
+from evenstride.sim.scenario.scenario_model import Scenario
+from evenstride.sim.scenario.timeline import Timeline
+from evenstride.sim.scoring.mode_result import Applied, Begun, Entry, Gone, ModeResult, RunTotals
+
+
+class SimulatedWorkQueue:
+    """Hands out one epoch after the other, and keeps the clocks of those who are waited for.
+
+    Args:
+        workers: there ever are; nobody is there at first.
+        staleness: the bound for `Clocks`; ``None`` for none.
+    """
+
+    def __init__(self, workers: int, staleness: int | None) -> None:
+        self._clocks = Clocks(staleness, (None,) * workers)
+        self._handout = WorkQueue.of(0, workers)
+        self._waiting: dict[int, None] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether all of the epoch is trained."""
+        return self._handout.done
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Those who wait, in the order in which they began to."""
+        return tuple(self._waiting)
+
+    def open(self, samples: int) -> None:
+        """Begin an epoch of so many samples, when all have made their updates."""
+        self._handout = WorkQueue.of(samples, len(self._clocks.clocks))
+        self._clocks = self._clocks.aligned()
+
+    def wait(self, worker: int) -> None:
+        """Note that a worker has nothing to do."""
+        self._waiting[worker] = None
+
+    def begin(self, share: Callable[[int], int]) -> Iterator[tuple[int, Piece]]:
+        """Yield all who wait, may begin, and get something, with what they get.
+
+        Args:
+            share: returns that of a worker; 0 for who gets nothing, and is not waited for.
+        """
+        may = dict[int | None, bool]()  # by clock, as few differ
+        for worker in self.waiting:
+            if not self._handout.left:
+                return
+            samples, clock = share(worker), self._clocks.clocks[worker]
+            if samples and clock not in may:
+                may[clock] = self._clocks.may_begin(worker)
+            if samples and may[clock]:
+                self._handout, piece = self._handout.give(worker, samples)
+                del self._waiting[worker]
+                yield worker, piece
+
+    def made(self, worker: int) -> None:
+        """Book an update; the worker has nothing to do then."""
+        self._handout = self._handout.trained(worker)
+        if self._clocks.clocks[worker] is not None:
+            self._clocks = self._clocks.ticked(worker)
+        self.wait(worker)
+
+    def gone(self, worker: int) -> None:
+        """Take back what a worker has in hand."""
+        self._handout = self._handout.lost(worker)
+        self._waiting.pop(worker, None)
+
+    def count(self, counted: Sequence[bool]) -> None:
+        """Wait for these workers from now on, and for nobody else.
+
+        Who is counted anew is as far as the slowest of the others. An update under way of who is
+        counted no more is not waited for.
+
+        Args:
+            counted: whether each is, ``(W,)``.
+        """
+        pairs = list(zip(self._clocks.clocks, counted, strict=True))
+        left = replace(self._clocks, clocks=tuple(c if here else None for c, here in pairs))
+        clocks = tuple((left.slowest if c is None else c) if here else None for c, here in pairs)
+        self._clocks = replace(self._clocks, clocks=clocks)
+
+
+_PULL, _COMPUTED, _APPLIED = range(3)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """Where a worker is.
+
+    Args:
+        there: whether it takes part.
+        ends: whether it goes as soon as its update is made.
+        life: counts its comings; what was under way in an earlier one does not count.
+        piece: that it is training.
+        pulled: updates that its weights have.
+        begun_s: when it had them.
+        answered_s: when the latest answer reached it.
+        made: updates begun, lost ones included.
+    """
+
+    there: bool = False
+    ends: bool = False
+    life: int = 0
+    piece: Piece = ()
+    pulled: int = 0
+    begun_s: float = 0.0
+    answered_s: float = 0.0
+    made: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Samples of its piece."""
+        return sum(map(len, self.piece))
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it is there to stay."""
+        return self.there and not self.ends
+
+    def take(self, piece: Piece) -> None:
+        """Have a piece to train."""
+        self.piece = piece
+
+    def pull(self, version: int) -> None:
+        """Have weights with so many updates."""
+        self.pulled = version
+
+    def begin(self, at_s: float) -> int:
+        """Begin an update at a time; return how many it began before."""
+        self.begun_s, number = at_s, self.made
+        self.made += 1
+        return number
+
+    def answer(self, at_s: float, version: int) -> float:
+        """Have an update made, and the weights after it; return the time of the answer before."""
+        before_s, self.answered_s = self.answered_s, at_s
+        self.piece, self.pulled = (), version
+        return before_s
+
+    def come(self, at_s: float) -> None:
+        """Take part from a time on."""
+        self.there, self.answered_s = True, at_s
+
+    def end(self, ends: bool) -> None:
+        """Go as soon as its update is made, or not at all."""
+        self.ends = ends
+
+    def go(self) -> None:
+        """Take part no longer; what is under way comes to nothing."""
+        self.there, self.ends, self.piece = False, False, ()
+        self.life += 1
+
+
+class AsyncRun(SimulatedController):
+    """One run of one policy in a scenario, in which workers do not keep step.
+
+    Args:
+        scenario: the cluster and what befalls it.
+        policy: decides the shares.
+        mode: asynchronous, or of bounded staleness.
+        seed: of noise and random events.
+        timeline: that of the scenario and the seed, if it is there already.
+        record: takes what happens, in order; nothing is kept if left out.
+
+    Cost:
+        ``O(W)`` per update: 0.3 ms with 1,000 workers, 0.1 ms with a hundred.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        policy: Policy[Any],
+        mode: Asynchronous | StaleSynchronous,
+        seed: int = 0,
+        timeline: Timeline | None = None,
+        record: list[Entry] | None = None,
+    ) -> None:
+        self._mode, self._tally = mode, RunTotals(scenario.size, record)
+        self._queues = Queues(scenario.communication.served_by(mode.servers))
+        self._latency_s = scenario.communication.latency_s
+        # From an answer to the next piece: to ask for it, and before that to tell of the update.
+        self._between_s = (4 if mode.servers > 1 else 2) * self._latency_s
+        self._workers = [_Worker() for _ in range(scenario.size)]
+        bound = mode.staleness if isinstance(mode, StaleSynchronous) else None
+        self._desk = SimulatedWorkQueue(scenario.size, bound)
+        self._heap: list[tuple[float, int, int, int, int]] = []
+        self._number, self._noise = count(), list[FloatArray]()
+        self._now_s, self._version, self._epoch, self._moment = 0.0, 0, 0, 0
+        super().__init__(scenario, policy, seed, timeline)
+
+    def run(self) -> ModeResult:
+        """Simulate until all samples are trained and return what happened."""
+        self._turn(0)
+        self._count()
+        epochs = epochs_of(self._scenario)
+        for self._epoch, samples in zip(count(), epochs):
+            self._desk.open(samples)
+            self._look()
+            while not self._desk.done:
+                self._now_s, _, kind, k, life = heapq.heappop(self._heap)
+                if life == self._workers[k].life:
+                    (self._pull, self._push, self._apply)[kind](k)
+        names = (worker.name for worker in self._cluster.workers)
+        return self._tally.outcome(str(self._mode), self._last_pull(), len(epochs), names)
+
+    def _look(self, answered: int | None = None) -> None:
+        """Let all begin who may and for whom there is something.
+
+        Args:
+            answered: a worker that is just being answered, and so needs not ask for weights.
+        """
+        for k, piece in self._desk.begin(self._share):
+            worker = self._workers[k]
+            worker.take(piece)
+            self._tally.keep(Begun(k, self._now_s))
+            if not self._now_s:  # all begin with the same weights, and a piece
+                self._compute(k, 0.0)
+            elif k == answered:
+                self._compute(k, worker.answered_s + self._between_s)
+            else:
+                heard_s = max(self._now_s + self._latency_s, worker.answered_s)
+                self._at(heard_s + self._latency_s, _PULL, k)
+
+    def _pull(self, k: int) -> None:
+        self._workers[k].pull(self._version)
+        self._compute(k, self._queues.pull(self._now_s) + 2 * self._latency_s)
+
+    def _compute(self, k: int, begin_s: float) -> None:
+        number, samples = self._workers[k].begin(begin_s), self._workers[k].samples
+        usual_s = self._cluster.usual.at_speed(self._timeline.speed(self._moment)).of(np.array([k]))
+        mean_s = float(usual_s.at(np.array([samples]))[0])
+        own_s = mean_s * self._noise_of(k, number) + float(self._cluster.handling_s[k])
+        self._at(begin_s + own_s, _COMPUTED, k)
+
+    def _push(self, k: int) -> None:
+        self._at(self._queues.update(self._queues.push(self._now_s)), _APPLIED, k)
+
+    def _apply(self, k: int) -> None:
+        worker = self._workers[k]
+        samples, staleness = worker.samples, self._version - worker.pulled
+        self._tally.applied(Applied(k, self._now_s, self._epoch, worker.piece, staleness))
+        self._tally.update(staleness)
+        self._desk.made(k)
+        self._version += 1
+        before_s = worker.answer(self._queues.pull(self._now_s), self._version)
+        self._measure(k, samples, worker.begun_s - before_s)
+        if worker.ends:
+            self._go(k)
+        self._pass_on()
+        self._look(answered=k)
+
+    def _measure(self, k: int, samples: int, wait_s: float) -> None:
+        """Note an update: what the servers took is the worker's own time, as in real runs."""
+        busy_s = self._workers[k].answered_s - self._workers[k].begun_s
+        self._tally.accounts[k].works(busy_s)
+        rank = self._rank(k)
+        if rank is not None and self._own.add(rank, samples, busy_s, wait_s):
+            self._due = self._moment + 1
+
+    def _pass_on(self) -> None:
+        """Let happen what happens at the steps that are over."""
+        while self._moment < self._tally.samples // self._scenario.global_batch:
+            if self._exchange_due(self._moment):
+                self._exchange(self._moment)
+            self._moment += 1
+            self._turn(self._moment)
+            self._count()
+
+    def _count(self) -> None:
+        self._desk.count([w.takes_part and self._share(k) > 0 for k, w in enumerate(self._workers)])
+
+    def _begin(self, step: int) -> None:
+        """Form the fleet; who is lost leaves at once, others when their update is made."""
+        super()._begin(step)
+        happenings = self._timeline.happenings(step)
+        lost = {k for k, change in happenings if change is MembershipEvent.LOST}
+        here = set(self._present.tolist())
+        for k, worker in enumerate(self._workers):
+            if k in here:
+                self._come(k)
+            elif worker.there and k not in lost and worker.piece:
+                worker.end(True)
+            elif worker.there:
+                self._go(k)
+
+    def _come(self, k: int) -> None:
+        worker = self._workers[k]
+        worker.end(False)
+        if not worker.there:
+            worker.come(self._now_s)
+            self._tally.accounts[k].comes(self._now_s)
+            self._desk.wait(k)
+
+    def _go(self, k: int) -> None:
+        self._desk.gone(k)
+        self._tally.keep(Gone(k, self._now_s))
+        self._tally.accounts[k].goes(self._now_s)
+        self._workers[k].go()
+
+    def _last_pull(self) -> float:
+        """Return when all who are there have the weights of the end."""
+        heard_s = self._now_s + self._latency_s
+        asks_s = sorted(max(heard_s, self._workers[k].answered_s) for k in self._desk.waiting)
+        return max((self._queues.pull(at_s + self._latency_s) for at_s in asks_s), default=heard_s)
+
+    def _rank(self, k: int) -> int | None:
+        """Return the place of a worker among those who are there; ``None`` if it is not."""
+        rank = int(np.searchsorted(self._present, k))
+        return rank if rank < len(self._present) and self._present[rank] == k else None
+
+    def _share(self, k: int) -> int:
+        rank = self._rank(k)
+        return 0 if rank is None else int(self._shares[rank])
+
+    def _noise_of(self, k: int, number: int) -> float:
+        """Return what lengthens an update of a worker: as its step of that number in ``bsp``."""
+        while len(self._noise) <= number:
+            self._noise.append(self._cluster.next_noise())
+        return float(self._noise[number][k])
+
+    def _at(self, at_s: float, kind: int, k: int) -> None:
+        heapq.heappush(self._heap, (at_s, next(self._number), kind, k, self._workers[k].life))
+
+    def _moved(self, step: int, before: IntArray, reason: str) -> None:
+        del step, reason
+        self._tally.moved(before)
+
+    def _forget(self, workers: int) -> None:
+        self._own = OwnNotes(workers)
+
+    def _expect(self, expect: Expect) -> None:
+        self._own.expect(expect, self._control.rank_shares)
+
+    def _told(self, cpu_load: FloatArray) -> Measurements:
+        return self._own.take(cpu_load)

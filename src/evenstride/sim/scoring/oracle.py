@@ -1,0 +1,285 @@
+"""The best that any split could do: the oracle, and how close a controller can come to it.
+
+`Informed` is a controller that is told the true speeds under the same lag.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+
+from evenstride.core.allocation.min_max import equal_finish
+from evenstride.core.allocation.speedup import equal_split
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
+from evenstride.core.policies.uniform import Uniform
+from evenstride.core.policy import Decision, Keep, Move, Situation
+from evenstride.core.time_model.step_times import StepTimes
+from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.engine.virtual_workers import Cluster, TrueTimes
+from evenstride.sim.scenario.scenario_model import Scenario
+from evenstride.sim.scenario.timeline import Timeline
+
+
+def informed_mean_s(scenario: Scenario, seed: int, timeline: Timeline | None = None) -> FloatArray:
+    """Return the noise-free time of each step under `Informed`.
+
+    Its decisions hang on no measurement. So wherever the exchanges do not either, its whole run
+    is known without one: the same as by `Simulation`, without estimating what is known.
+
+    Args:
+        scenario: to run in.
+        seed: of its random events.
+        timeline: of both, if it is there already.
+    """
+    timeline = timeline or Timeline(scenario, seed)
+    if scenario.exchange.every == "leader":
+        return Simulation(scenario, Informed(), seed, timeline).run().mean_s
+    return _InformedRun(
+        scenario, Cluster(scenario, seed), timeline, scenario.exchange.every
+    ).mean_s()
+
+
+class _InformedRun:
+    """The run of `Informed` with an exchange every so many steps."""
+
+    def __init__(
+        self, scenario: Scenario, cluster: Cluster, timeline: Timeline, every: int
+    ) -> None:
+        self._scenario, self._every = scenario, every
+        self._cluster, self._timeline, self._kinds = cluster, timeline, kinds_of(scenario)
+        self._pending: deque[tuple[int, IntArray]] = deque()
+        self._known = np.zeros(scenario.size, dtype=np.bool_)
+        self._near: IntArray | None = None
+
+    def mean_s(self) -> FloatArray:
+        """Return the noise-free time of each step."""
+        changes, moves = frozenset(self._timeline.changes), frozenset(self._timeline.moves)
+        mean_s = np.zeros(self._scenario.steps)
+        step_s = 0.0
+        for step in range(self._scenario.steps):
+            if step == 0 or step in moves:
+                self._form(step)
+            if step == 0 or step in changes:
+                self._curves = self._curves_at(step)
+                self._best = self._near = self._best_split()
+            if step in moves:
+                self._open()
+            if self._due(step) or step == 0 or step in changes:
+                step_s = self._step_s()
+            mean_s[step] = step_s
+            if (step + 1) % self._every == 0:
+                self._exchange(step)
+        return mean_s
+
+    def _form(self, step: int) -> None:
+        self._present = self._timeline.present(step)
+        workers = tuple(self._cluster.workers[k] for k in self._present)
+        self._fleet = Fleet(workers, self._scenario.global_batch)
+        self._shares = self._decided = as_array(equal_split(self._fleet))
+        self._pending.clear()
+        self._cold, self._near = True, None
+
+    def _open(self) -> None:
+        """Begin with a decision where somebody in the new fleet is known from the one before."""
+        stayed = np.zeros_like(self._known)
+        stayed[self._present] = self._known[self._present]
+        self._known = stayed
+        if stayed.any():
+            self._shares = self._decided = self._best
+
+    def _curves_at(self, step: int) -> TrueTimes:
+        return self._cluster.usual.at_speed(self._timeline.speed(step)).of(self._present)
+
+    def _best_split(self) -> IntArray:
+        alike = Alike.of(self._curves, self._kinds[self._present])
+        return best_split(alike, self._fleet, self._near)
+
+    def _due(self, step: int) -> bool:
+        """Take over the splits that are in force by now; return whether there were any.
+
+        They do so in the order in which they were decided, as the simulator's do.
+        """
+        before = self._shares
+        while self._pending and self._pending[0][0] <= step:
+            self._shares = self._pending.popleft()[1]
+        return self._shares is not before
+
+    def _step_s(self) -> float:
+        busy_s = self._curves.at(self._shares)
+        return float(busy_s.max()) + self._scenario.communication.step_s(len(busy_s))
+
+    def _exchange(self, step: int) -> None:
+        asked = self._scenario.exchange
+        lag = asked.lag if asked.cold_lag is None or not self._cold else asked.cold_lag
+        self._cold = False
+        self._known[self._present] = True
+        if (self._best != self._decided).any():
+            self._pending.append((step + lag, self._best))
+            self._decided = self._best
+
+
+class Informed:
+    """Takes the best split for the true mean curves, at every exchange at which they changed.
+
+    It opens with the equal split and pays the same lag as the other rows of its table, so it
+    shows what is lost to the lag alone. A policy that opens with what the workers declare may be
+    ahead of it until its first decision takes effect.
+    """
+
+    opening_steps = 1
+
+    def __init__(self) -> None:
+        self._times: TrueTimes | None = None
+
+    def tell(self, times: TrueTimes) -> None:
+        """Take note of the true curves."""
+        self._times = times
+
+    def init(self, fleet: Fleet) -> tuple[None, Move]:
+        """Return the equal split."""
+        move = Uniform().init(fleet)[1]
+        return None, Move(move.shares, "opening", settled=False)
+
+    def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
+        """Return the best split."""
+        del state
+        fleet = situation.fleet
+        assert self._times is not None, "it is told before it decides"
+        shares = as_shares(best_split(self._times, fleet))
+        if shares == situation.shares:
+            return None, Keep("the split is the best")
+        return None, Move(shares, "the curves changed")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alike:
+    """The same curves, of which each of those that are alike is worked out only once.
+
+    Among thousands of workers there are few kinds, and the best split is looked for at every
+    step of a ramp.
+    """
+
+    curves: TrueTimes
+    each: TrueTimes
+    which: IntArray
+
+    @classmethod
+    def of(cls, curves: TrueTimes, kinds: IntArray) -> Self:
+        """Return them, given the kind of every worker; those of one kind differ in speed only."""
+        _, speed = np.unique(curves.speed, return_inverse=True)
+        _, first, which = np.unique(
+            kinds * len(kinds) + speed, return_index=True, return_inverse=True
+        )
+        return cls(curves, curves.of(first), which)
+
+    def at(self, shares: IntArray) -> FloatArray:
+        """Return each worker's time in seconds at its share."""
+        return self.curves.at(shares)
+
+    def capacity(self, deadline_s: float) -> IntArray:
+        """Return per worker the largest share that ends by the deadline (0 if none does)."""
+        return self.each.capacity(deadline_s)[self.which]
+
+
+def kinds_of(scenario: Scenario) -> IntArray:
+    """Return the kind of each worker, ``(size,)``."""
+    return np.repeat(np.arange(len(scenario.workers)), [g.count for g in scenario.workers])
+
+
+def best_split(times: StepTimes, fleet: Fleet, near: IntArray | None = None) -> IntArray:
+    """Return the best integer split for some true curves.
+
+    Args:
+        times: the curves.
+        fleet: the workers' bounds and the global batch.
+        near: the best split of the same fleet before its curves changed; it saves time only.
+    """
+    return equal_finish(times, fleet.lower, fleet.upper, fleet.global_batch, near=near)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Yardsticks:
+    """The noise-free and noisy times of fixed rules that need no controller.
+
+    Args:
+        oracle_mean_s: of the best integer split for the true mean curves, at each step.
+        oracle_s: of the same split with the step's noise.
+        equal_mean_s: of the equal split.
+        equal_s: of the equal split with noise.
+        linear_bound: time of the equal split over that of the best one, if times were in
+            proportion to the share: mean over slowest speed where nothing changes.
+        best: the oracle's split at the start, over those present.
+    """
+
+    oracle_mean_s: FloatArray
+    oracle_s: FloatArray
+    equal_mean_s: FloatArray
+    equal_s: FloatArray
+    linear_bound: float
+    best: IntArray
+
+
+def yardsticks(scenario: Scenario, seed: int, timeline: Timeline | None = None) -> Yardsticks:
+    """Return what the oracle and the equal split take, under the same noise as any policy.
+
+    Args:
+        scenario: to run in.
+        seed: of its noise and its random events.
+        timeline: of both, if it is there already.
+    """
+    cluster = Cluster(scenario, seed)
+    times, linear_s = np.zeros((4, scenario.steps)), np.zeros(2)
+    opening: IntArray | None = None
+    for stretch in _stretches(scenario, timeline or Timeline(scenario, seed), cluster):
+        opening = stretch.best if opening is None else opening
+        means_s = stretch.curves.at(stretch.best), stretch.curves.at(stretch.equal)
+        linear_s += stretch.linear_s()
+        communication_s = scenario.communication.step_s(len(stretch.present))
+        for step in range(stretch.steps.start, stretch.steps.stop):
+            noise = cluster.next_noise()[stretch.present]
+            for row, mean_s in zip((0, 2), means_s, strict=True):
+                times[row, step], times[row + 1, step] = mean_s.max(), (mean_s * noise).max()
+            times[:, step] += communication_s
+    assert opening is not None, "there is at least one step"
+    oracle_mean_s, oracle_s, equal_mean_s, equal_s = times
+    bound = float(linear_s[0] / linear_s[1])
+    return Yardsticks(oracle_mean_s, oracle_s, equal_mean_s, equal_s, bound, opening)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stretch:
+    """Some steps in which nothing changes, and the best and the equal split of them."""
+
+    steps: slice
+    present: IntArray
+    curves: TrueTimes
+    best: IntArray
+    equal: IntArray
+
+    def linear_s(self) -> FloatArray:
+        """Return what the equal and the best split take in all per sample of the global batch.
+
+        As if times were in proportion to the share, and a sample could be split.
+        """
+        speeds = self.curves.speed / self.curves.per_sample_s
+        step_s = np.array([1.0 / (len(speeds) * speeds.min()), 1.0 / speeds.sum()])
+        return np.asarray(step_s * (self.steps.stop - self.steps.start))
+
+
+def _stretches(scenario: Scenario, timeline: Timeline, cluster: Cluster) -> Iterator[_Stretch]:
+    begins, moves = (0, *timeline.changes), frozenset((0, *timeline.moves))
+    kinds, best = kinds_of(scenario), None
+    for begin, end in pairwise((*begins, scenario.steps)):
+        if begin in moves:
+            present = timeline.present(begin)
+            workers = tuple(cluster.workers[k] for k in present)
+            fleet = Fleet(workers, scenario.global_batch)
+            equal, best = as_array(equal_split(fleet)), None
+        curves = cluster.usual.at_speed(timeline.speed(begin)).of(present)
+        best = best_split(Alike.of(curves, kinds[present]), fleet, best)
+        yield _Stretch(slice(begin, end), present, curves, best, equal)

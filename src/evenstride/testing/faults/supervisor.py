@@ -1,0 +1,323 @@
+"""Run a script as workers under a plan of faults, and start them again after each.
+
+The workers of a generation meet in a store of the supervisor's own, so that no worker's death
+takes it along. When one dies, the others are ended too, as under torchrun; who is in the next
+generation is decided by `fault_plan`, as in a simulated run of the same plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evenstride.errors import LaunchError
+from evenstride.runtime.launching.process_starters import (
+    FromScratch,
+    FromZygote,
+    Starter,
+    StartRequest,
+    end_all,
+    newest_words,
+)
+from evenstride.runtime.launching.rank_environment import LOCAL, rank_variables
+from evenstride.runtime.store.store_server import serve_store
+from evenstride.testing.faults.fault_journal import (
+    ORDERS_VARIABLE,
+    WORKER_VARIABLE,
+    FaultJournal,
+    Orders,
+    WorkerProgress,
+)
+from evenstride.testing.faults.fault_plan import END, Fault, FaultPlan, Generation, ScriptedRoster
+
+_POLL_S = 0.02
+_PRELOAD = ("evenstride.testing.faults.fault_injection",)
+
+Meddle = Callable[[Mapping[str, int], int], str | None]
+"""Given the running workers' processes and the committed steps, whom to kill now, if anybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to run.
+
+    Args:
+        command: script and arguments; the script calls `Injector`.
+        plan: who trains, and what befalls them.
+        folder: for the workers' output and what they tell; one run's own.
+        environment: variables on top of this process's own.
+        deadline_s: longest time for the whole run.
+        hang_s: longest time without progress of any worker, before all are started again.
+        grace_s: how long a worker may still run once it is told to end.
+        zygote: whether workers are forked from a process that has imported torch.
+        meddle: kills that no plan knows of; asked some fifty times a second.
+    """
+
+    command: tuple[str, ...]
+    plan: FaultPlan
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    deadline_s: float = 300.0
+    hang_s: float = 30.0
+    grace_s: float = 0.5
+    zygote: bool = True
+    meddle: Meddle = lambda *_: None
+
+
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """One generation as it was.
+
+    Args:
+        generation: as a simulation tells it.
+        codes: exit codes, by worker; negative ones are signals, also those of the supervisor.
+        recovery_s: seconds from the end that began it to its first committed step; ``None`` for
+            the first generation, and for one that committed nothing.
+        faults: numbers of the plan's faults that ended it.
+    """
+
+    generation: Generation
+    codes: dict[str, int]
+    recovery_s: float | None
+    faults: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to.
+
+    Args:
+        lived: its generations.
+        seconds: from the first start to the last end.
+    """
+
+    lived: tuple[Lived, ...]
+    seconds: float
+
+    @property
+    def generations(self) -> list[Generation]:
+        """The generations alone."""
+        return [lived.generation for lived in self.lived]
+
+
+def supervise(job: Job, starter: Starter | None = None) -> Outcome:
+    """Run a job to its end; no process it started is left, however it ends.
+
+    Args:
+        job: what to run.
+        starter: what starts the workers, kept by the caller for several jobs; a new one, closed
+            at the end, if ``None``.
+
+    Raises:
+        LaunchError: the deadline passed, the plan's restarts are used up, or the workers do not
+            come up; the message ends with a worker's last output.
+        ConfigError: nobody is left to go on.
+    """
+    environment = {**LOCAL, **os.environ, **job.environment}
+    with _told_to_end():
+        mine = starter is None
+        if starter is None:
+            starter = FromZygote(environment, _PRELOAD) if job.zygote else FromScratch()
+        try:
+            return _Supervisor(job, starter, environment).run()
+        finally:
+            if mine:
+                starter.close()
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[None]:
+    """Unwind when told to end, so that the workers are ended too."""
+    mine = threading.current_thread() is threading.main_thread()
+    former = signal.getsignal(signal.SIGTERM)
+    if not mine or former is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+class _Supervisor:
+    def __init__(self, job: Job, starter: Starter, environment: Mapping[str, str]) -> None:
+        self._job, self._starter, self._environment = job, starter, environment
+        self._journal = FaultJournal(job.folder / "journal")
+        self._started_s = time.monotonic()
+        self._roster, self._reached = ScriptedRoster.opening(job.plan), 0
+        self._lived: list[Lived] = []
+        self._lost_s: float | None = None
+
+    def run(self) -> Outcome:
+        """Run generation after generation."""
+        while not self._lived or self._lived[-1].generation.ended_by != END:
+            if len(self._lived) > self._job.plan.restarts:
+                raise LaunchError(
+                    f"the run is not over after {self._job.plan.restarts} restarts, which is all "
+                    f"that the plan allows; raise restarts; {self._last_words()}"
+                )
+            self._lived.append(self._live(len(self._lived)))
+        return Outcome(tuple(self._lived), time.monotonic() - self._started_s)
+
+    def _live(self, number: int) -> Lived:
+        orders = Orders(self._job.plan, number, self._roster, self._journal.fired(), self._reached)
+        with serve_store() as store:
+            group = _ProcessGroup(self._starter, orders, self._journal)
+            try:
+                group.start(self._job, self._environment, self._journal.order(orders), store)
+                lost_s = self._watch(group)
+            except BaseException:
+                group.end(0.0)
+                raise
+            group.end(self._job.grace_s)
+        lived = self._book(group, self._lost_s)
+        self._lost_s = lost_s
+        return lived
+
+    def _watch(self, group: _ProcessGroup) -> float:
+        """Wait until the generation is over or must be; return when that was."""
+        seen: tuple[int, float] = (-1, time.monotonic())
+        while True:
+            group.hear(_POLL_S)
+            now_s = time.monotonic()
+            if group.is_over or group.holds():
+                return now_s
+            if group.step != seen[0]:
+                seen = (group.step, now_s)
+            if now_s > seen[1] + self._job.hang_s:
+                return now_s
+            if now_s > self._started_s + self._job.deadline_s:
+                raise LaunchError(
+                    f"the run was not over after {self._job.deadline_s:.0f} s, at step "
+                    f"{group.step} of {self._job.plan.steps}; {self._last_words()}"
+                )
+            victim = self._job.meddle(group.running, group.step)
+            if victim in group.running:
+                self._starter.signal(group.running[victim], signal.SIGKILL)
+
+    def _book(self, group: _ProcessGroup, lost_s: float | None) -> Lived:
+        """Note how a generation went, and who is in the next one."""
+        noted = group.progress()
+        begun = self._lived[-1].generation.last_step if self._lived else 0
+        first = min((one.first_step for one in noted), default=begun)
+        last = max((one.step for one in noted), default=begun)
+        self._reached = max(self._reached, last)
+        own = [one.committed_s for one in noted if one.committed_s]
+        recovery_s = min(own) - lost_s if own and lost_s is not None else None
+        fired = tuple(n for n in self._journal.fired() if n not in group.orders.fired)
+        faults = [self._job.plan.faults[n] for n in fired]
+        faults = [f for f in faults if f.kind != "disk-full"]
+        if group.went_well and (last >= self._job.plan.steps or not (faults or group.held)):
+            why = END
+        else:
+            if not faults and not group.held:
+                faults = group.unplanned(last)
+            why = self._roster.ended_by(faults, self._reached) or "hang"
+            self._roster = self._roster.after(faults, self._reached)
+        members = group.orders.roster.members
+        generation = Generation(group.orders.number, first, last, members, why)
+        return Lived(generation, dict(group.codes), recovery_s, fired)
+
+    def _last_words(self) -> str:
+        return f"a worker's last output:\n{newest_words(self._job.folder)}"
+
+
+class _ProcessGroup:
+    """The processes of one generation."""
+
+    def __init__(self, starter: Starter, orders: Orders, journal: FaultJournal) -> None:
+        self.orders = orders
+        self.codes: dict[str, int] = {}
+        self.held = False
+        self.running: dict[str, int] = {}
+        self._starter, self._journal = starter, journal
+        self._own: set[str] = set()  # who ended before anybody was told to
+        self._stopped: tuple[str, ...] = ()
+
+    def start(
+        self, job: Job, base: Mapping[str, str], orders: Path, store: tuple[str, int]
+    ) -> None:
+        """Start all members."""
+        size = len(self.orders.roster.members)
+        for rank, name in enumerate(self.orders.roster.members):
+            environment = {
+                **base,
+                **rank_variables(rank, size, store),
+                # What torchrun sets besides, so that the ranks find a launcher that starts again.
+                "GROUP_RANK": "0",
+                "TORCHELASTIC_RESTART_COUNT": str(self.orders.number),
+                "TORCHELASTIC_RUN_ID": "elastic-lab",
+                ORDERS_VARIABLE: str(orders.resolve()),
+                WORKER_VARIABLE: name,
+            }
+            log = job.folder / f"{name}.log"
+            self.running[name] = self._starter.start(StartRequest(job.command, environment, log))
+
+    def hear(self, timeout_s: float) -> None:
+        """Note who has ended."""
+        ends = self._starter.ended(timeout_s)
+        for name, pid in list(self.running.items()):
+            if pid in ends:
+                self.codes[name] = ends[pid]
+                del self.running[name]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether somebody has failed, or all have ended."""
+        return not self.running or any(self.codes.values())
+
+    @property
+    def went_well(self) -> bool:
+        """Whether all have ended without a failure."""
+        return not self.running and not any(self.codes.values())
+
+    @property
+    def step(self) -> int:
+        """Committed steps of whoever has come furthest; -1 before the first has begun."""
+        return max((one.step for one in self.progress()), default=-1)
+
+    def progress(self) -> list[WorkerProgress]:
+        """Return how far those members have come that have begun."""
+        number = self.orders.number
+        noted = [self._journal.progress(number, n) for n in self.orders.roster.members]
+        return [one for one in noted if one is not None]
+
+    def holds(self) -> bool:
+        """Return whether all members wait for somebody who comes."""
+        noted = self.progress()
+        complete = len(noted) == len(self.orders.roster.members)
+        self.held = complete and all(one.held for one in noted)
+        return self.held
+
+    def end(self, grace_s: float) -> None:
+        """End all members: first asked, then killed."""
+        self._own = set(self.codes)
+        self._stopped = tuple(name for name, pid in self.running.items() if _is_stopped(pid))
+        end_all(self._starter, self.running.values(), grace_s)
+        self.hear(0.0)
+
+    def unplanned(self, step: int) -> list[Fault]:
+        """Return what must have happened, if the plan does not tell."""
+        killed = [n for n in self.orders.roster.members if n in self._own and self.codes[n] < 0]
+        failed = [n for n in self.orders.roster.members if n in self._own and self.codes[n] > 0]
+        if killed:
+            return [Fault(at=step, workers=killed, kind="kill")]
+        if self._stopped:
+            return [Fault(at=step, workers=list(self._stopped), kind="stop")]
+        return [Fault(at=step, workers=failed, kind="raise")] if failed else []
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text.rpartition(")")[2].split()[0] in ("T", "t")

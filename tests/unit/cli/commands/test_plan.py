@@ -1,0 +1,361 @@
+"""``evenstride plan``: tables, JSON, files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from evenstride import __version__
+from evenstride.cli.plan_inputs import installed_torch
+from evenstride.planner.search.infeasible import MOST_MACHINES
+from evenstride.planner.workload.workload_profile import (
+    DeviceProfile,
+    Model,
+    Noise,
+    Point,
+    WorkloadProfile,
+    write_profile,
+)
+from tests.unit.cli.conftest import Answer, Shell
+from tests.unit.planner.catalogue.test_live_prices import OTHERS
+from tests.unit.planner.runs import SAMPLES, life, noisy
+
+N1 = [item for item in OTHERS if item.provider == "gcp"]
+
+Plan = Callable[..., Answer]
+
+PRICES = """type,usd_per_h,accelerator,accelerators
+small,1.0,T4,1
+large,3.5,A100,1
+other,0.5,,
+broken,-1,T4,1
+"""
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    points = tuple(Point(samples=b, step_s=0.01 + 0.002 * b, scatter=0.02) for b in (32, 128, 512))
+    whole = WorkloadProfile(
+        evenstride=__version__,
+        torch=installed_torch() or "2.13.0",
+        made_on="2026-05-01",
+        model=Model(parameters=1_000_000, gradient_bytes=4e6, digest="abc"),
+        samples=50_000,
+        global_batch=512,
+        devices=(DeviceProfile(type="small", points=points),),
+        noise=Noise(scale=2000.0, low=1500.0, high=2600.0),
+    )
+    write_profile(whole, tmp_path / "profile.json")
+    (tmp_path / "prices.csv").write_text(PRICES)
+    return tmp_path / "profile.json"
+
+
+@pytest.fixture
+def plan(profile: Path, shell: Shell) -> Plan:
+    """Return what plans for the profile, for 20 epochs, at the prices above."""
+    prices = str(profile.parent / "prices.csv")
+    return partial(shell, "plan", str(profile), "--epochs", "20", "--catalog", prices)
+
+
+def test_a_deadline_chooses_the_cheapest_that_keeps_it(plan: Plan) -> None:
+    found = plan("--deadline", "30m", "--json").json()
+
+    chosen = found["candidates"][found["chosen"]]
+    assert chosen["time_s"] <= 1800
+    assert found["reason"] == "the cheapest within 30 min"
+    keeping = [row for row in found["candidates"] if row["time_s"] <= 1800]
+    assert chosen["cost_usd"] == min(row["cost_usd"] for row in keeping)
+    assert found["types_left_out"] == ["other"]
+    assert len(found["rows_refused"]) == 1
+    assert "line 5 (broken)" in found["rows_refused"][0]
+    for row in found["candidates"]:
+        assert row["time_low_s"] < row["time_s"] < row["time_high_s"]
+        assert row["cost_low_usd"] < row["cost_usd"] < row["cost_high_usd"]
+
+
+def test_people_are_told_what_and_why(plan: Plan) -> None:
+    told = plan("--objective", "cost", "--script", "train.py --lr 0.1").out
+
+    assert "Chosen: " in told
+    assert "It is the cheapest." in told
+    assert "refused, line 5 (broken)" in told
+    assert "links were not measured" in told or "1 x small" in told
+    assert "torchrun " in told
+    assert "train.py --lr 0.1" in told
+    assert "undated" in told
+
+
+def test_files_for_skypilot_and_a_plot_are_written(plan: Plan, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plan(
+        *("--objective", "time", "--no-mixed", "--sky", str(tmp_path / "sky")),
+        *("--plot", str(tmp_path / "plot.png")),
+    )
+
+    task = yaml.safe_load((tmp_path / "sky" / "evenstride.yaml").read_text())
+    assert task["num_nodes"] >= 1
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_trainings_take_the_place_of_given_epochs(profile: Path, shell: Shell) -> None:
+    found = shell(
+        *("plan", str(profile), "--catalog", str(profile.parent / "prices.csv"), "--json"),
+        *("--trained", "256:12", "--trained", "1024:18", "--objective", "cost"),
+    ).json()
+
+    assert any("fitted to trainings at 2 batches" in one for one in found["caveats"])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--deadline", "soon"), "--deadline is 'soon'; give a time above 0"),
+        (("--budget", "-4"), "--budget is -4.0"),
+        (("--objective", "fun"), "--objective is 'fun'; it can be time, cost, knee"),
+        (("--links", "fast"), "--links is 'fast'"),
+        (("--batches", "0,5"), "--batches is '0,5'"),
+        (("--deadline", "1s"), "no cluster ends within"),
+        (("--types", "tiny"), "no type of .* is called 'tiny'"),
+        (("--plot", "plan.txt"), "has to end in"),
+        (("--epochs", "0"), "--epochs is 0.0"),
+        (("--trained", "256:12"), "is said twice; give --epochs or --trained"),
+        (("--target-loss", "0.3"), "is said twice; give --epochs or --target-loss, not both"),
+        (("--metric", "error"), "--metric is 'error', and no --target-loss says"),
+        (("--script", "train.py 'x"), "--script is .* close what is quoted"),
+        (("--batches", "99999999999999999999"), "give whole numbers above 0"),
+        (("--batches", "60000"), "a batch of 60000 is more than the 50000 samples of an epoch"),
+        (("--restart", "3m"), "--restart tells of spot machines; give --spot"),
+        (("--max-nodes", str(MOST_MACHINES + 1)), "max-nodes"),
+    ],
+)
+def test_what_cannot_be_is_refused(plan: Plan, options: tuple[str, ...], why: str) -> None:
+    answer = plan(*options)
+
+    assert answer.code == 2
+    assert answer.out == ""
+    assert re.search(why, answer.err)
+
+
+def test_a_profile_of_another_version_is_refused_unless_forced(profile: Path, plan: Plan) -> None:
+    plain = json.loads(profile.read_text())
+    profile.write_text(json.dumps({**plain, "torch": "1.0.0"}))
+
+    assert "measured with torch 1.0.0" in plan("--objective", "cost").err
+    assert "Chosen" in plan("--force", "--objective", "cost").out
+
+
+def test_a_run_needs_names_for_its_machines(tmp_path: Path, shell: Shell) -> None:
+    assert "give --as TYPE" in shell("plan", str(tmp_path)).err
+
+
+def test_what_is_no_training_is_refused(profile: Path, shell: Shell) -> None:
+    assert "--trained is 'many'" in shell("plan", str(profile), "--trained", "many").err
+
+
+def test_epochs_count_at_one_batch(profile: Path, plan: Plan) -> None:
+    plain = json.loads(profile.read_text())
+    other = profile.with_name("other.json")
+    other.write_text(json.dumps({**plain, "global_batch": 1024}))
+
+    assert "batches of 512 and 1024" in plan(str(other)).err
+
+
+def test_the_epochs_at_the_chosen_batch_are_told_everywhere(plan: Plan) -> None:
+    options = ("--batches", "1024", "--objective", "cost")
+    row = (found := plan(*options, "--json").json())["candidates"][0]
+
+    # Of 20 at 512, by the noise scale of 2000 (1500 to 2600).
+    assert row["epochs"] == pytest.approx(20 * 3024 / 2512)
+    assert row["epochs_low"] == pytest.approx(20 * 3624 / 3112)
+    assert row["epochs_high"] == pytest.approx(20 * 2524 / 2012)
+    assert found["variables"] == {"EVENSTRIDE_EPOCHS": "25", "EVENSTRIDE_GLOBAL_BATCH": "1024"}
+    told = plan(*options, "--sync", "bsp-ps(servers=1)").out
+    assert "batch 1024, 24.08 (23.29 to 25.09) epochs: " in told
+    assert re.search(r"\bepochs\b", told.partition("Chosen: ")[0])
+    assert "with a global batch of 1024 and 25 epochs in the script (train.py stands for it" in told
+    named = "EVENSTRIDE_EPOCHS=25 EVENSTRIDE_GLOBAL_BATCH=1024 EVENSTRIDE_SYNC='bsp-ps(servers=1)'"
+    assert f"{named} torchrun " in told
+
+
+def test_files_for_skypilot_tell_the_script_of_the_plan(plan: Plan, tmp_path: Path) -> None:
+    plan("--batches", "1024", "--no-mixed", "--sky", str(tmp_path))
+
+    task = yaml.safe_load((tmp_path / "evenstride.yaml").read_text())
+    assert task["envs"] == {"EVENSTRIDE_EPOCHS": "25", "EVENSTRIDE_GLOBAL_BATCH": "1024"}
+    torch = (installed_torch() or "2.13.0").partition("+")[0]
+    assert task["setup"].startswith(f"pip install torch=={torch}\n")
+
+
+def test_spot_without_spot_prices_says_so(plan: Plan, profile: Path) -> None:
+    told = plan("--spot", "--json").json()["caveats"]
+    assert any("--spot changes nothing" in one for one in told)
+    prices = profile.with_name("prices.csv")
+    prices.write_text("type,usd_per_h,accelerator,spot\nsmall,1.0,T4,0.4\n")
+    told = plan("--spot", "--restart", "3m", "--json").json()["caveats"]
+    assert not any("--spot changes" in one for one in told)
+
+
+def test_with_epochs_it_does_not_matter_what_profiles_came_to(
+    profile: Path, plan: Plan, shell: Shell
+) -> None:
+    plain = json.loads(profile.read_text())
+    other = profile.with_name("other.json")
+    for path, target in ((profile, "loss 0.3"), (other, "loss 0.4")):
+        one = {"batch": 512, "epochs": 9.0}
+        path.write_text(json.dumps({**plain, "target": target, "trainings": [one]}))
+
+    found = plan(str(other), "--batches", "512", "--json").json()
+
+    assert found["candidates"][0]["epochs"] == 20
+    assert found["target"] == ""
+    prices = ("--catalog", str(profile.parent / "prices.csv"), "--json")
+    own = ("--batches", "512", "--trained", "512:8")
+    trained = shell("plan", str(profile), str(other), *prices, *own).json()
+    assert trained["candidates"][0]["epochs"] == 8
+    assert "different targets" in shell("plan", str(profile), str(other), *prices).refusal()
+
+
+def test_todays_n1_machines_are_told_apart(
+    profile: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = SimpleNamespace(query=lambda **_: N1, GPUHuntError=RuntimeError)
+    monkeypatch.setitem(sys.modules, "gpuhunt", fetched)
+    plain = json.loads(profile.read_text())
+    device = {**plain["devices"][0], "type": "n1-standard-8"}
+    sky = profile.parent / "sky"
+    options = ("plan", str(profile), "--epochs", "20", "--live", "gcp", "--sky", str(sky))
+
+    profile.write_text(json.dumps({**plain, "devices": [device]}))
+    assert "call it n1-standard-8+none, n1-standard-8+T4 or" in shell(*options).refusal()
+    profile.write_text(json.dumps({**plain, "devices": [{**device, "device": "Tesla T4"}]}))
+    told = shell(*options, "--max-nodes", "1", "--no-transfer").out
+
+    assert "Chosen: 1 x n1-standard-8+T4:1" in told
+    assert "- n1-standard-8+T4:1: 0.73 USD/h" in told
+    task = yaml.safe_load((sky / "evenstride.yaml").read_text())
+    assert task["resources"]["accelerators"] == "T4:1"
+
+
+def changed(profile: Path, **device: object) -> None:
+    """Change the profile's device."""
+    plain = json.loads(profile.read_text())
+    plain["devices"] = [{**plain["devices"][0], **device}]
+    profile.write_text(json.dumps(plain))
+
+
+def test_steps_of_a_processor_are_not_planned_as_those_of_an_accelerator(
+    profile: Path, plan: Plan
+) -> None:
+    changed(profile, computed_on="cpu")
+
+    assert "small has the accelerator T4" in plan().refusal()
+    told = " ".join(plan("--force", "--objective", "cost").out.split())
+    assert "steps of small were computed by a processor" in told
+    changed(profile, computed_on="cpu", type="other")
+    found = plan("--objective", "cost", "--json").json()
+    assert {row["cluster"].split(" x ")[1] for row in found["candidates"]} == {"other"}
+
+
+def test_a_type_that_is_not_on_offer_is_named(profile: Path, plan: Plan) -> None:
+    changed(profile, type="smal")
+
+    told = plan().refusal()
+
+    assert "has no smal, " in told
+    assert "nearest are small" in told
+
+
+def test_profiles_of_other_models_are_refused_for_that_first(profile: Path, plan: Plan) -> None:
+    plain = json.loads(profile.read_text())
+    other = profile.with_name("other.json")
+    model = {**plain["model"], "digest": "another"}
+    other.write_text(json.dumps({**plain, "global_batch": 1024, "model": model}))
+
+    assert "of different models (abc and another)" in plan(str(other)).refusal()
+
+
+def test_a_profile_that_fits_badly_is_doubted(profile: Path, plan: Plan) -> None:
+    points = [{"samples": b, "step_s": t} for b, t in ((64, 0.054), (256, 0.044), (512, 0.119))]
+    changed(profile, points=points)
+
+    told = plan("--objective", "cost", "--json").json()["caveats"]
+
+    assert any("the profile of small fits badly" in one for one in told)
+
+
+def test_the_script_is_the_one_that_was_measured(profile: Path, plan: Plan) -> None:
+    profile.write_text(json.dumps({**json.loads(profile.read_text()), "script": "my.py --a 'b c'"}))
+    asked = ("--objective", "cost", "--max-nodes", "1")
+
+    (line,) = [one for one in plan(*asked).out.splitlines() if "torchrun" in one]
+    assert line.endswith("torchrun --standalone --nproc-per-node=1 my.py --a 'b c'")
+    assert plan(*asked, "--script", "other.py").out.rstrip().endswith("other.py")
+    assert "--script is empty" in plan(*asked, "--script", "").refusal()
+
+
+def test_spot_says_what_it_takes_for_granted(profile: Path, plan: Plan, tmp_path: Path) -> None:
+    profile.with_name("prices.csv").write_text(
+        "type,usd_per_h,accelerator,spot,interruption\n"
+        "small,1.0,T4,0.2,<5%\nlarge,1.0,A100,0.2,<5%\n"
+    )
+
+    answer = plan("--spot", "--objective", "cost", "--sky", str(tmp_path / "sky"))
+
+    told = " ".join(answer.out.split())
+    assert "it needs an evenstride.Checkpointer" in told
+    assert "a restart 2 min on average (--restart)" in told
+    assert "losses of one machine an hour" in told
+    assert "evenstride launch --store-only" in told
+    assert "--spot train.py" in told
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_a_plan_is_no_wider_than_the_terminal_but_for_lines_to_run(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+
+    shown, found = plan("--objective", "time").out, plan("--objective", "time", "--json").json()
+
+    before, _, _ = shown.partition("To start it")
+    lines = [line for line in before.splitlines() if "prices.csv" not in line]
+    assert max(map(len, lines)) <= int(columns)
+    mixed = [row["cluster"] for row in found["candidates"] if " + " in row["cluster"]]
+    assert mixed, "so that a name of two types has to be shown"
+    assert "…" not in before
+    rows = len(found["candidates"])
+    assert rows <= 12 or f"of the {rows} that no other beats; --json has all" in before
+
+
+def test_the_folder_of_a_search_has_several_runs(tmp_path: Path, shell: Shell) -> None:
+    for number, size in (("1", 10), ("2", 99)):
+        (tmp_path / "on" / f"phase-{number}").mkdir(parents=True)
+        (tmp_path / "on" / f"phase-{number}" / "trace.jsonl").write_text("x" * size)
+
+    told = shell("plan", str(tmp_path / "on"), "--as", "small").refusal()
+
+    assert told.rstrip().endswith("on/phase-2")
+
+
+def test_a_run_beside_a_profile_tells_of_noise_at_a_batch_of_its_own(
+    profile: Path, plan: Plan
+) -> None:
+    plain = json.loads(profile.read_text())
+    profile.write_text(json.dumps({**plain, "samples": SAMPLES, "noise": None}))
+    steps = [noisy(n, 900.0) for n in range(40)]
+    version = {"evenstride": __version__, "torch": plain["torch"]}
+    run = life(profile.parent / "run", steps, batch=256, busy_s={0: 0.1}, **version)
+
+    found = plan(str(run), "--json").json()
+
+    assert any(
+        one.startswith("20 epochs at a batch of 512, at others by") for one in found["caveats"]
+    )

@@ -1,0 +1,66 @@
+"""``evenstride profile``: what is refused before it measures, and what is doubted after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evenstride.cli.commands.profile import doubts, tell
+from evenstride.planner.workload.workload_profile import (
+    DeviceProfile,
+    Model,
+    Point,
+    WorkloadProfile,
+)
+from tests.unit.cli.conftest import Shell
+
+
+def measured(type_: str, computed_on: str) -> WorkloadProfile:
+    points = tuple(Point(samples=b, step_s=0.01 + 0.002 * b, steps=50) for b in (32, 128, 512))
+    device = {"type": type_, "points": points, "computed_on": computed_on}
+    return WorkloadProfile(
+        evenstride="0.1.0",
+        torch="2.13.0",
+        made_on="2026-05-01",
+        script="train.py",
+        model=Model(parameters=10, gradient_bytes=40.0, digest="abc"),
+        samples=640,
+        global_batch=512,
+        devices=(DeviceProfile.model_validate(device),),
+    )
+
+
+def test_a_script_or_folder_that_is_not_there_is_refused_at_once(
+    shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+
+    assert "there is no script nowhere.py" in shell("profile", "--", "nowhere.py").refusal()
+    answer = shell("profile", "--out", "away/x.json", "--", "train.py")
+    assert "there is no folder away for --out" in answer.refusal()
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_steps_of_a_processor_under_the_name_of_an_accelerator_are_doubted() -> None:
+    (told,) = doubts(measured("g4dn.xlarge", "cpu"))
+
+    assert "g4dn.xlarge has the accelerator T4, which stayed idle" in told
+    assert doubts(measured("g4dn.xlarge", "cuda")) == []
+    assert doubts(measured("this-machine", "cpu")) == []
+    assert tell(measured("g4dn.xlarge", "cpu"), Path("a.json")).endswith("refuses this profile")
+
+
+@pytest.mark.parametrize(
+    ("type_", "told"),
+    [
+        ("g4dn.xlarge", "next: evenstride plan a.json --epochs N"),
+        ("this-machine", "or measure again with --type, what the catalogue calls this machine"),
+        ("g4dn.xlage", "it is not in the shipped catalogue (nearest are g4dn.xlarge"),
+    ],
+)
+def test_what_is_next_can_be_done(type_: str, told: str) -> None:
+    last = tell(measured(type_, ""), Path("a.json")).splitlines()[-1]
+
+    assert told in last
+    assert ("--catalog F" in last) == (type_ != "g4dn.xlarge")

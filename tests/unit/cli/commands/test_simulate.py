@@ -1,0 +1,396 @@
+"""``evenstride simulate``: what it prints, what it refuses, what it brings."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from evenstride.cli.arguments import every_policy, split_lags, split_policies, split_seeds
+from evenstride.core.policies import POLICY_NAMES
+from evenstride.errors import ConfigError
+from evenstride.sim.scenario.scenario_model import Scenario
+from evenstride.sim.scoring.score import FIELDS
+from tests.unit.cli.conftest import Answer, Shell
+
+SCENARIO = """\
+name: small
+global_batch: 60
+steps: 60
+workers:
+  - {name: fast, samples_per_s: 1000, fixed_s: 0.01, noise: 0.05}
+  - {name: slow, samples_per_s: 250, fixed_s: 0.01, noise: 0.05}
+events:
+  - {kind: step, at: 30, workers: 0, speed: 0.5}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """A scenario file, in the folder in which the command is called."""
+    (tmp_path / "small.yaml").write_text(SCENARIO)
+    return "small.yaml"
+
+
+def cells(line: str) -> list[str]:
+    return line.split()
+
+
+def rows(answer: Answer) -> list[dict[str, Any]]:
+    """Return the rows of a JSON answer, of which nothing else may be on stdout."""
+    assert answer.code == 0, answer
+    plain = answer.json()
+    assert list(plain) == ["rows"]
+    found: list[dict[str, Any]] = plain["rows"]
+    return found
+
+
+def test_json_is_one_object_of_rows_with_the_promised_fields(shell: Shell, file: str) -> None:
+    found = rows(shell("simulate", file, "--policy", "adaptive,uniform", "--json"))
+
+    assert [tuple(row) for row in found] == [FIELDS, FIELDS]
+    ours, equal = found
+    assert (ours["scenario"], ours["policy"], ours["lag"], ours["seed"]) == (
+        *("small", "adaptive", 1, 0),
+    )
+    assert 0.9 < ours["efficiency_mean"] <= ours["informed"] <= 1
+    assert equal["efficiency_mean"] == pytest.approx(0.6)
+    assert equal["steps_to_95_cold"] is None
+    assert isinstance(ours["steps_to_95_cold"], int)
+    assert isinstance(ours["needless_changes"], int)
+    assert ours["bound"] == equal["bound"] > 1.5
+    assert ours["linear_bound"] == pytest.approx((60 / 500) / (30 / 1250 + 30 / 750))
+    assert ours["decide_s"] > 0
+
+
+def test_there_is_a_row_for_every_scenario_lag_policy_and_seed(
+    shell: Shell, file: str, tmp_path: Path
+) -> None:
+    (tmp_path / "other.yaml").write_text(SCENARIO.replace("small", "other"))
+    options = ["-p", "uniform", "-p", "static:40,20", "--lag", "1,4", "--seeds", "3"]
+
+    found = rows(shell("simulate", file, "other.yaml", *options, "--json"))
+
+    keys = [(row["scenario"], row["lag"], row["policy"], row["seed"]) for row in found]
+    assert keys == [
+        (scenario, lag, policy, seed)
+        for scenario in ("small", "other")
+        for lag in (1, 4)
+        for policy in ("uniform", "static:40,20")
+        for seed in (0, 1, 2)
+    ]
+
+
+def test_seeds_may_be_named(shell: Shell, file: str) -> None:
+    found = rows(shell("simulate", file, "-p", "uniform", "--seeds", "4,2", "--json"))
+
+    assert [row["seed"] for row in found] == [4, 2]
+
+
+def test_the_same_call_gives_the_same_rows(shell: Shell, file: str) -> None:
+    once, again = (rows(shell("simulate", file, "-p", "adaptive", "--json")) for _ in range(2))
+
+    for row in (*once, *again):
+        del row["decide_s"]
+    assert once == again
+
+
+def test_options_count_instead_of_what_the_file_says(shell: Shell, file: str) -> None:
+    def ours(*options: str) -> dict[str, Any]:
+        return rows(shell("simulate", file, "-p", "adaptive", "--json", *options))[0]
+
+    slow = ours("--lag", "9")
+
+    assert slow["lag"] == 9
+    assert slow["informed"] < ours()["informed"]
+    assert ours("--lag", "9", "--cold-lag", "1")["informed"] > slow["informed"]
+    assert ours("--steps", "20")["steps_to_95_after_change"] is None
+    assert ours("--every", "20")["informed"] < ours()["informed"]
+    assert ours("--every", "leader")["efficiency_mean"] > 0.8
+
+
+def test_the_table_has_a_line_for_each_policy_over_all_seeds(shell: Shell, file: str) -> None:
+    answer = shell("simulate", file, "-p", "uniform,static:40,20", "--seeds", "3")
+
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    assert "median / 90 %" in lines[1]
+    assert cells(lines[1])[:7] == [
+        *("scenario", "policy", "lag", "efficiency", "noise-free", "informed", "settled"),
+    ]
+    assert cells(lines[2])[:3] == ["small", "uniform", "1"]
+    assert cells(lines[2])[7:13] == ["never", "/", "never", "never", "/", "never"]
+    assert cells(lines[3])[:3] == ["small", "static:40,20", "1"]
+    assert cells(lines[1])[-4:] == ["decision", "speed-up", "bound", "bound"]
+    assert cells(lines[2])[-3] == "1.00"
+    assert lines[4] == ""
+    assert lines[5].startswith("Means over 3 seeds; decision: the median time that it takes to ")
+    assert lines[6].startswith("In small at lag 1, static:40,20 is the best: its steps take ")
+    assert lines[7] == "A step takes 78 ms with the best split, 130 ms with equal batches."
+    assert len(lines) == 8
+
+
+def test_the_table_leaves_out_what_cannot_be_found_where_nothing_changes(
+    shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "calm.yaml").write_text(SCENARIO.partition("events")[0])
+
+    line = cells(shell("simulate", "calm.yaml", "-p", "uniform").out.splitlines()[2])
+
+    assert line[7:11] == ["never", "/", "never", "–"]
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        ("at: 39, workers: 0, speed: 0.5", ["never", "/", "never"]),
+        ("at: 40, workers: 0, speed: 0.5", ["–"]),
+        ("at: 30, workers: 0, speed: 1.0", ["–"]),
+    ],
+)
+def test_the_table_tells_never_found_from_nothing_to_find(
+    shell: Shell, tmp_path: Path, event: str, told: list[str]
+) -> None:
+    before, _, _ = SCENARIO.partition("  - {kind")
+    (tmp_path / "one.yaml").write_text(f"{before}  - {{kind: step, {event}}}\n")
+
+    line = cells(shell("simulate", "one.yaml", "-p", "uniform").out.splitlines()[2])
+
+    assert line[10 : 10 + len(told)] == told
+
+
+def test_the_sentence_says_how_much_longer_than_necessary_it_takes(shell: Shell, file: str) -> None:
+    row = rows(shell("simulate", file, "-p", "static:40,20", "--json"))[0]
+
+    sentence = shell("simulate", file, "-p", "static:40,20").out.splitlines()[-2]
+
+    assert sentence == (
+        f"In small at lag 1, static:40,20 is at {row['efficiency_mean']:.3f}: its steps take "
+        f"{1 / row['efficiency_mean'] - 1:.1%} longer than with the best split at every moment. "
+        "With a controller that is told the truth they take "
+        f"{1 / row['informed'] - 1:.1%} longer than with the best split, with equal batches "
+        f"{row['bound'] - 1:.1%} longer than with the best split."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["-p", "static:40,20,uniform", "--lag", "1,2"], "Of 2 settings, the best policy is stat"),
+        (["-p", "uniform", "--lag", "1,2"], "The lowest noise-free efficiency is this: In small"),
+    ],
+)
+def test_the_sentence_of_many_settings_sums_them_up(
+    shell: Shell, file: str, options: list[str], sentence: str
+) -> None:
+    assert shell("simulate", file, *options).out.splitlines()[-2].startswith(sentence)
+
+
+def test_the_schema_needs_no_file_and_is_that_of_scenarios(shell: Shell) -> None:
+    answer = shell("simulate", "--schema")
+
+    assert (answer.code, answer.err) == (0, "")
+    assert json.loads(answer.out) == TypeAdapter(Scenario).json_schema()
+
+
+def test_a_folder_stands_for_the_files_in_it(shell: Shell, file: str) -> None:
+    found = rows(shell("simulate", ".", "-p", "uniform", "--json"))
+
+    assert [row["scenario"] for row in found] == ["small"]
+
+
+def test_plots_are_written_for_the_first_seed(shell: Shell, file: str, tmp_path: Path) -> None:
+    options = ["-p", "uniform,adaptive", "--seeds", "2", "--steps", "12", "--json"]
+
+    answer = shell("simulate", file, *options, "--plot", "new/runs.svg")
+
+    assert len(rows(answer)) == 4
+    assert answer.err == "plot written to new/runs.svg\n"
+    text = (tmp_path / "new" / "runs.svg").read_text()
+    assert text.startswith("<?xml")
+    again = shell("simulate", file, *options, "--plot", "again.svg")
+    assert again.code == 0
+    assert (tmp_path / "again.svg").read_text() == text
+    shell("simulate", file, *options, "--plot", "runs.PNG")
+    assert (tmp_path / "runs.PNG").read_bytes().startswith(b"\x89PNG")
+
+
+REFUSALS = [
+    (["small.yaml"], "no policy to simulate; give at least one: evenstride simulate cluster.yaml"),
+    (["-p", "uniform"], "no scenario to simulate; give files or folders of them: evenstride simu"),
+    (["small.yaml", "-p", ","], "no policy to run; give some, such as --policy uniform,adaptive"),
+    (["small.yaml", "-p", "magic"], "unknown policy 'magic'; the policies are adaptive,"),
+    (["small.yaml", "-p", "uniform,magic"], "unknown policy 'magic'"),
+    (["small.yaml", "-p", "static"], "small: policy static, that is static:flops, needs the fl"),
+    (["small.yaml", "-p", "static:1,2"], "small: policy static gives shares that sum to 3"),
+    (["small.yaml", "-p", "uniform", "-p", "uniform"], "policy uniform is given twice"),
+    (["small.yaml", "-p", "uniform", "--seeds", "few"], "seeds 'few' are not understood; give a"),
+    (["small.yaml", "-p", "uniform", "--seeds", "0"], "0 seeds are none; give a number of seeds"),
+    (["small.yaml", "-p", "uniform", "--seeds", "1,1"], "seeds 1,1 name one twice"),
+    (["small.yaml", "-p", "uniform", "--seeds", "-1"], "seeds '-1' are not understood"),
+    (["small.yaml", "-p", "uniform", "--lag", "0"], "a lag of 0 cannot be; give steps from 1 to"),
+    (["small.yaml", "-p", "uniform", "--lag", "1,x"], "lag '1,x' is not understood; give steps"),
+    (
+        ["small.yaml", "-p", "uniform", "--every", "0"],
+        "every '0' cannot be; give steps from",
+    ),
+    (["small.yaml", "-p", "uniform", "--every", "often"], "every 'often' cannot be"),
+    (["gone.yaml", "-p", "uniform"], "gone.yaml cannot be read: No such file or directory"),
+    (["bad.yaml", "-p", "uniform"], "bad.yaml:2: global_batch: -60 (allowed: a whole number from"),
+    (["small.yaml", "bad.yaml", "-p", "uniform"], "bad.yaml:2: global_batch: -60 (allowed: a "),
+    (["small.yaml", "-p", "uniform", "--plot", "a.gif"], "a plot cannot be written to a.gif; its "),
+    (["small.yaml", "-p", "uniform", "--plot", "/proc/x/a.png"], "cannot write /proc/x/a.png (No "),
+    (["small.yaml", "-p", "uniform", "--plot", "/proc/a.png"], "cannot write /proc/a.png ("),
+    (["small.yaml", "small.yaml", "-p", "uniform"], "are both named small, so their figures"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), REFUSALS, ids=[" ".join(a) for a, _ in REFUSALS])
+def test_what_cannot_be_is_refused_before_anything_is_simulated(
+    shell: Shell,
+    file: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    text: str,
+) -> None:
+    def simulated(*_: Any) -> None:
+        pytest.fail("it was not refused in time")
+
+    monkeypatch.setattr("evenstride.sim.scoring.score.ScoredScenario.of", simulated)
+    (tmp_path / "bad.yaml").write_text(SCENARIO.replace("60", "-60", 1))
+
+    assert text in shell("simulate", *arguments).refusal()
+    assert text in shell("simulate", *arguments, "--json").refusal()
+
+
+@pytest.mark.parametrize(
+    "options", [["--steps", "0"], ["--cold-lag", "0"], ["--steps", "many"], ["--what"]]
+)
+def test_arguments_that_do_not_fit_the_command_end_with_code_2(
+    shell: Shell, file: str, options: list[str]
+) -> None:
+    answer = shell("simulate", file, "-p", "uniform", *options)
+
+    assert (answer.code, answer.out) == (2, "")
+    assert "Usage: evenstride simulate" in answer.err
+
+
+def test_too_many_runs_for_one_plot_are_refused(shell: Shell, file: str) -> None:
+    lags = ",".join(str(lag) for lag in range(1, 30))
+
+    answer = shell("simulate", file, "-p", "uniform", "--lag", lags, "--plot", "a.png")
+
+    assert "29 runs are too many for one plot (at most 24); give fewer" in answer.refusal()
+
+
+def test_without_matplotlib_a_plot_is_refused_with_the_way_to_get_it(
+    shell: Shell, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenstride.report.suite_figures.find_spec", lambda _: None)
+
+    answer = shell("simulate", file, "-p", "uniform", "--plot", "a.png")
+
+    assert "plots need matplotlib, which is not installed: pip install 'evenstride[report]'" in (
+        answer.refusal()
+    )
+
+
+def test_figures_are_printed_even_if_drawing_them_fails(
+    shell: Shell, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise ConfigError("cannot write a.png (No space left on device)")
+
+    monkeypatch.setattr("evenstride.cli.render.simulation_progress.draw", full)
+    options = [file, "-p", "uniform", "--steps", "9", "--plot", "a.png"]
+
+    plain, table = shell("simulate", *options, "--json"), shell("simulate", *options)
+
+    assert (plain.code, table.code) == (2, 2)
+    assert len(plain.json()["rows"]) == 1
+    assert table.out.splitlines()[-2].startswith("In small at lag 1, uniform is at")
+    assert "No space left on device" in plain.err
+
+
+@pytest.mark.parametrize(
+    ("texts", "names"),
+    [
+        (["adaptive"], ("adaptive",)),
+        (["adaptive,uniform", "dbs"], ("adaptive", "uniform", "dbs")),
+        (["static:20,100"], ("static:20,100",)),
+        (["static:20,100,uniform,static:1,2"], ("static:20,100", "uniform", "static:1,2")),
+        (
+            ["dynamic-batching:window=5,dead_band=0.1,adaptive"],
+            ("dynamic-batching:window=5,dead_band=0.1", "adaptive"),
+        ),
+        (["dbs, uniform ,,"], ("dbs", "uniform")),
+        (["uniform,5"], ("uniform", "5")),
+        (["static:flops,static:cores"], ("static:flops", "static:cores")),
+    ],
+)
+def test_a_comma_parts_policies_only_where_one_begins(
+    texts: list[str], names: tuple[str, ...]
+) -> None:
+    assert split_policies(texts) == names
+
+
+def test_all_policies_are_all_there_are_and_ours_comes_first() -> None:
+    names = every_policy()
+
+    assert names[0] == "adaptive"
+    assert {name.partition(":")[0] for name in names} == set(POLICY_NAMES)
+    assert len(names) == len(POLICY_NAMES) + 1  # static is there by cores and by FLOP/s
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("1", (0,)), ("3", (0, 1, 2)), ("7,", (7,)), ("0, 1 ,2", (0, 1, 2))]
+)
+def test_seeds_are_a_number_or_a_list(text: str, seeds: tuple[int, ...]) -> None:
+    assert split_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", ",", "1,,2", "²", "1.5", "9" * 30])
+def test_what_is_no_list_of_numbers_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="understood"):
+        split_seeds(text)
+    with pytest.raises(ConfigError, match="understood"):
+        split_lags(text)
+
+
+def test_the_help_brings_neither_torch_nor_what_simulating_needs() -> None:
+    tell = (
+        "import sys; sys.argv[1:] = ['simulate', '--help']\n"
+        "from evenstride.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print('brought', *sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", tell], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    brought = set(done.stdout.splitlines()[-1].split())
+    assert "evenstride.cli.commands.simulate" in brought
+    assert not brought & {"torch", "numpy", "yaml", "matplotlib", "evenstride.sim"}
+
+
+def test_simulating_brings_no_torch(file: str, tmp_path: Path) -> None:
+    tell = (
+        "import sys; sys.argv[1:] = ['simulate', 'small.yaml', '-p', 'uniform']\n"
+        "from evenstride.cli.main import main\nmain()"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", tell],
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+    )  # fmt: skip
+
+    assert "In small at lag 1, uniform is at" in done.stdout
+    assert "numpy" in done.stderr
+    assert "torch" not in done.stderr

@@ -1,0 +1,171 @@
+"""`evenstride top`: what it prints, wide and narrow, in colour and without."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from evenstride.cli.main import app
+from evenstride.cli.render.dashboard import dashboard
+from evenstride.report.analysis.live_view import view_of
+from evenstride.report.analysis.run_timeline import RunTimeline
+from tests.unit.report.virtual import VirtualRun
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> VirtualRun:
+    run = VirtualRun(
+        tmp_path / "trace.jsonl",
+        lambda step: (1.0, 1.0, 0.5 if step >= 40 else 1.0),
+        policy="uniform",
+        noise=0.01,
+    )
+    run.begin()
+    run.run(120)
+    return run
+
+
+def told(path: Path, *arguments: str, columns: int = 80) -> str:
+    result = CliRunner().invoke(
+        app, ["top", str(path), *arguments], env={"COLUMNS": str(columns), "NO_COLOR": "1"}
+    )
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def drawn(run: VirtualRun, *, width: int, height: int, live: bool, encoding: str = "utf-8") -> str:
+    story = RunTimeline(run.writer.path)
+    story.read()
+    view = view_of(story, 1.7e9 + 50.0)
+    assert view is not None
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    console = Console(file=file, width=width, height=height, highlight=False)
+    console.print(dashboard(view, console, live=live))
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100, 200])
+def test_no_line_is_wider_than_the_terminal(run: VirtualRun, columns: int) -> None:
+    lines = told(run.writer.path, "--once", columns=columns).splitlines()
+
+    assert max(map(len, lines)) <= columns
+    assert any("own speed" in line for line in lines)
+    assert any(line.split()[:1] == ["2"] and "0.5" in line for line in lines)
+
+
+def test_columns_are_left_out_before_any_is_cut(run: VirtualRun) -> None:
+    """Every worker's line is whole at any width, and the more columns, the wider the terminal."""
+    told = []
+    for width in range(40, 131):
+        lines = [
+            line.split() for line in drawn(run, width=width, height=40, live=False).split("\n")
+        ]
+        heading = next(line for line in lines if line[:1] == ["rank"])
+        slow = next(line for line in lines if line[:1] == ["2"])
+        assert "0.50 since 40" in " ".join(slow), width
+        assert "own speed" in " ".join(heading), width
+        assert not any("…" in cell for cell in (*heading, *slow)), width
+        told.append(len(heading))
+
+    assert told == sorted(told)
+    assert len(set(told)) == 4
+
+
+def test_it_tells_who_is_slow_since_when_and_what_it_costs(run: VirtualRun) -> None:
+    text = " ".join(told(run.writer.path, columns=200).split())
+
+    assert "0.50 since 40" in text
+    assert "worker 2 (host/2) made each of the others wait" in text
+    assert "since step 40: its speed fell to 0.50 of its best" in text
+    assert "1.00 times as fast as equal batches would be (bound 1." in text
+    assert "last decision, step 120: shares kept" in text
+
+
+def test_a_wide_terminal_has_names_and_memory(run: VirtualRun) -> None:
+    wide, narrow = (drawn(run, width=w, height=40, live=False) for w in (160, 80))
+
+    assert "host/1" in wide.split("last decision")[0]
+    assert "1.0 of 4.0 GiB" in wide
+    assert "GiB" not in narrow
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> VirtualRun:
+    """A run of 40 workers, of which the last is slow."""
+    run = VirtualRun(
+        tmp_path / "t.jsonl",
+        lambda _: (*(1.0,) * 39, 0.5),
+        workers=40,
+        batch=400,
+        policy="uniform",
+    )
+    run.begin()
+    run.run(40)
+    return run
+
+
+@pytest.mark.parametrize(("width", "height"), [(120, 24), (100, 30), (60, 24), (44, 30)])
+def test_a_live_view_fits_the_height(many: VirtualRun, width: int, height: int) -> None:
+    lines = drawn(many, width=width, height=height, live=True).splitlines()
+
+    assert height - 3 <= len(lines) <= height - 1, "the last line is the cursor's"
+    assert any(line.lstrip().startswith("39 ") for line in lines)
+    assert any("more workers" in line for line in lines)
+    assert any("Ctrl-C leaves" in line for line in lines)
+
+
+def test_what_is_printed_once_has_all_workers(many: VirtualRun) -> None:
+    assert drawn(many, width=120, height=24, live=False).count("host/") >= 40
+
+
+def test_without_unicode_bars_are_plain(run: VirtualRun) -> None:
+    text = drawn(run, width=100, height=40, live=False, encoding="ascii")
+
+    assert "###" in text
+
+
+def test_json_has_all_of_it(run: VirtualRun) -> None:
+    shown = json.loads(told(run.writer.path, "--json"))
+
+    assert shown["workers"][2]["since"] == 40
+    assert shown["totals"]["speedup_model"] == pytest.approx(1.0)
+    assert shown["ended"] is False
+    assert shown["unread"] == []
+
+
+def test_a_run_that_ended_badly_is_shown_with_what_could_not_be_read(run: VirtualRun) -> None:
+    with run.writer.path.open("ab") as file:
+        file.write(b'{"kind": "event", "at_s"')
+
+    text = " ".join(told(run.writer.path, "--once").split())
+    assert "not read: line" in text
+    assert "is not whole: 24 bytes" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "the file is empty"),
+        ("GIF89a\n", "there is no header, so this is no trace"),
+        ('{"kind": "header", "format": 99}\n', "format '99'"),
+        ('{"kind": "header", "format": 1, "policy": "uniform"}\n', "have not met yet"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--once", "--json"])
+def test_a_file_that_tells_of_no_run_is_refused(
+    tmp_path: Path, content: str, message: str, option: str
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(content)
+    result = CliRunner().invoke(app, ["top", str(path), option])
+
+    assert result.exit_code == 1
+    assert message in str(result.exception)
+    assert "tells of no run" in str(result.exception)

@@ -1,0 +1,151 @@
+"""``evenstride trace``: what it writes and says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Shell
+from tests.unit.report.perfetto.events import read_events
+from tests.unit.report.virtual import VirtualRun
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> VirtualRun:
+    run = VirtualRun(tmp_path / "today" / "trace.jsonl", lambda _: (1.0, 0.5), workers=2)
+    run.begin()
+    run.run(30)
+    return run
+
+
+def test_it_writes_a_file_and_says_what_is_in_it(
+    run: VirtualRun, shell: Shell, tmp_path: Path
+) -> None:
+    answer = shell("trace", "today")
+
+    events = read_events(tmp_path / "perfetto.json.gz")
+    assert answer.code == 0
+    assert answer.err == ""
+    assert answer.out.startswith(f"perfetto.json.gz: {len(events.all):,} events, 30 steps of 2 wor")
+
+
+def test_json_is_one_object(run: VirtualRun, shell: Shell, tmp_path: Path) -> None:
+    told = shell(
+        "trace", "today/trace.jsonl", "-o", "out.json", "--steps", "10:20", "--json"
+    ).json()
+
+    events = read_events(tmp_path / "out.json")
+    assert told == {
+        "file": "out.json",
+        "events": len(events.all),
+        "steps": 10,
+        "workers": 2,
+        "processes": 1,
+        "merged": [],
+        "remarks": [],
+    }
+    assert len(events.slices("worker 0 (host/0)", "step")) == 10
+
+
+def test_exports_are_taken_in(run: VirtualRun, shell: Shell, tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"rank{rank}.json").write_text(
+            '{"traceEvents":[{"ph":"X","name":"a","pid":1,"tid":1,"ts":1.0,"dur":2.0}]}'
+        )
+    answer = shell("trace", "today", "--with", "rank0.json", "--with", "rank1.json")
+
+    assert answer.out.splitlines()[1:] == [
+        "rank 0: 1 events of rank0.json",
+        "rank 1: 1 events of rank1.json",
+    ]
+    assert [line.split(" it lies ")[0] for line in answer.err.splitlines()] == [
+        f"note: rank{rank}.json does not overlap the run:" for rank in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("rank2.json", "rank2.json is of rank 2, and the run has ranks 0 to 1"),
+        ("7=rank0.json", "rank0.json is of rank 7, and the run has ranks 0 to 1"),
+    ],
+)
+def test_an_export_of_a_rank_that_is_not_there_is_refused(
+    run: VirtualRun, shell: Shell, given: str, told: str
+) -> None:
+    Path(given.partition("=")[2] or given).write_text(
+        '{"traceEvents":[{"ph":"X","name":"a","pid":1,"tid":1,"ts":1.0,"dur":2.0}]}'
+    )
+
+    assert told in shell("trace", "today", "--with", given).refusal()
+    assert not list(Path().glob("perfetto*"))
+
+
+def test_ranks_of_workers_that_shard_a_replica_have_exports_of_their_own(
+    shell: Shell, tmp_path: Path
+) -> None:
+    run = VirtualRun(
+        tmp_path / "today" / "trace.jsonl", lambda _: (1.0,), 1, header={"world_size": 4}
+    )
+    run.begin()
+    run.run(9)
+    (tmp_path / "rank3.json").write_text('{"traceEvents":[]}')
+
+    assert shell("trace", "today", "--with", "rank3.json").code == 0
+
+
+def test_what_could_not_be_read_is_told_on_stderr(run: VirtualRun, shell: Shell) -> None:
+    with run.writer.path.open("ab") as file:
+        file.write(b'{"kind":"event","at_s":1')
+    answer = shell("trace", "today", "--json")
+
+    assert answer.code == 0
+    assert answer.json()["steps"] == 30
+    assert answer.err.startswith("note: line ")
+    assert "is not whole: 24 bytes" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--steps", "20"], "--steps is '20'; write A:B"),
+        (["--steps", "20:10"], "the second number must be above the first"),
+        (["--steps", "900:"], "the run has no steps in 900:; its steps are 0:30"),
+        (["--with", "none.json"], "none.json cannot be read: No such file"),
+        (["-o", "no/where.json"], "where.json cannot be written: No such file"),
+        (["-o", "today"], "today is a folder; name a file"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    run: VirtualRun, shell: Shell, arguments: list[str], said: str
+) -> None:
+    assert said in shell("trace", "today", *arguments).refusal()
+
+
+def test_a_run_that_is_not_there_is_refused(shell: Shell) -> None:
+    assert "no trace at" in shell("trace", "nowhere").refusal()
+
+
+def test_an_export_is_written_anew_and_no_other_file(
+    run: VirtualRun, shell: Shell, tmp_path: Path
+) -> None:
+    for name in ("out.json", "out.json.gz"):
+        place = tmp_path / name
+        place.touch()  # as mktemp leaves it
+        assert shell("trace", str(run.writer.path), "-o", str(place)).code == 0
+        assert shell("trace", str(run.writer.path), "-o", str(place)).code == 0
+        place.write_text("a letter")
+        refused = shell("trace", str(run.writer.path), "-o", str(place))
+
+        assert refused.code != 0
+        assert place.read_text() == "a letter"
+
+
+def test_what_is_no_plain_file_is_never_written_over(run: VirtualRun, shell: Shell) -> None:
+    os.mkfifo("pipe.json")
+
+    assert (
+        "pipe.json exists, and is no export" in shell("trace", "today", "-o", "pipe.json").refusal()
+    )

@@ -1,0 +1,222 @@
+"""The decision path: events in, instructions out."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenstride.core.control.advance import advance
+from evenstride.core.control.events import (
+    ExchangeAfter,
+    Exchanged,
+    Expect,
+    FleetFormed,
+    KeepShares,
+    OpeningSkipped,
+    SetShares,
+)
+from evenstride.core.control.exchange_interval import ExchangeInterval, ToleranceBand
+from evenstride.core.control.state import Control
+from evenstride.core.diagnostics.ledger import Ledger
+from evenstride.core.fleet import Worker
+from evenstride.core.policies import policy_from_spec
+from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.errors import InfeasibleShares
+
+TWO = (Worker("a"), Worker("b"))
+
+
+def _seen(worker: int, share: int, busy_s: float, step: int = 1, steps: int = 1) -> Observation:
+    return Observation(worker, share, step, (busy_s,) * steps, (0.0,) * steps)
+
+
+def test_a_fleet_forms_with_an_opening_split_and_its_first_exchange() -> None:
+    control, instructions = advance(
+        Control(policy_from_spec("adaptive")), FleetFormed(0, 7, 10, TWO)
+    )
+
+    assert instructions == (
+        SetShares(7, (5, 5), "opening: equal split until times are measured"),
+        ExchangeAfter(2, True),
+    )
+    assert control.shares == (5, 5)
+
+
+def test_a_fixed_policy_has_no_opening_phase() -> None:
+    _, (_, after) = advance(Control(policy_from_spec("uniform")), FleetFormed(0, 0, 10, TWO))
+
+    assert after == ExchangeAfter(4, False)
+
+
+def test_a_lone_worker_has_no_opening_phase() -> None:
+    _, (_, after) = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO[:1]))
+
+    assert isinstance(after, ExchangeAfter)
+    assert not after.blocking
+
+
+def test_a_refused_fleet_changes_nothing() -> None:
+    control = Control(policy_from_spec("uniform"))
+
+    with pytest.raises(InfeasibleShares):
+        advance(control, FleetFormed(0, 0, 1, TWO))
+
+    assert control.fleet is None
+
+
+def test_a_move_takes_effect_where_no_rank_has_drawn() -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
+
+    control, (move, expect, after) = advance(
+        control, Exchanged(3, 9, Measurements.of((_seen(0, 50, 0.05), _seen(1, 50, 0.2))))
+    )
+
+    assert isinstance(move, SetShares)
+    assert move.effective == 9
+    assert move.shares == control.shares
+    assert sum(move.shares) == 100
+    assert isinstance(expect, Expect)
+    assert expect.expected_s[0] == pytest.approx(expect.expected_s[1], rel=0.05)
+    assert after == ExchangeAfter(1, True)
+
+
+def test_what_is_measured_last_is_learned_and_decides_nothing() -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO))
+    seen = Measurements.of([_seen(0, 5, 0.1, steps=4), _seen(1, 5, 0.4, steps=4)])
+
+    moved, (first, *_) = advance(control, Exchanged(4, 5, seen))
+    ended, (kept, *_) = advance(control, Exchanged(4, 5, seen, last=True))
+
+    assert isinstance(first, SetShares) and isinstance(kept, KeepShares)
+    assert ended.shares == control.shares != moved.shares
+    assert ended.estimate is not None and moved.estimate is not None
+    assert ended.estimate.steps.tolist() == moved.estimate.steps.tolist()
+
+
+def test_the_opening_phase_ends_after_its_steps_even_if_nothing_settles() -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO))
+    blocking = []
+
+    for step in range(2, 14):
+        control, instructions = advance(control, Exchanged(step, step, Measurements.of(())))
+        blocking.append(instructions[-1].blocking)  # type: ignore[union-attr]
+
+    assert blocking == [True] * 7 + [False] * 5
+
+
+def test_skipping_the_opening_ends_the_waiting() -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO))
+
+    control, instructions = advance(control, OpeningSkipped(0))
+    _, later = advance(control, Exchanged(4, 5, Measurements.of(())))
+
+    assert instructions == (ExchangeAfter(4, False),)
+    assert not later[-1].blocking  # type: ignore[union-attr]
+
+
+def test_keeping_tells_why() -> None:
+    control, _ = advance(Control(policy_from_spec("uniform")), FleetFormed(0, 0, 10, TWO))
+
+    _, (verdict, *_) = advance(
+        control, Exchanged(4, 5, Measurements.of((_seen(0, 5, 0.1), _seen(1, 5, 0.1))))
+    )
+
+    assert verdict == KeepShares("the equal split is fixed")
+
+
+def test_exchanges_grow_rare_when_calm_and_frequent_on_change() -> None:
+    cadence, calm = ExchangeInterval(), []
+    for _ in range(8):
+        cadence = cadence.following(changed=False, step_s=0.05)
+        calm.append(cadence.steps)
+
+    assert calm == [6, 12, 24, 48, 96, 100, 100, 100]
+    assert cadence.following(changed=True, step_s=0.05).steps == 6
+
+
+def test_fast_steps_are_exchanged_by_time_not_by_count() -> None:
+    assert ExchangeInterval().following(changed=True, step_s=0.001).steps == 300
+    assert ExchangeInterval().following(changed=True, step_s=10.0).steps == 4
+    assert ExchangeInterval(steps=512).following(changed=False, step_s=0.001).steps == 512
+
+
+def test_two_slow_steps_or_one_fast_step_leave_the_band() -> None:
+    band = ToleranceBand(share=10, expected_s=1.0, part=0.2)
+
+    assert not band.step(10, 1.19).step(10, 1.3).asked
+    assert band.step(10, 1.3).step(10, 1.3).asked
+    assert not band.step(10, 1.3).step(10, 1.0).step(10, 1.3).asked
+    assert band.step(10, 0.79).asked
+
+
+def test_the_band_judges_only_its_own_share_and_asks_once() -> None:
+    band = ToleranceBand(share=10, expected_s=1.0, part=0.2)
+
+    assert band.step(11, 9.0).step(11, 9.0) == band
+    asked = band.step(10, 0.1)
+    assert asked.step(10, 0.1) is asked
+    assert ToleranceBand().step(10, 9.0) == ToleranceBand()
+
+
+def test_the_ledger_books_a_step_when_all_workers_have_told() -> None:
+    ledger = Ledger.empty(2).book(
+        Measurements.of((_seen(0, 5, 1.0, steps=3), _seen(1, 5, 3.0, steps=2)))
+    )
+
+    assert ledger.steps == 2
+    assert ledger.waited_s.tolist() == [4.0, 0.0]
+    assert ledger.caused_s.tolist() == [0.0, 4.0]
+    assert ledger.slowest_steps.tolist() == [0.0, 2.0]
+    assert ledger.took_s == 4.0, "of each step the mean, as nobody waited here"
+
+    later = ledger.book(Measurements.of((_seen(1, 5, 0.5, step=3),)))
+
+    assert later.steps == 3
+    assert later.waited_s.tolist() == [4.0, 0.5]
+    assert not later.pending
+
+
+@pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0, 0.0])
+def test_impossible_times_are_refused_counted_and_shown(time_s: float) -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
+    told = Measurements.of((_seen(0, 50, 0.1), _seen(1, 50, time_s)))
+
+    control, (verdict, *_) = advance(control, Exchanged(3, 4, told))
+
+    assert control.refused == (0, 1)
+    assert "refused 1 impossible report" in verdict.reason  # type: ignore[union-attr]
+    assert control.estimate is not None
+    assert control.estimate.steps.tolist() == [1, 0], "nothing was learned from it"
+
+    fleet = FleetFormed(1, 4, 100, (Worker("newcomer"), TWO[1]))
+    assert advance(control, fleet)[0].refused == (0, 1), "a worker that stays keeps its count"
+
+
+@pytest.mark.parametrize(
+    ("worker", "share", "counted"),
+    [(1, 101, (0, 1)), (1, 2**62, (0, 1)), (1, -3, (0, 1)), (2, 50, (0, 0)), (-1, 50, (0, 0))],
+)
+def test_shares_and_workers_that_cannot_be_are_refused(
+    worker: int, share: int, counted: tuple[int, int]
+) -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
+    told = Measurements.of((_seen(0, 50, 0.1), _seen(worker, share, 0.1)))
+
+    control, (verdict, *_) = advance(control, Exchanged(3, 4, told))
+
+    assert control.refused == counted
+    assert "refused 1 impossible report" in verdict.reason  # type: ignore[union-attr]
+    assert control.estimate is not None
+    assert control.estimate.steps.tolist() == [1, 0], "nothing was learned from it"
+
+
+def test_a_fleet_that_changes_keeps_what_is_known_of_those_who_stay() -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
+    told = Measurements.of((_seen(0, 50, 0.05), _seen(1, 50, 0.2)))
+    control, _ = advance(control, Exchanged(3, 4, told))
+
+    newcomer = Worker("newcomer")
+    control, (opening, *_) = advance(control, FleetFormed(1, 4, 90, (*TWO, newcomer)))
+
+    assert isinstance(opening, SetShares)
+    assert opening.shares[0] > 2 * opening.shares[1], "the fast one is known to be fast"
+    assert opening.shares[0] > opening.shares[2] >= opening.shares[1], "the new one is no better"

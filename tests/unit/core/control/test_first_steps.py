@@ -1,0 +1,246 @@
+"""Slow first steps at new shares are not learned from, and no worker stays stuck for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evenstride.core.allocation.min_max import equal_finish
+from evenstride.core.control.advance import advance
+from evenstride.core.control.events import ExchangeAfter, Exchanged, FleetFormed, SetShares
+from evenstride.core.control.state import Control
+from evenstride.core.fleet import FloatArray, Worker, as_array
+from evenstride.core.policies.adaptive import Adaptive
+from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.core.time_model.step_times import TimeModel
+from evenstride.sim.scoring.score import ScoredScenario
+from tests.unit.sim.clusters import scenario
+
+
+def _seen(share: int, *busy_s: float, step: int = 1) -> Measurements:
+    return Measurements.of((Observation(0, share, step, busy_s, (0.0,) * len(busy_s)),))
+
+
+def _learned(*seen: Measurements) -> Estimate:
+    estimate = Estimate.unknown(1)
+    for each in seen:
+        estimate = estimate.learn(each)
+    return estimate
+
+
+def _at(estimate: Estimate, share: int) -> float:
+    return float(estimate.model.at(np.array([share]))[0])
+
+
+CALM = (_seen(50, *[0.2] * 8),) * 6
+
+
+def test_a_slow_first_step_at_a_new_share_changes_nothing() -> None:
+    calm = _learned(*CALM)
+    # Two slow steps in a row at shares that it has had would be believed.
+    after = calm.learn(_seen(51, 0.7)).learn(_seen(52, 0.7)).learn(_seen(53, 0.7))
+
+    assert _at(after, 50) == pytest.approx(_at(calm, 50), rel=1e-3)
+
+
+def test_a_slow_down_at_a_new_share_shows_in_the_second_step() -> None:
+    after = _learned(*CALM, _seen(51, 0.7), _seen(51, 0.7))
+
+    assert _at(after, 51) == pytest.approx(0.7, rel=0.1)
+
+
+def test_a_slow_down_that_began_before_the_new_share_is_not_put_off() -> None:
+    after = _learned(*CALM, _seen(50, 0.7), _seen(51, 0.7))
+
+    assert _at(after, 51) == pytest.approx(0.7, rel=0.1)
+
+
+def test_a_worker_whose_share_changes_with_every_step_is_learned_from() -> None:
+    slow = [_seen(share, 0.7) for share in range(51, 57)]
+
+    assert _at(_learned(*CALM, *slow), 50) == pytest.approx(0.7, rel=0.15)
+
+
+def test_a_slow_step_at_a_share_that_the_worker_has_had_counts() -> None:
+    after = _learned(*CALM, _seen(51, 0.2), _seen(50, 0.7), _seen(51, 0.7))
+
+    assert _at(after, 51) == pytest.approx(0.7, rel=0.1)
+
+
+CHEAP = (*CALM, _seen(51, 0.2), _seen(52, 0.2))
+
+
+def test_slow_first_steps_count_where_new_shares_cost_nothing() -> None:
+    after = _learned(*CHEAP, _seen(53, 0.7), _seen(54, 0.7))
+
+    assert _at(after, 54) == pytest.approx(0.7, rel=0.1)
+
+
+def test_one_costly_first_step_is_enough_to_wait_for_second_steps_again() -> None:
+    cheap = _learned(*CHEAP)
+
+    after = _learned(*CHEAP, _seen(53, 0.7), _seen(53, 0.2), _seen(54, 0.7), _seen(55, 0.7))
+
+    assert _at(after, 50) == pytest.approx(_at(cheap, 50), rel=0.02)
+
+
+def test_of_several_steps_at_a_new_share_a_slow_first_one_does_not_count() -> None:
+    calm = _learned(*CALM)
+
+    after = calm.learn(_seen(51, 1.2, 0.2))
+
+    assert _at(after, 51) == pytest.approx(_at(calm, 51), rel=0.02)
+
+
+def _storm(extra_s: float, seed: int, workers: list[dict[str, Any]]) -> tuple[float, float, int]:
+    """Return the efficiency, the real time against equal batches, and the moves."""
+    made = scenario(
+        global_batch=512,
+        steps=150,
+        workers=[{**kind, "new_share_s": extra_s} for kind in workers],
+        exchange={"lag": 3},
+        events=[{"kind": "step", "at": 50, "workers": 0, "speed": 0.5}],
+    )
+    stage = ScoredScenario.of(made, seed)
+    row, track = stage.run("adaptive")
+    equal = stage.run("uniform")[1]
+    ahead = float(equal.real_s.sum() / track.real_s.sum())
+    return row.efficiency_mean, ahead, len(track.decisions)
+
+
+EQUAL: list[dict[str, Any]] = [
+    {"count": 8, "samples_per_s": 2000.0, "fixed_s": 0.02, "noise": 0.05}
+]
+UNEQUAL: list[dict[str, Any]] = [
+    {"count": 4, "name": "fast", "samples_per_s": 3000.0, "fixed_s": 0.02, "noise": 0.02},
+    {"count": 4, "name": "slow", "samples_per_s": 150.0, "fixed_s": 0.02, "noise": 0.02},
+]
+
+
+@pytest.mark.parametrize("extra_s", [0.2, 0.5])
+def test_slow_first_steps_start_no_storm_of_moves(extra_s: float) -> None:
+    without, _, _ = _storm(0.0, 1, EQUAL)
+    efficiency, ahead, moves = _storm(extra_s, 1, EQUAL)
+
+    assert efficiency > without - 0.01
+    assert ahead > 1.15
+    assert moves < 20
+
+
+def test_slow_first_steps_start_no_storm_among_very_unequal_workers() -> None:
+    without, _, _ = _storm(0.0, 0, UNEQUAL)
+    efficiency, _, moves = _storm(0.5, 0, UNEQUAL)
+
+    assert efficiency > without - 0.03
+    assert moves < 20
+
+
+@dataclass
+class Fleet:
+    """Workers with affine times, whose first steps, spikes and flags a test sets.
+
+    Args:
+        fixed_s: per worker.
+        per_sample_s: per worker.
+        batch: samples per step.
+        odd: what step and worker take as a multiple of the usual time.
+        flagged: whether a step and worker is not modelled.
+    """
+
+    fixed_s: FloatArray
+    per_sample_s: FloatArray
+    batch: int
+    odd: Callable[[int, int], float]
+    flagged: Callable[[int, int], bool]
+
+    def efficiency(self, steps: int) -> float:
+        """Return the shortest step over that of the split in force after some steps."""
+        count = len(self.fixed_s)
+        fleet = tuple(Worker(str(rank)) for rank in range(count))
+        control, (opening, *_, after) = advance(
+            Control(Adaptive()), FleetFormed(0, 0, self.batch, fleet)
+        )
+        assert isinstance(opening, SetShares)
+        shares, begun = as_array(opening.shares), 0
+        while begun < steps:
+            assert isinstance(after, ExchangeAfter)
+            stop = begun + after.steps
+            seen = [
+                self._seen(step, rank, int(shares[rank]))
+                for rank in range(count)
+                for step in range(begun, stop)
+            ]
+            control, (verdict, *_, after) = advance(
+                control, Exchanged(stop, stop, Measurements.of(seen))
+            )
+            if isinstance(verdict, SetShares):
+                shares = as_array(verdict.shares)
+            begun = stop
+        model = TimeModel.affine(self.fixed_s, self.per_sample_s)
+        ones = np.ones(count, dtype=np.int64)
+        best = equal_finish(model, ones, self.batch * ones, self.batch)
+        return float(model.at(best).max() / model.at(np.maximum(shares, 1)).max())
+
+    def _seen(self, step: int, rank: int, share: int) -> Observation:
+        usual_s = self.fixed_s[rank] + self.per_sample_s[rank] * share
+        time_s = float(usual_s * self.odd(step, rank))
+        flagged = self.flagged(step, rank)
+        return Observation(rank, share, step, (time_s,), (0.0,), modelled=not flagged)
+
+
+def _stuck(seed: int, factor: float, chance: float, spikes: float) -> float:
+    """Return the efficiency that a fleet with odd first steps comes to."""
+    dice = np.random.default_rng(seed)
+    count = int(dice.integers(2, 9))
+    odd = np.exp(0.02 * dice.standard_normal((600, count)))
+    slow = dice.random(count) < chance
+    odd[1, slow] *= factor
+    odd[2:300] *= np.where(dice.random((298, count)) < spikes, 3.0, 1.0)
+    flags = dice.random((20, count)) < 0.3
+    flags[0] = True
+
+    fleet = Fleet(
+        fixed_s=dice.uniform(0.005, 0.05, count),
+        per_sample_s=10 ** dice.uniform(-3.3, -2.0, count),
+        batch=32 * count,
+        odd=lambda step, rank: float(odd[step % 600, rank]),
+        flagged=lambda step, rank: step < 20 and bool(flags[step, rank]),
+    )
+    return fleet.efficiency(500)
+
+
+# Fixed cases, as about one in sixty stays a little under the goal: see the next test.
+@pytest.mark.parametrize("case", range(30))
+def test_no_worker_is_stuck_for_good_whatever_its_first_steps_were(case: int) -> None:
+    dice = np.random.default_rng(case)
+    factor, chance, spikes = dice.uniform((2.0, 0.1, 0.0), (50.0, 1.0, 0.02))
+
+    assert _stuck(case, factor, chance, spikes) >= 0.95
+
+
+@pytest.mark.xfail(strict=True, reason="the split stays at 0.945 of the best in this fleet")
+def test_a_fleet_whose_first_steps_all_take_seven_times_as_long_is_balanced() -> None:
+    assert _stuck(seed=313, factor=7.0, chance=1.0, spikes=0.0) >= 0.95
+
+
+def test_a_safe_trial_frees_a_split_that_doubt_would_keep_for_good() -> None:
+    dice, count = np.random.default_rng(14), 8
+    odd = np.exp(0.02 * dice.standard_normal((600, count)))
+    slow = dice.random(count) < 0.6
+    odd[1, slow] *= dice.uniform(10, 40)
+
+    fleet = Fleet(
+        fixed_s=dice.uniform(0.005, 0.05, count),
+        per_sample_s=10 ** dice.uniform(-3.3, -2.0, count),
+        batch=32 * count,
+        odd=lambda step, rank: float(odd[step % 600, rank]),
+        flagged=lambda step, _: step == 0,
+    )
+
+    # Without the trial it stays at 0.74.
+    assert fleet.efficiency(200) >= 0.95

@@ -1,0 +1,83 @@
+"""Who serves when few are left, and what people are told of each change."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenstride.core.membership.member_table import (
+    Happening,
+    Member,
+    Membership,
+    MembershipEvent,
+    MemberState,
+)
+
+TWO = Membership.formed(0, ("a/0", "b/1"))
+
+
+def _of(*standings: MemberState) -> Membership:
+    return Membership(0, tuple(Member(f"h/{k}", s) for k, s in enumerate(standings)))
+
+
+def test_where_nobody_else_can_those_who_are_leaving_go_on() -> None:
+    assert _of(MemberState.LEAVING, MemberState.JOINING, MemberState.LEAVING).serving == (0, 2)
+
+
+@pytest.mark.parametrize("standing", [MemberState.JOINING, MemberState.LEAVING_EARLY])
+def test_who_has_no_weights_yet_never_serves(standing: MemberState) -> None:
+    assert _of(standing, standing).serving == ()
+    assert _of(standing, MemberState.LEAVING).serving == (1,)
+
+
+def test_who_is_ready_only_after_its_notice_is_leaving() -> None:
+    joining, _ = TWO.after(Happening("c/2", MembershipEvent.JOIN))
+    noticed, _ = joining.after(Happening("c/2", MembershipEvent.NOTICE, 60.0))
+    ready, _ = noticed.after(Happening("c/2", MembershipEvent.READY))
+
+    assert ready.standing("c/2") is MemberState.LEAVING
+    assert ready.serving == (0, 1)
+
+
+def test_a_newcomer_has_the_last_rank() -> None:
+    joined, _ = TWO.after(Happening("c/2", MembershipEvent.JOIN))
+
+    assert joined.workers == ("a/0", "b/1", "c/2")
+
+
+@pytest.mark.parametrize("before", [MemberState.LEAVING, MemberState.LEAVING_EARLY])
+def test_a_notice_may_be_given_another_time(before: MemberState) -> None:
+    after, transition = _of(before).after(Happening("h/0", MembershipEvent.NOTICE, 30.0))
+
+    assert not transition.refused
+    assert after.standing("h/0") is before
+
+
+@pytest.mark.parametrize(
+    ("happening", "told"),
+    [
+        (Happening("a/0", MembershipEvent.NOTICE, -3.0), "a/0 is to leave in 0 s"),
+        (Happening("a/0", MembershipEvent.NOTICE, 0.0), "a/0 is to leave in 0 s"),
+        (Happening("a/0", MembershipEvent.NOTICE), "a/0 is to leave"),
+        (Happening("a/0", MembershipEvent.LOST, 30.0), "a/0 is lost"),
+    ],
+)
+def test_the_time_of_a_notice_is_told_and_never_below_zero(happening: Happening, told: str) -> None:
+    _, transition = TWO.after(happening)
+
+    assert transition.reason == told
+
+
+@pytest.mark.parametrize(
+    ("change", "asked"),
+    [
+        (MembershipEvent.READY, "be ready"),
+        (MembershipEvent.NOTICE, "be told to leave"),
+        (MembershipEvent.LOST, "be lost"),
+        (MembershipEvent.WITHDRAWN, "stay after all"),
+        (MembershipEvent.LEAVE, "leave"),
+    ],
+)
+def test_what_a_stranger_cannot_is_told_in_words(change: MembershipEvent, asked: str) -> None:
+    _, transition = TWO.after(Happening("z/9", change))
+
+    assert transition.reason == f"z/9 cannot {asked}, as it is gone; possible now: join"

@@ -1,0 +1,81 @@
+"""A setting out of its range is refused with its name and its range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import nan
+
+import pytest
+
+from evenstride.core.policies import policy_from_spec
+from evenstride.core.policies.adaptive import Adaptive
+from evenstride.core.policies.dynamic_batching import DynamicBatching
+from evenstride.core.policies.omnilearn import OmniLearn
+from evenstride.errors import ConfigError
+
+SMOOTHING = "it must be a finite number, above 0 and at most 1; leave it out for 0.3"
+UP_TO_1 = "it must be a finite number from 0 to 1; leave it out for"
+OPENING = "it must be a whole number from 0 to 8; leave it out for 8"
+NOT_NEGATIVE = "it must be a finite number, at least 0; leave it out for"
+REFUSED = [
+    ("adaptive:min_gain=-1", f"min_gain is -1.0; {UP_TO_1} 0.005"),
+    ("adaptive:min_gain=1.01", f"min_gain is 1.01; {UP_TO_1} 0.005"),
+    ("adaptive:opening_steps=-5", f"opening_steps is -5; {OPENING}"),
+    ("adaptive:opening_steps=9", f"opening_steps is 9; {OPENING}"),
+    ("dynamic-batching:dead_band=-1", f"dead_band is -1.0; {NOT_NEGATIVE} 0.05"),
+    ("dynamic-batching:smoothing=-3", f"smoothing is -3.0; {SMOOTHING}"),
+    ("dynamic-batching:smoothing=0", f"smoothing is 0.0; {SMOOTHING}"),
+    ("dynamic-batching:smoothing=1.1", f"smoothing is 1.1; {SMOOTHING}"),
+    ("dynamic-batching:drop=-0.1", f"drop is -0.1; {UP_TO_1} 0.2"),
+    ("dynamic-batching:drop=20", f"drop is 20.0; {UP_TO_1} 0.2"),
+    ("omnilearn:dead_band=-1", f"dead_band is -1.0; {NOT_NEGATIVE} 0.2"),
+]
+
+
+@pytest.mark.parametrize(("spec", "text"), REFUSED, ids=[spec for spec, _ in REFUSED])
+def test_a_setting_out_of_range_is_refused(spec: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policy_from_spec(spec)
+
+    assert str(caught.value) == f"policy {spec.partition(':')[0]}: {text}"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Adaptive(min_gain=nan),
+        lambda: DynamicBatching(dead_band=nan),
+        lambda: DynamicBatching(smoothing=nan),
+        lambda: DynamicBatching(drop=nan),
+        lambda: OmniLearn(dead_band=nan),
+    ],
+)
+def test_what_is_not_a_number_is_in_no_range(make: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError, match="is nan; it must be"):
+        make()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "adaptive:min_gain=0,opening_steps=0",
+        "adaptive:min_gain=1,opening_steps=8",
+        "dynamic-batching:dead_band=0,smoothing=1,drop=0",
+        "dynamic-batching:dead_band=3,smoothing=0.01,drop=1",
+        "omnilearn:dead_band=0",
+        "omnilearn:dead_band=3",
+    ],
+)
+def test_the_ends_of_a_range_belong_to_it(spec: str) -> None:
+    assert policy_from_spec(spec)
+
+
+def test_a_class_derived_from_a_policy_may_have_settings_of_its_own() -> None:
+    @dataclass(frozen=True)
+    class Patient(Adaptive):
+        patience: int = 3
+
+    assert Patient(min_gain=0.1).patience == 3
+    with pytest.raises(ConfigError, match="min_gain is 2; it must be a finite number from 0 to 1"):
+        Patient(min_gain=2)

@@ -1,0 +1,176 @@
+"""The grammar of specifications, and the policies that are found by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from evenstride.core.policies import policy_from_spec
+from evenstride.core.policies.dbs import Dbs
+from evenstride.core.policies.lb_bsp_cpu import LbBspCpu
+from evenstride.core.policies.lb_bsp_gpu import LbBspGpu
+from evenstride.core.policies.omnilearn import OmniLearn
+from evenstride.core.policy import Policy
+from evenstride.core.spec import (
+    Spec,
+    check_settings,
+    duration_s,
+    one_of,
+    parse_spec,
+    settings_in,
+    spec_text,
+    split_specs,
+    within,
+)
+from evenstride.errors import ConfigError, UnknownPolicy
+
+
+@dataclass(frozen=True)
+class Made:
+    count: int = field(default=3, metadata=within(int, 1, 9, example=2))
+    part: float = field(default=0.5, metadata=within(float, 0, 1, above=True, below=True))
+    kind: str = field(default="plain", metadata=one_of("plain", "fancy", "odd"))
+
+    def __post_init__(self) -> None:
+        check_settings("thing made", self)
+
+
+@dataclass(frozen=True)
+class Required:
+    every: int = field(metadata=within(int, instead="write made(every=2)"))
+
+
+def made(text: str) -> Made:
+    return Made(**settings_in(parse_spec(text), "thing", Made, "{}({})"))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "argument"),
+    [
+        ("bsp", "bsp", None),
+        ("", "", None),
+        ("csv:", "csv", ""),
+        ("bsp()", "bsp", ""),
+        (" ssp ( a = 1, b=2 ) ", "ssp", " a = 1, b=2 "),
+        ("ssp:a=1", "ssp", "a=1"),
+        ("SIGUSR1@120", "SIGUSR1", "120"),
+        ("csv:folder (1)/a@b.csv", "csv", "folder (1)/a@b.csv"),
+        ("prometheus:[::1]:9108", "prometheus", "[::1]:9108"),
+        ("ssp(a=1", "ssp", "(a=1"),
+        ("ssp(a=1)x", "ssp", "(a=1)x"),
+    ],
+)
+def test_a_text_has_a_name_and_an_argument(text: str, name: str, argument: str | None) -> None:
+    assert parse_spec(text) == Spec(text, name, argument)
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("", Made()),
+        ("kind=fancy", Made(kind="fancy")),
+        (" count = 7 ,, part=.25", Made(7, 0.25)),
+    ],
+)
+def test_a_setting_has_the_type_of_its_field_in_every_form(argument: str, expected: Made) -> None:
+    assert made(f"made:{argument}") == made(f"made({argument})") == expected
+    assert made(spec_text("made", expected, "{}:{}")) == expected
+    assert made(spec_text("made", expected, "{}({})")) == expected
+
+
+@pytest.mark.parametrize(
+    ("argument", "complaint"),
+    [
+        ("count=1.5", "count is '1.5'; it must be a whole number from 1 to 9"),
+        ("count=10", "count is 10; it must be a whole number from 1 to 9"),
+        ("part=nan", "part is nan; it must be a finite number, above 0 and below 1"),
+        ("part=inf", "part is inf; it must be"),
+        ("kind=other", "kind is 'other'; it must be plain, fancy or odd; leave it out for plain"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(argument: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(f"made:{argument}")
+
+    assert str(caught.value).startswith(f"thing made: {complaint}")
+
+
+@pytest.mark.parametrize("argument", ["other=1", "7", "count", "=3"])
+def test_what_is_no_setting_is_refused_with_those_there_are(argument: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(f"made:{argument}")
+
+    assert str(caught.value) == (
+        f"thing 'made:{argument}' is not understood at '{argument}'; settings of made: count (a "
+        "whole number from 1 to 9), part (a finite number, above 0 and below 1), "
+        "kind (plain, fancy or odd); write made(count=2)"
+    )
+
+
+def test_a_setting_that_is_given_twice_or_not_at_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sets count twice"):
+        made("made:count=7,count=8")
+    with pytest.raises(ConfigError, match=r"every is not set; .*; write made\(every=2\)$"):
+        settings_in(parse_spec("made"), "thing", Required, "{}({})")
+
+
+@pytest.mark.parametrize(
+    ("texts", "specs"),
+    [
+        ("", ()),
+        (" , ", ()),
+        ("a,,b, ", ("a", "b")),
+        ("a, b(x=2, y=2) ,a", ("a", "b(x=2, y=2)", "a")),
+        ("a,b(x=2,y=2),a:x=2, y=1", ("a", "b(x=2,y=2)", "a:x=2,y=1")),
+        ("a:x=2, y=3,b:x=1,a(y=8,x=2)", ("a:x=2,y=3", "b:x=1", "a(y=8,x=2)")),
+        ("a:1,2,b", ("a:1,2", "b")),
+        ("b(x=2),x=2", ("b(x=2)", "x=2")),
+        (["a:1", "2,b"], ("a:1", "2", "b")),
+    ],
+)
+def test_a_list_is_split_where_a_specification_ends(
+    texts: str | list[str], specs: tuple[str, ...]
+) -> None:
+    assert split_specs(texts, ("a", "b")) == specs
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "seconds"),
+    [
+        ("90s", "", 90.0),
+        (" 5 min ", "", 300.0),
+        (".5h", "", 1800.0),
+        ("2d", "", 172800.0),
+        ("1.5", "h", 5400.0),
+        ("0s", "", 0.0),
+        ("7", "", None),
+        ("6 weeks", "s", None),
+        ("-1h", "h", None),
+        ("1h30m", "h", None),
+    ],
+)
+def test_a_length_of_time_has_a_unit(text: str, unit: str, seconds: float | None) -> None:
+    assert duration_s(text, unit) == seconds
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy"),
+    [
+        ("dbs:epoch_steps=50", Dbs(epoch_steps=50)),
+        ("lb-bsp-cpu:predictor=ema", LbBspCpu(predictor="ema")),
+        ("lb-bsp-gpu:version=2018", LbBspGpu(version=2018)),
+        ("omnilearn:dead_band=0.1,b_min=4", OmniLearn(dead_band=0.1, b_min=4)),
+    ],
+)
+def test_published_policies_are_found_by_name(spec: str, policy: Policy[object]) -> None:
+    assert policy_from_spec(spec) == policy
+
+
+def test_an_unknown_policy_is_told_with_the_nearest_name() -> None:
+    with pytest.raises(
+        UnknownPolicy, match=r"'adaptve:min_gain=1' \(did you mean adaptive\?\); the"
+    ):
+        policy_from_spec("adaptve:min_gain=1")
+    with pytest.raises(UnknownPolicy, match="unknown policy 'fair'; the policies are"):
+        policy_from_spec("fair")

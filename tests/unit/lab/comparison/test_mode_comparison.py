@@ -1,0 +1,117 @@
+"""A lab session over modes of synchronisation, on runs made of numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evenstride.core.sync_modes.mode_specs import AllReduce, Asynchronous, StaleSynchronous
+from evenstride.errors import ConfigError
+from evenstride.lab.comparison.lab_session import LabPlan, Viewer
+from evenstride.lab.comparison.mode_comparison import ModesComparison, run_modes
+from evenstride.lab.limits.speeds import SpeedChange
+from tests.unit.lab.fake_runs import BATCH, FakeRuns
+
+MODES = (AllReduce(), StaleSynchronous(staleness=2))
+
+
+@pytest.fixture
+def modes(plan: LabPlan) -> LabPlan:
+    """Two modes under two policies, two runs each."""
+    return replace(plan, modes=MODES)
+
+
+def _outcome(plan: LabPlan, runs: FakeRuns, viewer: Viewer | None = None) -> ModesComparison:
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch)
+        return run_modes(plan, viewer or Viewer())
+
+
+def test_all_arms_alternate_between_two_calibrations(modes: LabPlan) -> None:
+    runs = FakeRuns()
+
+    outcome = _outcome(modes, runs)
+
+    arms = [
+        (sync, policy) for sync in ("bsp", "ssp(staleness=2)") for policy in ("uniform", "adaptive")
+    ]
+    asked = [launch.environment for launch in runs.launches if not launch.alone]
+    assert [(one["EVENSTRIDE_SYNC"], one["EVENSTRIDE_POLICY"]) for one in asked] == arms * 2
+    assert runs.launches[0].alone and runs.launches[-1].alone
+    assert list(outcome.by_arm()) == arms
+    assert [len(some) for some in outcome.by_arm().values()] == [2] * 4
+
+
+def test_figures_come_from_the_runs_and_costs_from_the_calibrations(modes: LabPlan) -> None:
+    outcome = _outcome(modes, FakeRuns())
+
+    equal, balanced = (outcome.by_arm()["bsp", policy][0] for policy in modes.policies)
+    assert equal.samples_per_s == pytest.approx(BATCH / 0.12)
+    assert balanced.samples_per_s == pytest.approx(BATCH / 0.08)
+    assert [cost.per_sample_s for cost in outcome.costs] == pytest.approx([0.01, 0.02])
+    assert [cost.fixed_s for cost in outcome.costs] == pytest.approx([0.0, 0.0], abs=1e-9)
+    assert outcome.achieved_speeds == pytest.approx((1.0, 0.5), abs=1e-4)
+    assert (outcome.workers, outcome.global_batch, outcome.limits) == (2, BATCH, "numbers")
+    assert not outcome.disturbed
+    assert outcome.to_dict()["runs"][0]["sync"] == "bsp"
+
+
+def test_calibrations_that_differ_say_disturbed(modes: LabPlan) -> None:
+    outcome = _outcome(modes, FakeRuns(tempo=lambda launch: 1.06 if launch > 1 else 1.0))
+
+    assert outcome.disturbed
+    assert outcome.drift == pytest.approx(0.06, abs=1e-3)
+
+
+def test_without_calibrations_there_are_no_costs(modes: LabPlan) -> None:
+    runs = FakeRuns()
+
+    outcome = _outcome(replace(modes, calibrate=False), runs)
+
+    assert all(not launch.alone for launch in runs.launches)
+    assert (outcome.costs, outcome.achieved_speeds, outcome.disturbed) == ((), (), False)
+
+
+def test_each_run_leaves_a_trace_in_a_folder_that_names_its_arm(modes: LabPlan) -> None:
+    titles = list[tuple[Path, str]]()
+    viewer = Viewer(begins=lambda trace, title: titles.append((trace, title)))
+
+    outcome = _outcome(replace(modes, repeats=1), FakeRuns(), viewer)
+
+    names = ["bsp-uniform-1", "bsp-adaptive-1"]
+    names += ["ssp-staleness=2-uniform-1", "ssp-staleness=2-adaptive-1"]
+    assert [trace.parent.name for trace, _ in titles] == names
+    assert [title for _, title in titles][2] == "ssp(staleness=2) uniform"
+    assert all((Path(outcome.folder) / name / "trace.jsonl").is_file() for name in names)
+
+
+def test_steps_that_are_too_short_are_told(modes: LabPlan) -> None:
+    outcome = _outcome(modes, FakeRuns(per_sample_s=(0.002, 0.004)))
+
+    assert "shorter than 10 periods of the CPU limits" in outcome.caveats[0]
+
+
+def test_a_script_that_sets_its_own_mode_cannot_be_compared(modes: LabPlan) -> None:
+    plan = replace(modes, modes=(Asynchronous(),))
+
+    with pytest.raises(ConfigError, match=r"under sync asp, but it sets bsp itself; leave sync="):
+        _outcome(plan, FakeRuns(sync="bsp"))
+
+
+def test_a_script_that_sets_its_own_policy_cannot_be_compared(modes: LabPlan) -> None:
+    with pytest.raises(ConfigError, match=r"but it sets dbs itself; leave policy="):
+        _outcome(modes, FakeRuns(policy="dbs"))
+
+
+def test_changes_at_steps_are_refused_where_workers_have_no_step_in_common(modes: LabPlan) -> None:
+    runs, later = FakeRuns(), (0.5, 1.0)
+    by_step = replace(modes, changes=(SpeedChange(later, at_step=3),))
+
+    with pytest.raises(ConfigError, match=r"another moment in ssp\(staleness=2\).*in seconds"):
+        _outcome(by_step, runs)
+
+    assert runs.launches == []
+    assert _outcome(replace(modes, changes=(SpeedChange(later, at_s=3.0),)), runs).runs
+    assert _outcome(replace(by_step, modes=(AllReduce(),)), runs).runs

@@ -1,0 +1,80 @@
+"""A run's figures from its trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evenstride.errors import TraceError
+from evenstride.lab.comparison.step_blocks import BLOCK_STEPS, measured_curve, run_figures
+from tests.unit.lab.traces import write_calibration, write_run
+
+
+def test_a_run_is_cut_into_blocks_of_which_the_first_is_cold(tmp_path: Path) -> None:
+    steps_s = [0.9] * BLOCK_STEPS + [0.1] * BLOCK_STEPS + [0.2] * BLOCK_STEPS
+    write_run(tmp_path / "trace.jsonl", "adaptive", steps_s, [(4, 4), (5, 3), (6, 2)], wait_s=0.05)
+
+    figures = run_figures(tmp_path)
+
+    assert figures.policy == "adaptive"
+    assert figures.global_batch == 8
+    assert figures.blocks_s == pytest.approx((0.9, 0.1, 0.2))
+    assert figures.warm_s == pytest.approx((0.1, 0.2))
+    assert figures.shares == (6, 2)
+    assert figures.changes == 2
+    assert figures.communication_s == pytest.approx(0.05)  # what the leader waited; others more
+
+
+def test_a_block_is_a_median_that_a_single_long_step_does_not_move(tmp_path: Path) -> None:
+    steps_s = [0.1] * (BLOCK_STEPS - 1) + [60.0]
+    write_run(tmp_path / "trace.jsonl", "uniform", steps_s, [(4, 4)])
+
+    assert run_figures(tmp_path).blocks_s == pytest.approx((0.1,))
+
+
+@pytest.mark.parametrize(("left_over", "blocks"), [(19, 1), (20, 2)])
+def test_a_last_block_counts_when_it_is_at_least_half(
+    tmp_path: Path, left_over: int, blocks: int
+) -> None:
+    steps_s = [0.1] * BLOCK_STEPS + [0.3] * left_over
+    write_run(tmp_path / "trace.jsonl", "uniform", steps_s, [(4, 4)])
+
+    assert len(run_figures(tmp_path).blocks_s) == blocks
+
+
+def test_a_run_shorter_than_a_block_is_judged_on_what_there_is(tmp_path: Path) -> None:
+    write_run(tmp_path / "trace.jsonl", "uniform", [0.1] * 5, [(4, 4)])
+
+    figures = run_figures(tmp_path)
+
+    assert figures.warm_s == figures.blocks_s == pytest.approx((0.1,))
+    assert figures.changes == 0
+
+
+def test_a_run_without_a_measured_step_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "trace.jsonl", "uniform", [], [(4, 4)])
+
+    with pytest.raises(TraceError, match="holds no measured step; let the run take more steps"):
+        run_figures(tmp_path)
+
+
+def test_a_run_that_left_no_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no trace at"):
+        run_figures(tmp_path)
+
+
+def test_a_curve_is_the_mean_at_each_size_without_the_first_steps(tmp_path: Path) -> None:
+    times_s = {8: [5.0, 0.1, 0.2, 0.3], 4: [5.0, 0.05, 0.15], 2: [0.04]}
+    write_calibration(tmp_path / "trace.jsonl", times_s, unmodelled_s=77.0)
+
+    curve = measured_curve(tmp_path)
+
+    assert curve == {8: pytest.approx(0.2), 4: pytest.approx(0.1), 2: pytest.approx(0.04)}
+
+
+def test_a_calibration_without_a_measured_step_is_refused(tmp_path: Path) -> None:
+    write_calibration(tmp_path / "trace.jsonl", {})
+
+    with pytest.raises(TraceError, match="so the worker cannot be calibrated"):
+        measured_curve(tmp_path)

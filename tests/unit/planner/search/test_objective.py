@@ -1,0 +1,128 @@
+"""The choice among the best, and what is said if there is none."""
+
+from dataclasses import replace
+
+import pytest
+
+from evenstride.cli.arguments import seconds
+from evenstride.core.gradients.noise_scale import Interval
+from evenstride.planner.search.branch_and_bound import Space, search
+from evenstride.planner.search.objective import (
+    NothingFits,
+    Objective,
+    Wishes,
+    at_most,
+    choose,
+    knee,
+)
+from evenstride.planner.search.training_forecast import TrainingForecast
+from tests.unit.planner.kinds import exactly, kind, task
+
+ONE = search(Space((kind("a"),), (256,), most_machines=1), task()).outlooks[0]
+
+
+def outlooks(*figures: tuple[float, float]) -> list[TrainingForecast]:
+    """Return outlooks of these hours and dollars."""
+    return [replace(ONE, time_s=exactly(3600 * h), cost_usd=exactly(usd)) for h, usd in figures]
+
+
+SOME = outlooks((1, 40), (2, 20), (4, 15), (9, 12))
+
+
+def test_time_and_cost_are_the_ends() -> None:
+    assert choose(SOME, Wishes(Objective.TIME)).outlook is SOME[0]
+    assert choose(SOME, Wishes(Objective.COST)).outlook is SOME[3]
+
+
+def test_limits_cut_and_set_the_aim() -> None:
+    by_deadline = choose(SOME, Wishes(deadline_s=5 * 3600))
+    by_budget = choose(SOME, Wishes(budget_usd=18))
+
+    assert by_deadline.outlook is SOME[2]
+    assert by_deadline.reason == "the cheapest within 5 h"
+    assert by_budget.outlook is SOME[2]
+    assert by_budget.reason == "the quickest within 18 USD"
+
+
+def test_without_limits_it_is_the_knee() -> None:
+    pytest.importorskip("kneed")
+    chosen = choose(SOME, Wishes())
+
+    assert chosen.outlook is SOME[1]
+    assert chosen.reason.startswith("the knee of time and cost")
+
+
+def test_a_knee_of_two_points_is_the_cheaper_one() -> None:
+    assert knee([1.0, 2.0], [10.0, 5.0]) == 1
+    assert knee([1.0], [10.0]) == 0
+
+
+def test_a_deadline_that_cannot_be_kept_says_by_how_much() -> None:
+    with pytest.raises(
+        NothingFits, match=r"within 30 min: the quickest, .* takes 1 h; raise --deadline to 1h, or"
+    ):
+        choose(SOME, Wishes(deadline_s=1800))
+
+
+def test_a_budget_that_cannot_be_kept_says_by_how_much() -> None:
+    with pytest.raises(NothingFits, match=r"at most 10 USD: .* costs 12; raise --budget to 12, or"):
+        choose(SOME, Wishes(budget_usd=10))
+
+
+def test_limits_that_cannot_be_kept_together_name_both_ways_out() -> None:
+    with pytest.raises(NothingFits, match=r"costs 20 USD .* to 20\), and for 18 USD .* takes 4 h"):
+        choose(SOME, Wishes(deadline_s=2 * 3600, budget_usd=18))
+
+
+def test_a_way_out_of_one_limit_keeps_to_the_other() -> None:
+    """Doing as the message says is enough."""
+    hasty = Wishes(deadline_s=600, budget_usd=18)
+    with pytest.raises(
+        NothingFits,
+        match=r"within 10 min: .* takes 1 h; raise --deadline to 1h and, as that costs 40 USD, "
+        r"--budget to 40; or --deadline to 4h, which the budget is enough for",
+    ):
+        choose(SOME, hasty)
+    assert choose(SOME, replace(hasty, deadline_s=3600, budget_usd=40)).outlook is SOME[0]
+    assert choose(SOME, replace(hasty, deadline_s=4 * 3600)).outlook is SOME[2]
+
+    poor = Wishes(deadline_s=4 * 3600, budget_usd=10)
+    with pytest.raises(NothingFits, match=r"to 12 and, as it takes 9 h, --deadline to 9h"):
+        choose(SOME, poor)
+    both = Wishes(deadline_s=1, budget_usd=1)
+    with pytest.raises(NothingFits, match=r"within 1 s: .* to 1h and, as .* --budget to 40, or"):
+        choose(SOME, both)
+
+
+@pytest.mark.parametrize("hours", [1e-4, 0.0123456, 0.5, 1.234567, 12_345.6])
+def test_a_deadline_that_is_named_is_enough(hours: float) -> None:
+    with pytest.raises(NothingFits) as refused:
+        choose(outlooks((hours, 1)), Wishes(deadline_s=1e-3))
+    named = str(refused.value).partition("raise --deadline to ")[2].partition(",")[0]
+
+    assert hours * 3600 <= seconds(named, "--deadline") <= 1.02 * hours * 3600
+
+
+def test_nothing_at_all_is_told() -> None:
+    with pytest.raises(NothingFits, match="no cluster can train this"):
+        choose([], Wishes())
+
+
+def test_confidence_looks_at_the_end_of_the_interval() -> None:
+    unsure = replace(SOME[1], time_s=Interval(7200.0, 3600.0, 14400.0))
+    some = [SOME[0], unsure]
+
+    assert choose(some, Wishes(deadline_s=2.5 * 3600)).outlook is unsure
+    sure = choose(some, Wishes(deadline_s=2.5 * 3600, confidence=0.9))
+    assert sure.outlook is SOME[0]
+    assert sure.reason == "the cheapest within 2.5 h with a probability of 90%"
+
+
+def test_a_quantile_is_that_of_its_side() -> None:
+    one = Interval(100.0, 50.0, 300.0)
+
+    assert at_most(one, 0.5) == 100.0
+    assert at_most(one, 0.975) == pytest.approx(300.0)
+    assert at_most(one, 0.025) == pytest.approx(50.0)
+    assert 100 < at_most(one, 0.8) < 300
+    assert at_most(Interval(100.0, 50.0, float("inf")), 0.8) == float("inf")

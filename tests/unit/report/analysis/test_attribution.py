@@ -1,0 +1,286 @@
+"""Who made others wait: against runs whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evenstride.report.analysis.attribution import Blame, blames_of, waits_of
+from evenstride.report.analysis.run_generation import RecordedGeneration
+from evenstride.report.analysis.run_timeline import RunTimeline
+from tests.unit.report.virtual import COMMUNICATION_S, VirtualRun
+
+Speeds = Callable[[int], tuple[float, ...]]
+
+
+def ran(
+    path: Path, speeds: Speeds, steps: int, **options: object
+) -> tuple[VirtualRun, RecordedGeneration]:
+    run = VirtualRun(path / "trace.jsonl", speeds, **options)  # type: ignore[arg-type]
+    run.begin()
+    run.run(steps)
+    run.end()
+    story = RunTimeline(run.writer.path)
+    story.read()
+    return run, story.generations[0]
+
+
+def truth(run: VirtualRun, rank: int, rows: slice) -> float:
+    """Return the seconds that the others waited for a worker, by its times as they were made."""
+    busy_s = np.array(run.busy_s)[rows]
+    longest_s = busy_s.max(axis=1)
+    his = busy_s[:, rank] == longest_s
+    return float((longest_s[:, np.newaxis] - busy_s)[his].sum())
+
+
+def of(blames: tuple[Blame, ...], rank: int) -> Blame:
+    return next(blame for blame in blames if blame.rank == rank)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.1])
+@pytest.mark.parametrize("policy", ["uniform", "adaptive"])
+@pytest.mark.parametrize(("first", "stop", "speed"), [(200, 350, 0.4), (100, 500, 0.7)])
+def test_worker_interval_and_seconds_are_the_true_ones(
+    tmp_path: Path, noise: float, policy: str, first: int, stop: int, speed: float
+) -> None:
+    def speeds(step: int) -> tuple[float, ...]:
+        return (1.0, 1.0, speed if first <= step < stop else 1.0, 1.0)
+
+    run, generation = ran(tmp_path, speeds, 500, workers=4, policy=policy, noise=noise)
+    blames = blames_of(generation)
+    blame = of(blames, 2)
+    true_s = truth(run, 2, slice(0, 500))
+
+    assert blame.caused_s == pytest.approx(true_s, rel=1e-3)
+    if policy == "uniform":
+        assert blames[0] is blame
+        stretch = blame.stretches[0]
+        length = stop - first
+        assert abs(stretch.first - first) <= max(1, 0.05 * length)
+        assert abs(stretch.last - (stop - 1)) <= max(1, 0.05 * length)
+        assert stretch.speed == pytest.approx(speed, rel=0.05)
+        within_s = truth(run, 2, slice(first, stop))
+        assert stretch.caused_s == pytest.approx(within_s, rel=0.05)
+        took_s = float(np.array(run.busy_s).max(axis=1).sum()) + 500 * COMMUNICATION_S
+        assert blame.part == pytest.approx(true_s / 3 / took_s, rel=0.01)
+
+
+def test_the_sentence_says_since_when_and_what_happened(tmp_path: Path) -> None:
+    _, generation = ran(
+        tmp_path, lambda step: (1.0, 1.0, 0.38 if step >= 1840 else 1.0), 2600, policy="uniform"
+    )
+    told = blames_of(generation)[0].reason
+
+    assert told.startswith("worker 2 (host/2) made each of the others wait 42.2 s, 30% of the time")
+    assert told.endswith(", since step 1,840: its speed fell to 0.38 of its best")
+
+
+def test_a_worker_that_is_slow_all_the_time_did_not_slow_down(tmp_path: Path) -> None:
+    _, generation = ran(tmp_path, lambda _: (1.0, 1.0, 0.5), 200, policy="uniform", noise=0.02)
+    told = blames_of(generation)[0].reason
+
+    assert "worker 2 (host/2) made each of the others wait" in told
+    assert told.endswith(
+        "all the time: its share took it 100% longer than any other took for its own"
+    )
+
+
+def test_scatter_is_not_taken_for_slowness(tmp_path: Path) -> None:
+    _, generation = ran(tmp_path, lambda _: (1.0,) * 3, 400, policy="uniform", noise=0.2)
+    for blame in blames_of(generation):
+        assert blame.reason.endswith("by chance, as its times scatter; it is no slower as a rule")
+
+
+def test_balanced_workers_are_not_blamed(tmp_path: Path) -> None:
+    _, generation = ran(tmp_path, lambda _: (1.0, 0.5, 0.25), 400)
+    blames = blames_of(generation)
+
+    assert all(blame.part < 0.05 for blame in blames)
+
+
+def test_waits_of_all_workers_add_up(tmp_path: Path) -> None:
+    _, generation = ran(tmp_path, lambda _: (1.0, 0.7, 0.3), 60, noise=0.05)
+    waits = waits_of(generation)
+
+    np.testing.assert_allclose(waits.caused_s.sum(axis=1), waits.waited_s.sum(axis=1))
+    np.testing.assert_allclose(waits.communication_s, COMMUNICATION_S, atol=1e-6)
+    reported_s = generation.table.wait_s - COMMUNICATION_S
+    np.testing.assert_allclose(waits.waited_s, reported_s, atol=1e-6)
+
+
+def test_who_is_slow_but_for_a_time_in_which_another_is_slower_is_no_chance(tmp_path: Path) -> None:
+    """By sums over the run both are as slow; others wait for this one in four fifths of it."""
+
+    def speeds(step: int) -> tuple[float, ...]:
+        return (1.0, 0.8, 0.25 if 400 <= step < 500 else 1.0)
+
+    _, generation = ran(tmp_path, speeds, 500, policy="uniform", noise=0.05)
+    told = of(blames_of(generation), 1).reason
+
+    assert "by chance" not in told
+    assert re.search(r"up to step (39\d|40\d): its share took it 2", told), told
+
+
+def test_who_is_slow_only_while_a_slower_one_is_not_costs_from_then_on(tmp_path: Path) -> None:
+    def speeds(step: int) -> tuple[float, ...]:
+        return (1.0, 0.7, 0.25 if step < 300 else 1.0)
+
+    _, generation = ran(tmp_path, speeds, 500, policy="uniform", noise=0.01)
+    told = of(blames_of(generation), 1).reason
+
+    assert re.search(r"since step (29\d|30\d): its share took it 4", told), told
+
+
+def told_of(reason: str) -> list[tuple[float, str]]:
+    """Return the seconds of each part of a sentence on several stretches, and where they are."""
+    return [
+        (float(seconds), where)
+        for seconds, where in re.findall(
+            r"[:,] ([\d.]+) s ([a-z]+ [a-z]+(?: [\d]+ to [\d]+)?)", reason
+        )
+    ]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_each_of_several_slow_downs_has_its_own_seconds(tmp_path: Path, noise: float) -> None:
+    def speeds(step: int) -> tuple[float, ...]:
+        return (1.0, 1.0, 0.3 if 100 <= step < 200 else 0.6 if 300 <= step < 400 else 1.0)
+
+    run, generation = ran(tmp_path, speeds, 500, policy="uniform", noise=noise)
+    blame = blames_of(generation)[0]
+    (one_s, one), (other_s, other), *_ = told_of(blame.reason)
+
+    assert "100 to 199 (its speed fell to 0." in blame.reason
+    assert (one, other) == ("in steps 100 to 199", "in steps 300 to 399")
+    assert one_s == pytest.approx(truth(run, 2, slice(100, 200)) / 2, rel=0.05)
+    assert other_s == pytest.approx(truth(run, 2, slice(300, 400)) / 2, rel=0.05)
+
+
+def test_of_many_phases_the_costliest_are_told_and_the_rest_together(tmp_path: Path) -> None:
+    def speeds(step: int) -> tuple[float, ...]:
+        return (1.0, 1.0, (1.0, 0.5, 0.4)[step // 80 % 3])
+
+    _, generation = ran(tmp_path, speeds, 960, policy="uniform")
+    blame = blames_of(generation)[0]
+    told = told_of(blame.reason)
+
+    assert len(told) == 4
+    assert told[-1][1] == "at other"
+    assert all(where.startswith("in steps") for _, where in told[:-1])
+    assert sum(seconds for seconds, _ in told) == pytest.approx(blame.each_s, rel=0.01)
+
+
+def test_a_slow_worker_is_named_only_for_the_steps_in_which_none_is_slower(tmp_path: Path) -> None:
+    def speeds(step: int) -> tuple[float, ...]:
+        return (
+            1.0,
+            0.5 if 400 <= step < 1200 else 1.0,
+            0.4 if 800 <= step < 1600 else 1.0,
+        )
+
+    run, generation = ran(tmp_path, speeds, 2000, policy="uniform", noise=0.03)
+    blame = of(blames_of(generation), 1)
+    stretch = blame.stretches[0]
+
+    assert stretch.first == pytest.approx(400, abs=10)
+    assert stretch.last == pytest.approx(799, abs=10)
+    assert stretch.caused_s == pytest.approx(truth(run, 1, slice(400, 800)), rel=0.05)
+    assert "its speed fell to 0.5" in blame.reason
+
+
+def altered(
+    run: VirtualRun, change: Callable[[int, list[dict[str, Any]]], None]
+) -> RecordedGeneration:
+    """Return a run whose trace was changed: the observations of each exchange."""
+    path = run.writer.path
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    exchanges = [one["event"] for one in records if one.get("event", {}).get("observations")]
+    for number, event in enumerate(exchanges):
+        change(number, event["observations"])
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    story = RunTimeline(path)
+    story.read()
+    return story.generations[0]
+
+
+def test_a_worker_that_waits_for_its_data_is_told_to(tmp_path: Path) -> None:
+    run, _ = ran(tmp_path, lambda _: (1.0, 0.5), 60, workers=2, policy="uniform")
+
+    def waiting(_: int, observations: list[dict[str, Any]]) -> None:
+        for one in observations:
+            one["data_s"] = (0.0, 0.8)[one["worker"]] * sum(one["busy_s"])
+
+    told = blames_of(altered(run, waiting))[0].reason
+    assert told.endswith("all the time: 80% of its own time it waited for data")
+
+
+def test_a_slow_down_that_explains_little_is_not_the_whole_reason(tmp_path: Path) -> None:
+    def speeds(step: int) -> tuple[float, ...]:
+        return (1.0, 0.2 if step >= 100 else 0.25)
+
+    _, generation = ran(tmp_path, speeds, 200, workers=2, policy="uniform")
+    told = blames_of(generation)[0].reason
+
+    assert re.search(
+        r"since step 100 \(its share took it 400% longer than any other took for its own, and its "
+        r"speed fell to 0\.80 of its best\)",
+        told,
+    ), told
+
+
+def test_steps_that_tell_nothing_of_speed_count_where_they_lie(tmp_path: Path) -> None:
+    def speeds(step: int) -> tuple[float, ...]:
+        return (1.0, 0.3 if step >= 100 else 0.6)
+
+    run, _ = ran(tmp_path, speeds, 200, workers=2, policy="uniform")
+
+    def untold(_: int, observations: list[dict[str, Any]]) -> None:
+        for one in observations:
+            one["modelled"] = not 80 <= one["first_step"] < 120
+
+    blame = blames_of(altered(run, untold))[0]
+
+    assert len(blame.stretches) == 2
+    assert sum(one.caused_s for one in blame.stretches) == pytest.approx(blame.caused_s)
+
+
+def test_steps_that_not_all_have_told_of_do_not_count(tmp_path: Path) -> None:
+    run, whole = ran(tmp_path, lambda _: (1.0, 0.5), 60, workers=2, policy="uniform")
+
+    def silent(number: int, observations: list[dict[str, Any]]) -> None:
+        if number == 3:
+            del observations[0]
+
+    cut = altered(run, silent)
+    assert 0 < np.count_nonzero(~cut.table.whole) < 30
+    assert blames_of(cut)[0].reason.endswith("100% longer than any other took for its own")
+    assert blames_of(cut)[0].caused_s < blames_of(whole)[0].caused_s
+
+
+def test_a_run_of_which_no_step_tells_of_speed_has_its_culprit(tmp_path: Path) -> None:
+    """As where each pass has one step, which is the first."""
+    run = VirtualRun(tmp_path / "trace.jsonl", lambda _: (1.0, 0.3), workers=2, policy="uniform")
+    run.begin()
+    run.run(20)
+    path = run.writer.path
+    path.write_text(path.read_text().replace('"modelled":true', '"modelled":false'))
+    story = RunTimeline(path)
+    story.read()
+    told = blames_of(story.generations[0])[0].reason
+
+    assert "worker 1 (host/1) made each of the others wait" in told
+    assert "all the time: its share took it 233% longer" in told
+
+
+def test_nobody_is_blamed_where_workers_do_not_keep_step(tmp_path: Path) -> None:
+    _, generation = ran(tmp_path, lambda _: (1.0, 0.3), 60, workers=2, header={"sync": "asp"})
+
+    assert not generation.lockstep
+    assert [blame.caused_s for blame in blames_of(generation)] == [0.0, 0.0]
+    assert "nobody waits for another in this mode" in blames_of(generation)[0].reason

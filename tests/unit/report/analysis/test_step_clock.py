@@ -1,0 +1,84 @@
+"""How long steps took, and when, from what workers tell and the moments that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.report.analysis.run_generation import RecordedGeneration
+from evenstride.report.analysis.step_clock import durations_s, spans_s
+from evenstride.report.analysis.step_table import StepTable
+
+NAMES = ("a/0", "b/1")
+
+
+def told(
+    *observations: Observation, lockstep: bool = True, ended_s: float = 0.0, steps: int = 0
+) -> RecordedGeneration:
+    """Return a generation that has told of some steps, of which the last ended at a moment."""
+    found = RecordedGeneration(0, 0, 12, NAMES, StepTable(0, 2), lockstep)
+    found.table.add(Measurements.of(observations))
+    found.anchors = [(0.0, 0), (ended_s, steps)] if steps else [(0.0, 0)]
+    return found
+
+
+def seen(rank: int, *spent_s: float, first: int = 0, modelled: bool = True) -> Observation:
+    """Return steps of one worker, half of each spent at work."""
+    half_s = tuple(one / 2 for one in spent_s)
+    return Observation(rank, 6, first, half_s, half_s, modelled=modelled)
+
+
+def test_a_step_is_as_long_as_for_its_workers_on_average() -> None:
+    """Who ends one step late by 1 s is that much shorter in the next: the clock has 12 s."""
+    found = durations_s(told(seen(0, 5.0, 3.0, 4.0), seen(1, 4.0, 4.0, 4.0)))
+
+    assert found.tolist() == pytest.approx([4.5, 3.5, 4.0])
+
+
+def test_who_has_not_told_yet_does_not_count() -> None:
+    late = told(seen(0, 5.0, 3.0, 4.0), seen(1, 3.0))
+
+    assert durations_s(late).tolist() == pytest.approx([4.0, 3.0, 4.0])
+
+
+def test_a_step_that_nobody_told_of_takes_the_median() -> None:
+    later = Observation(0, 6, 3, (1.0,), (0.0,))
+
+    assert durations_s(told(seen(0, 5.0, 3.0), later)).tolist() == [5.0, 3.0, 3.0, 1.0]
+    assert durations_s(told()).tolist() == []
+
+
+def test_workers_that_do_not_keep_step_have_no_mean() -> None:
+    found = durations_s(told(seen(0, 5.0, 3.0), seen(1, 4.0, 4.0), lockstep=False))
+
+    assert found.tolist() == [5.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("ended_s", "modelled", "begins_s"),
+    [
+        (8.2, True, [0.1, 4.2]),  # a little off the clock: no pause
+        (8.2, False, [0.0, 4.2]),  # before the first of a pass
+        (10.0, True, [2.0, 6.0]),  # a pause, and it is not known where
+        (7.2, True, [0.0, 3.6]),  # shorter by the clock than they say
+    ],
+)
+def test_what_no_step_accounts_for_lies_where_it_may(
+    ended_s: float, modelled: bool, begins_s: list[float]
+) -> None:
+    first = (seen(rank, 4.0) for rank in range(2))
+    second = (seen(rank, 4.0, first=1, modelled=modelled) for rank in range(2))
+    found_s, ends_s = spans_s(told(*first, *second, ended_s=ended_s, steps=2))
+
+    assert found_s.tolist() == pytest.approx(begins_s)
+    assert ends_s[-1] == pytest.approx(ended_s)
+    assert (np.diff(np.ravel([found_s, ends_s], order="F")) >= 0.0).all()
+
+
+def test_a_little_time_beside_a_known_pause_is_part_of_no_step_alone() -> None:
+    paused = Observation(0, 6, 0, (2.0, 2.0), (2.0, 2.0), outside_s=1.0)
+    found_s, ends_s = spans_s(told(paused, seen(1, 4.0, 4.0), ended_s=9.2, steps=2))
+
+    assert found_s.tolist() == pytest.approx([1.1, 5.2])
+    assert ends_s.tolist() == pytest.approx([5.1, 9.2])

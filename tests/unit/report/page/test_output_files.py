@@ -1,0 +1,72 @@
+"""Where a report goes, and that it overwrites nothing of anybody else's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from evenstride.errors import ConfigError
+from evenstride.report.page.html_page import page_of
+from evenstride.report.page.output_files import check_folder, check_place, place_of, write_page
+from tests.unit.report.page.conftest import Making
+
+
+def test_a_report_stands_beside_its_trace_unless_told_otherwise(tmp_path: Path) -> None:
+    assert place_of(tmp_path / "trace.jsonl", None) == tmp_path / "report.html"
+    assert place_of(tmp_path / "trace.jsonl", Path("x.html")) == Path("x.html")
+
+
+def test_a_report_is_overwritten_and_nothing_else(made: Making, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours.html", tmp_path / "theirs.html"
+    write_page(page_of([made(steps=10)]), ours)
+    theirs.write_text("<!DOCTYPE html><title>evenstride report</title>")
+
+    check_place(ours, force=False)
+    check_place(theirs, force=True)
+    check_place(tmp_path / "new.html", force=False)
+    with pytest.raises(ConfigError, match=r"theirs\.html exists and is no report .* --force"):
+        check_place(theirs, force=False)
+    with pytest.raises(ConfigError, match="is a folder; name a file"):
+        check_place(tmp_path, force=True)
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+
+    with pytest.raises(ConfigError, match="cannot write"):
+        write_page("new", tmp_path / "file" / "report.html")
+
+    write_page("new", tmp_path / "deep" / "report.html")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["deep", "file", "report.html"]
+
+
+def test_a_trace_and_what_is_no_file_are_never_overwritten(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"kind":"header","format":1}\n')
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    for place in (trace, pipe):
+        with pytest.raises(ConfigError, match="name"):
+            check_place(place, force=True)
+
+
+def test_a_folder_for_figures_is_one_or_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+
+    check_folder(tmp_path)
+    check_folder(tmp_path / "not" / "there" / "yet")
+    for place in (tmp_path / "file", tmp_path / "file" / "deeper" / "still"):
+        with pytest.raises(ConfigError, match=r"file is no folder; name another one"):
+            check_folder(place)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to this user")
+def test_a_folder_that_may_not_be_written_into_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+
+    with pytest.raises(ConfigError, match="may not be written into"):
+        check_folder(tmp_path / "figures")

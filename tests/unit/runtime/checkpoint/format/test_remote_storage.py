@@ -1,0 +1,115 @@
+"""An object store that fails at every write, in every way, costs at most that checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenstride.runtime.checkpoint.format.manifest import parse_name
+from evenstride.runtime.checkpoint.format.retention import COMPLETED
+from tests.unit.runtime.checkpoint.kept import Runs
+from tests.unit.runtime.checkpoint.object_store import ObjectStore
+
+pytest.importorskip("fsspec")
+
+# The second save writes these, after the probe, the first save, and the note that it is complete.
+FIRST, LAST = 6, 9
+
+
+def _steps(store: ObjectStore) -> list[int]:
+    folders = {key.split("/")[2] for key in store.objects if key.endswith("/manifest.json")}
+    return sorted(name.step for text in folders if (name := parse_name(text)))
+
+
+def _url(store: ObjectStore) -> str:
+    from tests.unit.runtime.checkpoint import evs3
+
+    evs3.register()
+    return f"evs3://{store.address}/bucket/run"
+
+
+@pytest.mark.parametrize("kind", ["503", "reset", "lost"])
+@pytest.mark.parametrize("at", range(FIRST, LAST + 1))
+def test_a_store_that_fails_once_is_tried_again(runs: Runs, kind: str, at: int) -> None:
+    with ObjectStore(lambda n, m, _: kind if m == "PUT" and n == at else None) as store:
+        run = runs(_url(store), every=2)
+        run.train(4)
+        run.checkpoint.close()
+
+        assert _steps(store) == [2, 4]
+        assert store.counts["PUT"] == LAST + 2, "one more than without"
+        again = runs(_url(store))
+        restored = again.restore()
+        assert restored is not None
+        assert restored.step == 4
+        assert again.weights() == run.weights()
+
+
+@pytest.mark.parametrize("kind", ["503", "reset", "lost"])
+@pytest.mark.parametrize("at", range(FIRST, LAST + 1))
+def test_a_store_that_goes_on_failing_costs_one_checkpoint(runs: Runs, kind: str, at: int) -> None:
+    with ObjectStore() as store:
+        run = runs(_url(store), every=2)
+        run.train(2)
+        assert run.checkpoint._saver.take() is not None
+        store.fault = lambda n, m, _: kind if m == "PUT" and n >= at else None
+        run.train(2)
+        outcome = run.checkpoint._saver.take()
+        assert outcome is not None
+        assert "was not written to evs3://" in outcome.error
+        store.fault = lambda *_: None
+
+        again = runs(_url(store), every=2)
+        restored = again.restore()
+        # A manifest whose answer was lost is in place, and counts.
+        complete = kind == "lost" and at == LAST
+        assert restored is not None
+        assert restored.step == (4 if complete else 2)
+        again.train(4)
+        again.checkpoint.close()
+
+        left = {key.split("/")[2] for key in store.objects} - {COMPLETED}
+        # Without its manifest it could also be one that has lost it, and is not ours to delete.
+        kept = at == LAST - (kind == "lost")
+        assert len(left) == 2 + kept
+
+
+def test_a_slow_store_does_not_hold_training_up(runs: Runs) -> None:
+    with ObjectStore(
+        lambda n, m, _: "held" if m == "PUT" and n > 0 else None  # but the probe
+    ) as store:
+        run = runs(_url(store), every=4)
+        run.train(7)
+
+        assert not _steps(store)
+        store.let_go()
+        run.checkpoint.close()
+        assert _steps(store) == [4]
+
+
+@pytest.mark.parametrize("kind", ["503", "reset"])
+def test_a_store_that_cannot_be_read_is_not_an_empty_one(runs: Runs, kind: str) -> None:
+    with ObjectStore() as store:
+        run = runs(_url(store), every=2)
+        run.train(2)
+        run.checkpoint.close()
+        before = dict(store.objects)
+        again = runs(_url(store))
+        store.fault = lambda _n, m, _: kind if m == "GET" else None
+
+        with pytest.raises(Exception, match="cannot be listed"):
+            again.restore()
+
+        assert store.objects == before
+
+
+@pytest.mark.parametrize("kind", ["503", "reset"])
+def test_a_store_that_cannot_delete_keeps_more(
+    runs: Runs, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ObjectStore(lambda _n, m, _: kind if m == "DELETE" else None) as store:
+        run = runs(_url(store), every=1, keep=1)
+        run.train(3)
+        run.checkpoint.close()
+
+        assert _steps(store) == [1, 2, 3]
+        assert "older ones could not be deleted" in caplog.text

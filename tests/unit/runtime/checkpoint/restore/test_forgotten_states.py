@@ -1,0 +1,45 @@
+"""What is told of as forgotten: a learning-rate scheduler that is not saved, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+
+from evenstride.runtime.checkpoint.restore.forgotten_states import tell_if_unsaved
+from evenstride.runtime.checkpoint.restore.saved_state import SavedObjects
+
+
+def _training() -> SavedObjects:
+    model = nn.Linear(1, 1)
+    return SavedObjects(model, (torch.optim.SGD(model.parameters(), lr=0.1),), (), {})
+
+
+def test_variables_of_a_script_are_not_taken_for_a_scheduler(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    training = _training()
+    variables = {"optimizer": training.optimizers[0], "last_epoch": -1}
+
+    with caplog.at_level(logging.WARNING, "evenstride"):
+        tell_if_unsaved(training, "train.py:1")
+
+    assert variables["last_epoch"] == -1
+    assert not caplog.messages
+
+
+def test_a_scheduler_whose_attributes_are_a_dictionary_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    training = _training()
+    scheduler = StepLR(training.optimizers[0], 5)
+    vars(scheduler)["mark"] = 1  # makes Python keep them in one
+
+    with caplog.at_level(logging.WARNING, "evenstride"):
+        tell_if_unsaved(training, "train.py:1")
+
+    (line,) = caplog.messages
+    assert line.startswith("the StepLR of an optimizer is not saved")

@@ -1,0 +1,183 @@
+"""The thread that saves: what it tells, whom it asks, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from torch.distributed.checkpoint.api import CheckpointException
+
+from evenstride.errors import ConfigError
+from evenstride.runtime.checkpoint.checkpoint_errors import ManifestUncertain
+from evenstride.runtime.checkpoint.format.manifest import Name, items_file, tensors_file
+from evenstride.runtime.checkpoint.format.retention import Lineage
+from evenstride.runtime.checkpoint.save import saver as module
+from evenstride.runtime.checkpoint.save.saver import Saver, SaveResult, told
+from tests.unit.runtime.checkpoint.kept import MemoryStorage
+
+NAME = Name(20, "0123456789ab", 0)
+LINEAGE = Lineage(NAME)
+
+
+class Bench:
+    """A saver of one rank, with a write and a pruning of the test's own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, write: Callable[..., None]) -> None:
+        self.storage, self.pruned = MemoryStorage(), list[tuple[Any, ...]]()
+        self.failed: list[SaveResult] = []
+        self.pruning: Exception | None = None
+        monkeypatch.setattr(module, "write", lambda _, writer, __: write(self, writer))
+        monkeypatch.setattr(module, "prune", self._prune)
+        self.saver = Saver(self.storage, None, 3, self.failed.append)
+
+    def _prune(self, *given: Any) -> None:
+        self.pruned.append(given)
+        if self.pruning is not None:
+            raise self.pruning
+
+    def start(self, rank: int = 0) -> None:
+        """Begin to save."""
+        self.saver.start(cast(Any, SimpleNamespace(name=NAME, rank=rank)), LINEAGE)
+
+    def save(self, rank: int = 0) -> SaveResult:
+        """Save, and return how it went."""
+        self.start(rank)
+        outcome = self.saver.take()
+        assert outcome is not None
+        return outcome
+
+
+def _writes(bench: Bench, writer: Any) -> None:
+    writer.written_bytes = 9
+
+
+def _fails(failure: BaseException) -> Callable[..., None]:
+    def write(bench: Bench, writer: Any) -> None:
+        for file in (tensors_file(0), items_file(0)):
+            bench.storage.write(NAME.file(file), [b"x"])
+        raise failure
+
+    return write
+
+
+def test_the_leader_deletes_older_ones_after_a_save_and_nobody_else_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch, _writes)
+
+    assert bench.save(rank=1).error == ""
+    assert not bench.pruned
+    outcome = bench.save(rank=0)
+
+    assert (outcome.name, outcome.error, outcome.written_bytes) == (NAME, "", 9)
+    assert outcome.took_s >= 0
+    assert bench.pruned == [(bench.storage, NAME, 3, LINEAGE)]
+    assert not bench.failed
+    assert bench.saver.take() is None
+
+
+def test_older_ones_that_stay_are_told_and_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(monkeypatch, _writes)
+    bench.pruning = OSError("busy")
+
+    assert bench.save().error == ""
+    assert "older ones could not be deleted from the store (OSError: busy)" in caplog.text
+
+
+class Stopped(BaseException):
+    """What is no `Exception`."""
+
+
+@pytest.mark.parametrize("failure", [OSError("full"), Stopped("now")])
+def test_a_failure_is_told_gives_its_space_back_and_deletes_nothing_older(
+    monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    bench = Bench(monkeypatch, _fails(failure))
+
+    outcome = bench.save()
+
+    assert outcome.error == f"{type(failure).__name__}: {failure}"
+    assert bench.failed == [outcome]
+    assert not bench.pruned
+    assert not bench.storage.files
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_may_be_complete_after_all_stays(
+    monkeypatch: pytest.MonkeyPatch, wrapped: bool
+) -> None:
+    failure: BaseException = ManifestUncertain("it may be there")
+    if wrapped:
+        failure = CheckpointException("", {0: (failure, cast(Any, None))})
+    bench = Bench(monkeypatch, _fails(failure))
+
+    assert bench.save().error.endswith("it may be there")
+    assert len(bench.storage.files) == 2
+
+
+def test_a_save_that_goes_on_is_hurried_and_not_yet_told_and_the_next_is_not_hurried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on, hurried = threading.Event(), list[bool]()
+
+    def write(bench: Bench, writer: Any) -> None:
+        assert go_on.wait(60)
+        hurried.append(writer._hurry.is_set())
+
+    bench = Bench(monkeypatch, write)
+    bench.start()
+    busy = [bench.saver.busy]
+    assert bench.saver.take(0.0) is None
+    go_on.set()
+    assert bench.saver.take() is not None
+    busy.append(bench.saver.busy)
+    bench.start()
+    thread = bench.saver._thread
+    assert thread is not None
+    thread.join()
+
+    assert busy == hurried == [True, False]
+    assert bench.saver.take() is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_the_thread_that_saves_comes_after_those_that_train(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[int] = []
+
+    def write(bench: Bench, writer: Any) -> None:
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    Bench(monkeypatch, write).save()
+
+    assert before > 10 or found == [10]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+
+def _of_ranks(**failures: BaseException) -> CheckpointException:
+    by_rank = {int(rank[1:]): (failure, cast(Any, None)) for rank, failure in failures.items()}
+    return CheckpointException("", cast(Any, by_rank))
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (OSError("no\n  space"), "OSError: no space"),
+        (ConfigError("give\nanother"), "give another"),
+        (ManifestUncertain(), "ManifestUncertain: "),
+        (_of_ranks(r3=OSError("full"), r1=ConfigError("give less")), "rank 1: give less"),
+        (_of_ranks(r2=OSError("full")), "rank 2: OSError: full"),
+    ],
+    ids=["lines", "ours", "nothing said", "lowest rank", "of a rank"],
+)
+def test_what_went_wrong_is_one_line(failure: BaseException, line: str) -> None:
+    assert told(failure) == line

@@ -1,0 +1,120 @@
+"""Parts: every element is written once, and no rank writes much more than another one."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstride.runtime.checkpoint.save.staging import Staging, lay_out
+from evenstride.runtime.checkpoint.save.write_ownership import Sources, pieces_of
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
+shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+tensors = st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), max_size=6)
+
+
+def _made(described: list[tuple[tuple[int, ...], torch.dtype]]) -> dict[str, torch.Tensor]:
+    return {
+        str(n): (torch.arange(torch.Size(shape).numel()) % 2 + n).to(dtype).reshape(shape)
+        for n, (shape, dtype) in enumerate(described)
+    }
+
+
+@given(shared=tensors, leader=tensors, world_size=st.integers(1, 5))
+def test_every_element_is_written_once_and_as_it_was(
+    shared: list[tuple[tuple[int, ...], torch.dtype]],
+    leader: list[tuple[tuple[int, ...], torch.dtype]],
+    world_size: int,
+) -> None:
+    mine, theirs = _made(shared), {f"l{key}": t for key, t in _made(leader).items()}
+    both = mine | theirs
+    count = {key: torch.zeros(tensor.shape, dtype=torch.int64) for key, tensor in both.items()}
+    seen = set()
+
+    for rank in range(world_size):
+        staged = Staging().copy(pieces_of(Sources(mine, theirs), rank, world_size))
+        for laid in staged.laid:
+            at = tuple(slice(o, o + s) for o, s in zip(laid.offset, laid.sizes, strict=True))
+            assert torch.equal(staged.view(laid), both[laid.key][at])
+            assert laid.whole == both[laid.key].shape
+            count[laid.key][at] += 1
+            seen.add(laid.key)
+
+    assert all(bool((each == 1).all()) for each in count.values())
+    assert seen == both.keys()
+
+
+@given(shared=tensors, world_size=st.integers(1, 5))
+def test_parts_differ_by_less_than_two_rows(
+    shared: list[tuple[tuple[int, ...], torch.dtype]], world_size: int
+) -> None:
+    made = _made(shared)
+    row_bytes = max((t.nbytes // max(1, *t.shape, 1) * 25 for t in made.values()), default=0)
+
+    parts = [
+        sum(piece.data.nbytes for piece in pieces_of(Sources(made, {}), rank, world_size))
+        for rank in range(world_size)
+    ]
+
+    assert max(parts) - min(parts) <= 2 * row_bytes
+
+
+def test_a_tensor_that_is_most_of_the_model_is_cut() -> None:
+    made = {"a": torch.zeros(1, 4000, 3), "b": torch.zeros(5)}
+
+    parts = [
+        sum(piece.data.nbytes for piece in pieces_of(Sources(made, {}), rank, 4))
+        for rank in range(4)
+    ]
+
+    assert max(parts) - min(parts) <= 24
+
+
+def test_what_may_differ_by_rank_is_the_first_ones() -> None:
+    sources = Sources({}, {"buffer": torch.ones(100)})
+
+    assert [len(pieces_of(sources, rank, 3)) for rank in range(3)] == [1, 0, 0]
+
+
+def test_a_copy_is_not_moved_by_what_happens_to_the_tensor() -> None:
+    tensor = torch.ones(10)
+    staged = Staging().copy(pieces_of(Sources({"t": tensor}, {}), 0, 1))
+
+    tensor.zero_()
+
+    assert torch.equal(staged.view(staged.laid[0]), torch.ones(10))
+    assert b"".join(staged.chunks()) == torch.ones(10).numpy().tobytes()
+
+
+def test_the_buffer_is_kept_from_copy_to_copy() -> None:
+    staging = Staging()
+    first = staging.copy(pieces_of(Sources({"t": torch.ones(1000)}, {}), 0, 1))
+    address = first.buffer.data_ptr()
+
+    second = staging.copy(pieces_of(Sources({"t": torch.zeros(900)}, {}), 0, 1))
+
+    assert second.buffer.data_ptr() == address
+    assert len(second.buffer) == 3600
+
+
+def test_pieces_begin_where_every_kind_of_number_can_be_read() -> None:
+    sources = Sources({"a": torch.ones(3, dtype=torch.int8), "b": torch.ones(2).double()}, {})
+
+    laid, size_bytes = lay_out(pieces_of(sources, 0, 1))
+
+    assert [each.start_bytes % 64 for each in laid] == [0, 0]
+    assert size_bytes == 64 + 16
+
+
+def test_ranks_whose_tensors_differ_have_other_outlines() -> None:
+    a, b = {"x": torch.ones(2)}, {"x": torch.ones(3)}
+    outlines = {
+        Sources(a, {}).outline(),
+        Sources(b, {}).outline(),
+        Sources({"y": torch.ones(2)}, {}).outline(),
+        Sources({"x": torch.ones(2).double()}, {}).outline(),
+    }
+
+    assert len(outlines) == 4
+    assert Sources(a, {}).outline() == Sources({"x": torch.zeros(2)}, {}).outline()

@@ -1,0 +1,47 @@
+"""The stream by which a program's end is told to be wrong is otherwise the one it was."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+
+from evenstride.errors import WorkerLost
+from evenstride.runtime.checkpoint.exit_status import end_in_error, last_wait_s
+
+
+class Stream(io.StringIO):
+    """A stream that counts how often it was flushed."""
+
+    flushed = 0
+
+    def flush(self) -> None:
+        """Flush, and count it."""
+        self.flushed += 1
+        super().flush()
+
+
+def test_what_was_printed_is_flushed_before_the_error_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream, error = Stream(), ValueError("not saved")
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    end_in_error(error)
+    print("the last words")
+    with pytest.raises(ValueError, match="not saved") as raised:
+        sys.stdout.flush()
+
+    told: Any = sys.stdout
+    assert raised.value is error
+    assert stream.flushed == 1
+    assert stream.getvalue() == told.getvalue() == "the last words\n"
+
+
+def test_a_save_that_a_lost_rank_took_part_in_gets_little_time() -> None:
+    lost = (WorkerLost("rank 1 is gone"), RuntimeError("[gloo] Connection closed by peer"))
+
+    assert all(last_wait_s(error) < last_wait_s(ValueError("bad")) for error in lost)
+    assert last_wait_s(None) == last_wait_s(ValueError("bad"))

@@ -1,0 +1,61 @@
+"""What instructions of the core come to for the ranks, and two decisions as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evenstride.core.control.events import (
+    ExchangeAfter,
+    Expect,
+    Instruction,
+    KeepShares,
+    LetGo,
+    SaveAfter,
+    SetShares,
+)
+from evenstride.runtime.coordination.messages import Verdict, joined, verdict_of
+
+
+@pytest.mark.parametrize(
+    ("instruction", "told"),
+    [
+        (SetShares(5, (3, 4), "faster"), {"shares": (3, 4), "reason": "faster"}),
+        (KeepShares("as fast"), {"reason": "as fast"}),
+        (Expect((0.1, 0.2), (0.3, 0.4)), {"expected_s": (0.1, 0.2), "band": (0.3, 0.4)}),
+        (SaveAfter(9, "spot"), {"save_after": 9}),
+        (LetGo(9, (1,), "spot"), {"go_after": 9, "going": (1,), "why_going": "spot"}),
+        (ExchangeAfter(2, True), {"opening": True}),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, dict) else "",
+)
+def test_every_instruction_reaches_the_ranks(
+    instruction: Instruction, told: dict[str, Any]
+) -> None:
+    verdict, after = verdict_of(5, (instruction,))
+
+    nothing: dict[str, Any] = {
+        "effective": 5,
+        "shares": None,
+        "opening": False,
+        "expected_s": (),
+        "band": (),
+        "reason": "",
+    }
+    assert verdict == Verdict(**{**nothing, **told})
+    asked = isinstance(instruction, ExchangeAfter)
+    assert after == (instruction if asked else ExchangeAfter(1, False))
+
+
+FIRST = Verdict(7, (3, 4), True, (0.1, 0.2), (0.3, 0.4), "first")
+
+
+@pytest.mark.parametrize(("shares", "both"), [(None, (3, 4)), ((5, 2), (5, 2))])
+def test_of_two_decisions_the_second_holds_and_both_are_told(
+    shares: tuple[int, ...] | None, both: tuple[int, ...]
+) -> None:
+    then = Verdict(7, shares, False, (0.5, 0.6), (0.7, 0.8), "then", 9, 9, (1,), "spot")
+
+    expected = Verdict(7, both, False, (0.5, 0.6), (0.7, 0.8), "first; then", 9, 9, (1,), "spot")
+    assert joined(FIRST, then) == expected

@@ -1,0 +1,360 @@
+"""FSDP2's waits, islands and refusals, on a group that is played and a clock moved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from evenstride.errors import ConfigError
+from evenstride.runtime.engines import fsdp, model_agreement
+from evenstride.runtime.engines.fsdp import (
+    check_engine,
+    gathered,
+    held_back,
+    island_of,
+    subtract_collectives,
+    uncounted,
+)
+from tests.unit.runtime.timing.test_step_timer import Bench
+
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module|Full backward hook")
+
+RANKS, GATHER_S, SCATTER_S, REDUCE_S, WORK_S = 4, 5.0, 3.0, 7.0, 10.0
+
+
+@pytest.fixture(autouse=True)
+def played_group() -> Iterator[None]:
+    """Be the third of four ranks, whose collectives do nothing."""
+    dist.init_process_group("fake", rank=2, world_size=RANKS, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def _sharded(*mesh: int, rest: bool = True) -> Any:
+    """Return a model with two layers sharded by themselves, and perhaps a rest that is not."""
+    names = ("island", "shard")[-len(mesh) :]
+    whole = init_device_mesh("cpu", mesh, mesh_dim_names=names)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), nn.Tanh())
+    if rest:
+        model.append(nn.Linear(4, 4))
+    fully_shard(model[0], mesh=whole)
+    fully_shard(model[2], mesh=whole)
+    return fully_shard(model, mesh=whole)
+
+
+class Collective:
+    """A collective that takes its time by the clock, and counts how often it ran."""
+
+    def __init__(self, bench: Bench, takes_s: float) -> None:
+        self.bench, self.takes_s, self.runs = bench, takes_s, 0
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a new buffer."""
+        return torch.zeros(*size, dtype=dtype, device=device)
+
+    def __call__(self, *_: Any, async_op: bool = False, **__: Any) -> dist.Work | None:
+        self.runs += 1
+        if async_op:
+            return Later(self)
+        self.bench.clock.spend(self.takes_s)
+        return None
+
+
+class Later(dist.Work):
+    """A collective that takes its time when it is waited for."""
+
+    def __init__(self, collective: Collective) -> None:
+        super().__init__()
+        self.collective = collective
+
+    def wait(self, *_: Any) -> bool:
+        """Let the time pass."""
+        self.collective.bench.clock.spend(self.collective.takes_s)
+        return True
+
+
+class Rank:
+    """A model whose collectives take seconds, on a rank whose own layers take seconds too."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *mesh: int, rest: bool = True) -> None:
+        self.bench, self.model = Bench(), _sharded(*mesh, rest=rest)
+        self.gather = Collective(self.bench, GATHER_S)
+        self.scatter = Collective(self.bench, SCATTER_S)
+        self.reduce = Collective(self.bench, REDUCE_S)
+        for part in (self.model, self.model[0], self.model[2]):
+            part.set_custom_all_gather(self.gather)
+            part.set_custom_reduce_scatter(self.scatter)
+        patch.setattr(dist, "all_reduce", self.reduce)
+
+    def step(self, *, ahead: bool = False) -> None:
+        """Train a step, with work in forward and in backward."""
+        bench = self.bench
+        bench.fetch(0)
+        if ahead:
+            self.model[0].unshard(async_op=True)
+            bench.clock.spend(WORK_S)
+        y = self.model(torch.ones(3, 4))
+        bench.clock.spend(WORK_S)
+        y.register_hook(lambda _: bench.clock.spend(WORK_S))
+        y.sum().backward()
+        bench.timer.gradients_ready()
+        bench.timer.synchronised()
+        bench.leave()
+
+    @property
+    def collectives_s(self) -> float:
+        """Time that all collectives have taken."""
+        return sum(part.runs * part.takes_s for part in (self.gather, self.scatter, self.reduce))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "runs"),
+    [((4,), (5, 3, 0)), ((2, 2), (5, 3, 3)), ((4, 1), (0, 0, 3))],
+    ids=["one island", "two islands", "islands of one rank"],
+)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_collectives_are_waiting_and_the_rest_is_work(
+    monkeypatch: pytest.MonkeyPatch, mesh: tuple[int, ...], runs: tuple[int, ...], ahead: bool
+) -> None:
+    rank = Rank(monkeypatch, *mesh)
+
+    assert not uncounted(rank.model)
+    subtract_collectives(rank.model, lambda: rank.bench.timer)
+    rank.step(ahead=ahead)
+
+    (record,) = rank.bench.records
+    assert (rank.gather.runs, rank.scatter.runs, rank.reduce.runs) == runs
+    assert record.busy_s == (2 + ahead) * WORK_S
+    assert record.wait_s == rank.collectives_s > 0
+
+
+def test_without_counting_they_pass_for_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, 2, 2)
+
+    rank.step()
+
+    assert rank.bench.records[0].busy_s == 2 * WORK_S + rank.collectives_s
+
+
+def test_a_second_timer_replaces_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, earlier = Rank(monkeypatch, 2, 2), Bench()
+
+    subtract_collectives(rank.model, lambda: earlier.timer)
+    subtract_collectives(rank.model, lambda: rank.bench.timer)
+    monkeypatch.setattr(earlier, "timer", None)
+    rank.step()
+
+    assert rank.bench.records[0].wait_s == rank.collectives_s
+
+
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
+def test_a_hook_of_the_users_still_runs_and_is_waiting(
+    monkeypatch: pytest.MonkeyPatch, mesh: tuple[int, ...]
+) -> None:
+    rank, seen = Rank(monkeypatch, *mesh), list[Tensor]()
+
+    def reduce_by_hand(gradient: Tensor) -> None:
+        seen.append(gradient)
+        rank.bench.clock.spend(1.0)
+
+    rank.model[2].set_all_reduce_hook(reduce_by_hand)
+    subtract_collectives(rank.model, lambda: rank.bench.timer)
+    rank.step()
+
+    assert len(seen) == 1
+    assert rank.bench.records[0].busy_s == 2 * WORK_S
+    assert rank.bench.records[0].wait_s == rank.collectives_s + 1.0
+
+
+def test_an_all_reduce_that_is_left_out_marks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, 2, 2)
+    rank.model.set_requires_all_reduce(False)
+
+    subtract_collectives(rank.model, lambda: rank.bench.timer)
+    rank.step()
+
+    assert rank.reduce.runs == 0
+    assert rank.bench.records[0].busy_s == 2 * WORK_S
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        SimpleNamespace(device=torch.device("cuda"), _reduce_scatter_comm=None),
+        SimpleNamespace(device=torch.device("cpu")),
+    ],
+    ids=["CUDA", "torch before 2.8"],
+)
+def test_what_cannot_be_counted_is_told_and_left_alone(
+    monkeypatch: pytest.MonkeyPatch, group: Any
+) -> None:
+    model, before = _sharded(4), dict(vars(group))
+    monkeypatch.setattr(fsdp, "_groups", lambda _: [group])
+
+    subtract_collectives(model, lambda: Bench().timer)
+
+    assert "waits from work" in uncounted(model)
+    assert vars(group) == before
+
+
+def test_a_model_without_fsdp_has_nothing_to_count() -> None:
+    assert not uncounted(nn.Linear(1, 1))
+
+
+def test_a_step_gathers_and_scatters_once_whatever_its_micro_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = []
+    for count in (1, 3):
+        rank = Rank(monkeypatch, 2, 2)
+        for number in range(count):
+            with held_back(rank.model, last=number == count - 1):
+                rank.model(torch.ones(3, 4)).sum().backward()
+        done.append((rank.gather.runs, rank.scatter.runs, rank.reduce.runs))
+
+    assert done == [(3, 3, 3)] * 2
+
+
+def test_after_a_micro_batch_that_broke_off_the_model_synchronises_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rank = Rank(monkeypatch, 2, 2)
+
+    with pytest.raises(ZeroDivisionError), held_back(rank.model, last=False):
+        raise ZeroDivisionError
+    for _ in range(2):
+        rank.model(torch.ones(3, 4)).sum().backward()
+
+    assert rank.gather.runs == rank.scatter.runs == rank.reduce.runs == 2 * 3
+
+
+@pytest.mark.parametrize("forwards", [0, 1, 3])
+@pytest.mark.parametrize("rest", [False, True])
+def test_evaluation_gathers_once_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, forwards: int, rest: bool
+) -> None:
+    rank, untouched = Rank(monkeypatch, 4, rest=rest), Rank(monkeypatch, 4, rest=rest)
+
+    with torch.no_grad(), gathered(rank.model):
+        for _ in range(forwards):
+            rank.model(torch.ones(3, 4))
+    assert rank.gather.runs == 2 + rest, "once per layer"
+    for trained in (rank, untouched):
+        trained.gather.runs = 0
+        trained.step()
+
+    assert rank.gather.runs == untouched.gather.runs == 4 + rest
+
+
+@pytest.mark.parametrize(
+    ("mesh", "island"), [((4,), (0, 1, 2, 3)), ((2, 2), (2, 3)), ((4, 1), (2,))]
+)
+def test_an_island_is_who_shards_one_replica(mesh: tuple[int, ...], island: tuple[int]) -> None:
+    assert island_of(_sharded(*mesh)) == island
+
+
+def test_without_sharding_everyone_is_alone() -> None:
+    assert island_of(nn.Linear(1, 1)) == (2,)
+    dist.destroy_process_group()
+    assert island_of(nn.Linear(1, 1)) == (0,)
+    dist.init_process_group("fake", rank=2, world_size=RANKS, store=FakeStore())
+
+
+def _deepspeed() -> nn.Module:
+    kind = type("DeepSpeedEngine", (nn.Linear,), {"__module__": "deepspeed.runtime.engine"})
+    engine: nn.Module = type("Wrapped", (kind,), {})(1, 1)
+    return engine
+
+
+def _fsdp1() -> nn.Module:
+    engine: nn.Module = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+    nn.Module.__init__(engine)
+    return engine
+
+
+def _divided() -> nn.Module:
+    model = _sharded(4)
+    model[2].set_gradient_divide_factor(1.0)
+    engine: nn.Module = model
+    return engine
+
+
+def _half_of_the_ranks() -> nn.Module:
+    return DistributedDataParallel(nn.Linear(1, 1), process_group=dist.new_group([2, 3]))
+
+
+@pytest.mark.parametrize(
+    ("make", "kinds", "message"),
+    [
+        (_fsdp1, ["cpu"], r"FSDP1.*FSDP2 can be: use .*fully_shard"),
+        (lambda: nn.DataParallel(nn.Linear(1, 1)), ["cpu"], r"nn\.DataParallel.*one process per"),
+        (_deepspeed, ["cpu"], r"DeepSpeed's Wrapped.*use DistributedDataParallel"),
+        (lambda: nn.Sequential(_fsdp1()), ["cpu"], "FSDP1"),
+        (lambda: _sharded(4), ["cpu", "cpu", "cuda", "cpu"], r"several kinds \(cpu, cuda\).*gloo"),
+        (lambda: _sharded(4), ["cpu"] * 2, r"averages over 4 ranks.*for 2.*process_group"),
+        (lambda: _sharded(2, 2), ["cpu"] * 2, r"averages over 4 ranks.*for 2"),
+        (_divided, ["cpu"] * 4, r"averages over 1 ranks.*for 4.*gradient_divide_factor"),
+        (_half_of_the_ranks, ["cpu"] * 4, r"DistributedDataParallel that averages over 2 ranks"),
+    ],
+)
+def test_an_engine_that_would_be_wrong_is_refused(
+    make: Callable[[], nn.Module], kinds: list[str], message: str
+) -> None:
+    model = make()
+
+    with pytest.raises(ConfigError, match=message):
+        check_engine(model, kinds)
+
+
+@pytest.mark.parametrize(
+    ("make", "kinds"),
+    [
+        (lambda: DistributedDataParallel(nn.Linear(1, 1)), ["cpu"] * 4),
+        (lambda: DistributedDataParallel(nn.Linear(1, 1)), ["cpu", "cuda", "cpu", "cuda"]),
+        (lambda: _sharded(4), ["cpu"] * 4),
+        (lambda: _sharded(2, 2), ["cpu"] * 4),
+        (lambda: _sharded(4, 1), ["cuda"] * 4),
+        (lambda: nn.Linear(1, 1), ["cpu"]),
+    ],
+)
+def test_an_engine_that_averages_over_the_ranks_passes(
+    make: Callable[[], nn.Module], kinds: list[str]
+) -> None:
+    check_engine(make(), kinds)
+
+
+@pytest.mark.parametrize(
+    ("connections", "backend", "device", "told"),
+    [
+        (1, "cuda:nccl", "cuda", True),
+        (1, "cpu:gloo,cuda:nccl", "cuda", True),
+        (8, "cuda:nccl", "cuda", False),
+        (None, "cuda:nccl", "cuda", False),
+        (1, "gloo", "cuda", False),
+        (1, "cpu:gloo,cuda:nccl", "cpu", False),
+    ],
+)
+def test_one_hardware_queue_under_nccl_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    connections: int | None,
+    backend: str,
+    device: str,
+    told: bool,
+) -> None:
+    monkeypatch.setattr(dist, "get_backend_config", lambda _: backend)
+    monkeypatch.setattr(model_agreement, "device_of", lambda _: torch.device(device))
+
+    why = model_agreement.why_not_measured(nn.Linear(1, 1), dist.group.WORLD, connections)
+
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS=1" in why) == told
+    assert bool(why) == told

@@ -1,0 +1,253 @@
+"""How a loss is named: once, to everyone, and only when it is one."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from evenstride.errors import ConfigError, WorkerLost
+from evenstride.runtime.coordination.control_plane import announce_loss
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier
+from evenstride.runtime.failures import failure_report
+from evenstride.runtime.failures.failure_report import (
+    LossReport,
+    collective_failed,
+    look_for_the_lost,
+)
+from evenstride.runtime.store.store_channel import Channel
+from tests.unit.runtime.quiet import Clock, Told, channel, message
+
+TEXT = "rank 2 is gone: its process 7 on one ended"
+
+
+def _report(told: Channel, gate: DrawBarrier) -> LossReport:
+    return LossReport(told, gate, lambda: ("sync", 25))
+
+
+def test_a_loss_is_logged_once_and_raised_where_training_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = DrawBarrier((3, 4))
+    report = _report(channel(rank=1), gate)
+
+    assert report.heard(TEXT)
+    assert not report.heard("rank 0 is gone: it is not")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"evenstride: {TEXT}; rank 1 cannot finish step 25 (it was in: sync)"
+    ]
+    assert report.text == TEXT
+    with pytest.raises(WorkerLost, match="its process 7 on one ended, so step 25 cannot be"):
+        gate.draw(25)
+
+
+def test_a_rank_does_not_say_of_itself_that_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    gate = DrawBarrier((3, 4))
+    report = _report(channel(rank=2), gate)
+
+    assert report.heard("rank 2 is gone: no heartbeat since sync of step 25")
+
+    told = "the other ranks take rank 2, this one, for lost: no heartbeat since sync of step 25"
+    assert [record.getMessage() for record in caplog.records] == [f"evenstride: {told}"]
+    with pytest.raises(WorkerLost, match="take rank 2, this one, for lost"):
+        gate.draw(25)
+
+
+def test_who_finds_a_loss_tells_all_control_threads_whatever_they_wait_for() -> None:
+    told = channel()
+    report = _report(told, DrawBarrier((3, 4)))
+
+    report.found(2, "its process 7 on one ended", 6)
+
+    for key in ("go/6/0", "go/6/1", "go/7/2", "told/6/2", "told/7/2", "verdict/6", "verdict/7"):
+        assert message(told, key) == {"lost": TEXT}
+    assert message(told, "go/5/0") is None
+
+
+def test_what_was_heard_is_not_announced_again() -> None:
+    told = channel()
+    report = _report(told, DrawBarrier((3, 4)))
+    report.heard("rank 1 is gone: it ended")
+
+    report.found(2, "its process 7 on one ended", 0)
+
+    assert message(told, "go/0/0") is None
+
+
+def test_a_loss_that_the_others_can_do_without_fails_nothing_but_that_of_some() -> None:
+    told = list[int]()
+
+    def forgive(rank: int) -> bool:
+        told.append(rank)
+        return rank != 3
+
+    texts = [f"rank {rank} is gone: it ended" for rank in (2, 2, 3, 0, 1)]
+    for text, fatal in zip(texts, (False, False, True, True, True), strict=True):
+        report = LossReport(
+            channel(rank=1), DrawBarrier((3, 4)), lambda: ("sync", 25), forgive=forgive
+        )
+        assert report.heard(text)
+        assert report.known() == fatal
+        assert not report.heard(text), "it is no news any more"
+    assert told == [2, 2, 3], "rank 0 leads, and the others have done without rank 1 already"
+
+
+def test_announcing_survives_the_end_of_the_store() -> None:
+    class Gone(Channel):
+        def put(self, key: str, text: str) -> None:
+            raise RuntimeError(f"broken pipe: {key}, {text}")
+
+    told = channel()
+    gone = Gone(0, 3, told.timeout, told.control, told.meeting, told.prompt)
+
+    announce_loss(gone, 0, 2, TEXT)
+
+    assert message(told, "go/0/0") is None
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that only sleeping moves."""
+    clock = Clock()
+    monkeypatch.setattr(failure_report, "time", clock)
+    return clock
+
+
+def _found(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    def diagnose(*_: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(failure_report, "diagnose", diagnose)
+
+
+NOBODY = cast(Any, Told({}))
+
+
+def test_a_rank_that_is_found_is_reported_and_the_others_get_time_to_hear(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    _found(monkeypatch, (2, "no heartbeat since data of step 25"))
+    report = _report(channel(), DrawBarrier((3, 4)))
+
+    look_for_the_lost(report, NOBODY, 0, 25, partial(report.found, exchange=0))
+
+    assert report.text == "rank 2 is gone: no heartbeat since data of step 25"
+    assert clock.now_s > 0
+
+
+def test_who_hears_of_the_loss_while_looking_stays_for_as_long(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    report = _report(channel(), DrawBarrier((3, 4)))
+
+    def hear(*_: object) -> None:
+        report.heard(TEXT)
+
+    monkeypatch.setattr(failure_report, "diagnose", hear)
+
+    look_for_the_lost(report, NOBODY, 0, 25, partial(report.found, exchange=0))
+
+    assert clock.now_s > 0
+
+
+def test_a_store_that_is_gone_is_an_answer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    _found(monkeypatch, RuntimeError("connection reset"))
+    report = _report(channel(), DrawBarrier((3, 4)))
+
+    look_for_the_lost(report, NOBODY, 0, 25, partial(report.found, exchange=0))
+
+    assert report.text is not None
+    assert "store is gone" in report.text
+    assert clock.now_s == 0
+
+
+def test_if_all_ranks_answer_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    _found(monkeypatch, None)
+    report = _report(channel(), DrawBarrier((3, 4)))
+
+    look_for_the_lost(report, NOBODY, 1, 25, partial(report.found, exchange=0))
+
+    assert report.text is None
+    assert clock.now_s == 0
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    told = record.getMessage()
+    assert "step 25 needed of all ranks failed on rank 1, though all of them answer" in told
+
+
+def test_nobody_is_looked_for_when_the_loss_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    _found(monkeypatch, AssertionError("not needed"))
+    report = _report(channel(), DrawBarrier((3, 4)))
+    report.heard(TEXT)
+
+    look_for_the_lost(report, NOBODY, 0, 25, partial(report.found, exchange=0))
+
+    assert report.text == TEXT
+
+
+@pytest.mark.parametrize(
+    ("phase", "error", "failed"),
+    [
+        ("sync", None, True),
+        ("sync", ValueError("mine"), True),
+        ("compute", RuntimeError("Gloo connectFullMesh failed"), True),
+        ("data", RuntimeError("Timed out waiting"), True),
+        ("compute", RuntimeError("NCCL error: remote peer"), True),
+        ("compute", ValueError("the data of this rank is broken"), False),
+        ("compute", None, False),
+        ("between", RuntimeError("NCCL error: remote process exited"), True),
+        ("idle", RuntimeError("connection reset"), True),
+        ("between", WorkerLost("rank 2 is gone"), True),
+        ("between", ConfigError('call init_process_group("gloo")'), False),
+        ("between", ValueError("the data of this rank is broken"), False),
+        ("between", None, False),
+    ],
+)
+def test_a_failed_collective_is_told_from_the_users_own_error(
+    monkeypatch: pytest.MonkeyPatch, phase: str, error: Exception | None, failed: bool
+) -> None:
+    monkeypatch.setattr(sys, "last_exc", None, raising=False)
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+
+    assert collective_failed(phase) == failed
+
+
+@pytest.mark.parametrize(
+    ("places", "ends"),
+    [
+        ([("sync", 7), ("sync", 7)], True),
+        ([("between", 7), ("sync", 7), ("sync", 7)], True),  # only then its device could tell
+        ([("sync", 7), ("data", 7), ("data", 7)], False),  # it has heard of the loss
+        ([("between", 7), ("sync", 7), ("compute", 8)], False),
+        ([("between", 7), ("between", 7)], False),
+        ([("data", 7), ("between", 7), ("sync", 7), ("sync", 7)], False),
+    ],
+)
+def test_a_process_ends_whose_program_or_device_waits_for_a_lost_rank(
+    monkeypatch: pytest.MonkeyPatch, places: list[tuple[str, int]], ends: bool
+) -> None:
+    ended, at = list[int](), iter(places)
+    now = threading.Timer
+
+    def at_once(_: float, *what: Any) -> threading.Timer:
+        return now(0.0, *what)
+
+    monkeypatch.setattr(failure_report, "os", SimpleNamespace(_exit=ended.append))
+    monkeypatch.setattr(threading, "Timer", at_once)
+    report = LossReport(channel(rank=1), DrawBarrier((3, 4)), lambda: next(at), restarts=True)
+
+    report.heard(TEXT)
+    while waiting := [t for t in threading.enumerate() if t.name == "evenstride-stuck"]:
+        waiting[0].join()
+
+    assert bool(ended) == ends

@@ -1,0 +1,109 @@
+"""What a worker is made of, and what its model is watched for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from evenstride.runtime.host import declared_resources
+from evenstride.runtime.host.declared_resources import (
+    _quota_cores,
+    comparable,
+    fastest_flops_per_s,
+    measured_flops_per_s,
+    usable_cores,
+)
+
+
+def _written(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(("limit", "cores"), [("150000 100000", 1.5), ("max 100000", None)])
+def test_the_quota_of_a_second_version_group_is_read(
+    tmp_path: Path, limit: str, cores: float | None
+) -> None:
+    _written(tmp_path / "membership", "0::/jobs/mine\n")
+    _written(tmp_path / "root/jobs/mine/cpu.max", limit + "\n")
+
+    assert _quota_cores(tmp_path / "membership", tmp_path / "root") == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("5000", 0.25), ("-1", None)])
+def test_the_quota_of_a_first_version_group_is_read(
+    tmp_path: Path, quota: str, cores: float | None
+) -> None:
+    _written(tmp_path / "membership", "4:memory:/m\n3:cpu,cpuacct:/mine\n0::/elsewhere\n")
+    _written(tmp_path / "root/cpu/mine/cpu.cfs_quota_us", quota)
+    _written(tmp_path / "root/cpu/mine/cpu.cfs_period_us", "20000")
+
+    assert _quota_cores(tmp_path / "membership", tmp_path / "root") == cores
+
+
+@pytest.mark.parametrize("membership", ["0::/nowhere\n", "nonsense\n", "", "3:cpu:/nowhere\n"])
+def test_where_no_quota_can_be_read_there_is_none(tmp_path: Path, membership: str) -> None:
+    _written(tmp_path / "membership", membership)
+
+    assert _quota_cores(tmp_path / "membership", tmp_path / "root") is None
+    assert _quota_cores(tmp_path / "missing", tmp_path / "root") is None
+
+
+def test_usable_cores_are_no_more_than_the_threads() -> None:
+    assert 0 < usable_cores() <= torch.get_num_threads()
+
+
+def test_the_speed_of_a_product_is_that_of_the_fastest() -> None:
+    times_s = iter([0.5, 4.0, 9.0, 2.0, 0.5, 3.0, 1.0])
+
+    assert fastest_flops_per_s(lambda _: next(times_s)) == 2 * 256**3 / 0.5
+
+
+@pytest.mark.parametrize("flops_per_s", [5e9, 5.5e12, 65e12, 600e12])
+def test_the_time_to_start_a_product_hides_no_difference_between_devices(
+    flops_per_s: float,
+) -> None:
+    def product_s(size: int) -> float:
+        return 20e-6 + 2 * size**3 / flops_per_s
+
+    assert fastest_flops_per_s(product_s) == pytest.approx(flops_per_s, rel=0.02)
+
+
+def test_a_device_without_a_clock_that_moves_is_not_measured_for_ever() -> None:
+    sizes: list[int] = []
+
+    def product_s(size: int) -> float:
+        sizes.append(size)
+        return 1e-9
+
+    fastest_flops_per_s(product_s)
+
+    assert max(sizes) == 8192
+
+
+def test_products_are_measured_in_the_dtype_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[torch.dtype] = set()
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> None:
+        seen.update((a.dtype, b.dtype))
+
+    monkeypatch.setattr(torch, "matmul", matmul)
+    monkeypatch.setattr(declared_resources, "_LARGEST", 256)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        measured_flops_per_s(torch.device("cpu"))
+    assert seen == {torch.bfloat16}
+
+    seen.clear()
+    measured_flops_per_s(torch.device("cpu"))
+    assert seen == {torch.float32}
+
+
+def test_cores_count_on_cpus_alone_and_flops_beside_a_gpu() -> None:
+    cpu, other = {"cores": 4.0, "flops_per_s": 5e10}, {"cores": 1.0, "flops_per_s": 5e10}
+    gpu = {"flops_per_s": 5e12}
+
+    assert comparable([cpu, other]) == [{"cores": 4.0}, {"cores": 1.0}]
+    assert comparable([cpu, gpu]) == [cpu, gpu]
+    assert comparable([{}, {}]) == [{}, {}]

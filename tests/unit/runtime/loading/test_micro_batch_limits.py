@@ -1,0 +1,120 @@
+"""Numbers of micro-batches that must be equal on all ranks, foreseen from what shares may be."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenstride.errors import ConfigError
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits, Spans, tail_spans
+
+MOVING = ((1, 15), (1, 15))
+EVEN = ((8, 8), (8, 8))
+
+# Spans, micro-batches asked for, samples of the tail; and what is refused, if anything.
+LAID_OUT: dict[str, tuple[Spans, list[int | None], int, str | None]] = {
+    "no micro-batches": (MOVING, [None, None], 5, None),
+    "as large as any share": (MOVING, [15, 20], 5, None),
+    "a share that may be larger": (
+        MOVING,
+        [14, 14],
+        0,
+        r"a step may have 1 on rank 0 \(1 sample\(s\), max_micro_batch=14\) and 2 on rank 1 "
+        r"\(15 sample\(s\), max_micro_batch=14\); leave max_micro_batch out and .*max_share=",
+    ),
+    "on one rank only": (MOVING, [None, 4], 0, r"1 on rank 0 .*no max_micro_batch.* 4 on rank 1"),
+    "two each, always": (((5, 8), (6, 8)), [4, 4], 0, None),
+    "two each, but in the tail": (((5, 8), (6, 8)), [4, 4], 6, r"short step .*drop_last=True"),
+    "equal and fixed": (EVEN, [4, 4], 0, None),
+    "equal and fixed, and so in the tail": (EVEN, [4, 4], 10, None),
+    "equal and fixed, but not in the tail": (
+        EVEN,
+        [4, 4],
+        9,
+        r"the last, short step of an epoch may have 1 on rank 1 \(4 .* and 2 on rank 0 \(5 ",
+    ),
+    "fixed, of the same number": (((7, 7), (9, 9)), [5, 5], 0, None),
+    "fixed, of different numbers": (((5, 5), (11, 11)), [5, 5], 0, "1 on rank 0 .* 3 on rank 1"),
+    "unequal sizes that make it even": (((4, 4), (12, 12)), [2, 6], 0, None),
+    "a rank left out": (((0, 0), (16, 16)), [8, 8], 0, "1 on rank 0 .* 2 on rank 1"),
+    "one rank between the others' ends": (((5, 9), (8, 8)), [4, 4], 0, "2 on rank 1 .* 3 on rank"),
+    "one process": (((16, 16),), [4], 3, None),
+}
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_numbers_that_may_differ_are_refused_when_loader_and_norm_meet(
+    name: str, norm_first: bool
+) -> None:
+    spans, asked, tail, complaint = LAID_OUT[name]
+    fit = MicroBatchLimits(spans=spans)
+    if norm_first:
+        fit.require_even()
+    else:
+        fit.lay_out(asked, tail, by_cost=False)
+    before = MicroBatchLimits(spans=spans, even=fit.even, everywhere=fit.everywhere, tail=fit.tail)
+
+    def meet() -> None:
+        if norm_first:
+            fit.lay_out(asked, tail, by_cost=False)
+        else:
+            fit.require_even()
+
+    if complaint is None:
+        meet()
+        assert (fit.even, fit.everywhere, fit.tail) == (len(spans) > 1, tuple(asked), tail)
+    else:
+        with pytest.raises(ConfigError, match=complaint):
+            meet()
+        assert fit == before, "a refusal changes nothing"
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_shares_of_an_open_batch_may_become_any(norm_first: bool) -> None:
+    """So equal shares that fit into one micro-batch now need not fit later."""
+    fit = MicroBatchLimits(spans=((4, 4), (4, 4)), open=True)
+    if norm_first:
+        fit.require_even()
+    else:
+        fit.lay_out([4, 4], 0, by_cost=False)
+
+    with pytest.raises(ConfigError, match=r'global_batch="auto" shares may become any'):
+        fit.lay_out([4, 4], 0, by_cost=False) if norm_first else fit.require_even()
+
+    MicroBatchLimits(spans=((1, 7), (1, 7)), open=True).require_even()
+    MicroBatchLimits(spans=((8, 8),), open=True).lay_out([4], 0, by_cost=False)
+
+
+@pytest.mark.parametrize(("asked", "refused"), [([None, 900], True), ([None, None], False)])
+def test_micro_batches_by_cost_are_refused_on_every_rank(
+    asked: list[int | None], refused: bool
+) -> None:
+    fit = MicroBatchLimits(spans=EVEN)
+    fit.lay_out(asked, 0, by_cost=True)
+
+    if refused:
+        with pytest.raises(ConfigError, match="micro-batches by cost differ in number"):
+            fit.require_even()
+    else:
+        fit.require_even()
+    assert fit.even != refused
+
+
+def test_ranks_are_named_that_can_differ() -> None:
+    fit = MicroBatchLimits(spans=((1, 15), (8, 8)), even=True)
+
+    with pytest.raises(ConfigError, match=r"1 on rank 0 .* 2 on rank 1"):
+        fit.lay_out([4, 4], 0, by_cost=False)
+
+
+@pytest.mark.parametrize("tail", [1, 2, 5, 9])
+def test_the_spans_of_a_tail_hold_whatever_the_shares_are(tail: int) -> None:
+    spans = ((2, 6), (4, 8))
+
+    of_tail = tail_spans(spans, tail)
+
+    for first in range(2, 7):
+        fixed = tail_spans(((first, first), (10 - first, 10 - first)), tail)
+        assert sum(share for share, _ in fixed) == tail
+        for (low, high), (share, _) in zip(of_tail, fixed, strict=True):
+            assert low <= share <= high

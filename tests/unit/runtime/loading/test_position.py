@@ -1,0 +1,213 @@
+"""A rank's position in the data: counted, saved, and loaded only where it means the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstride.errors import ConfigError
+from evenstride.runtime.loading.position import CommittedPosition
+from evenstride.runtime.loading.sampler import EpochOrder
+
+
+def _progress(
+    length: int = 20,
+    batch: int = 6,
+    seed: int = 3,
+    *,
+    shuffle: bool = True,
+    drop_last: bool = False,
+) -> CommittedPosition:
+    progress = CommittedPosition(seed, batch)
+    progress.attach(EpochOrder(length, seed, shuffle, drop_last))
+    return progress
+
+
+def _train(progress: CommittedPosition, steps: int) -> list[tuple[int, int]]:
+    """Train some steps over as many epochs as it takes; return (epoch, first position) of each."""
+    trained = []
+    for _ in range(steps):
+        trained.append((progress.epoch, progress.position))
+        progress.commit(len(progress.cursor.window))
+        if progress.cursor.done:
+            progress.end_pass()
+    return trained
+
+
+@given(
+    length=st.integers(1, 40),
+    batch=st.integers(1, 9),
+    drop_last=st.booleans(),
+    before=st.integers(0, 30),
+    after=st.integers(0, 30),
+)
+def test_a_loaded_position_goes_on_as_if_never_interrupted(
+    length: int, batch: int, drop_last: bool, before: int, after: int
+) -> None:
+    drop_last = drop_last and length >= batch
+    through, first, second = (_progress(length, batch, drop_last=drop_last) for _ in range(3))
+
+    trained = _train(first, before)
+    second.load(json.loads(json.dumps(first.save())))
+
+    assert second.save() == first.save()
+    assert trained + _train(second, after) == _train(through, before + after)
+    assert second.save() == through.save()
+    assert second.step == after, "a process counts its own steps"
+
+
+@given(batches=st.integers(0, 7))
+def test_steps_are_counted_over_several_restarts(batches: int) -> None:
+    total, state = 0, _progress().save()
+
+    for _ in range(3):
+        progress = _progress()
+        progress.load(state)
+        _train(progress, batches)
+        total, state = total + batches, progress.save()
+
+    assert state["step"] == total
+
+
+def test_a_state_may_be_loaded_before_there_is_a_loader() -> None:
+    saved = _progress()
+    _train(saved, 5)
+    progress = CommittedPosition(3, 6)
+
+    progress.load(saved.save())
+    progress.attach(EpochOrder(20, 3))
+
+    assert (progress.epoch, progress.position) == (1, 6)
+
+
+def test_a_state_saved_before_there_was_a_loader_fits_every_loader() -> None:
+    progress = _progress(length=9, shuffle=False)
+
+    progress.load(CommittedPosition(3, 6).save())
+
+    assert (progress.epoch, progress.position) == (0, 0)
+
+
+def test_a_state_of_a_finished_epoch_begins_the_next() -> None:
+    state = _progress().save() | {"epoch": 4, "position": 20, "step": 17}
+    progress = _progress()
+
+    progress.load(state)
+
+    assert (progress.epoch, progress.position) == (5, 0)
+
+
+def test_leaving_an_epoch_that_has_not_begun_leaves_nothing() -> None:
+    progress = _progress()
+
+    progress.next_epoch()
+    assert progress.epoch == 0
+    _train(progress, 1)
+    progress.next_epoch()
+
+    assert (progress.epoch, progress.position) == (1, 0)
+
+
+def test_a_pass_is_told_by_where_it_began() -> None:
+    progress = _progress()
+    progress.begin_pass()
+    _train(progress, 2)
+    first = progress.now
+    progress.begin_pass()
+    _train(progress, 1)
+    second = progress.now
+
+    assert (first.step, first.stands) == (2, ((0, 0, 0),))
+    assert (second.step, second.stands) == (3, ((0, 0, 0), (2, 0, 12)))
+
+
+def test_a_look_at_the_data_before_a_state_is_loaded_is_not_told() -> None:
+    saved = _progress()
+    _train(saved, 2)
+    progress = _progress()
+    progress.begin_pass()
+
+    progress.load(saved.save())
+    progress.begin_pass()
+    _train(progress, 1)
+
+    assert progress.now.stands == ((0, 0, 12),)
+
+
+def test_another_layout_in_mid_epoch_is_refused() -> None:
+    progress = _progress()
+    _train(progress, 2)
+
+    with pytest.raises(ConfigError, match="left in mid-epoch, after 12 samples"):
+        progress.attach(EpochOrder(30, 3))
+    progress.attach(EpochOrder(20, 3))
+
+    assert progress.position == 12
+
+
+def test_a_state_at_an_epochs_end_shows_the_next_epoch_before_there_is_a_loader() -> None:
+    state = {**_progress().save(), "position": 20, "epoch": 4}
+    progress = CommittedPosition(3, 6)
+
+    progress.load(state)
+
+    assert (progress.epoch, progress.position) == (5, 0)
+
+
+@pytest.mark.parametrize("state", [{"version": 2}, None, [1]])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(ConfigError, match=r"give what state_dict\(\) returned"):
+        _progress().load(state)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "another seed": ({"seed": 4}, "has seed 4, this Stride 3"),
+    "another global batch": ({"global_batch": 7}, "has global_batch 7, this Stride 6"),
+    "another length": ({"length": 21}, "with length 21, this one has 20"),
+    "another order": ({"shuffle": False}, "with shuffle False, this one has True"),
+    "another end": ({"drop_last": True}, "with drop_last True, this one has False"),
+    "a later version": ({"version": 3}, "has version 3, this evenstride reads 2"),
+    "an earlier version": ({"version": 1}, "has version 1, this evenstride reads 2"),
+    "no version": ({"version": None}, "has version None"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_state_of_something_else_is_refused_and_nothing_changes(name: str) -> None:
+    change, complaint = REFUSED[name]
+    progress = _progress()
+    _train(progress, 2)
+    before = progress.save()
+    elsewhere = {**before, "epoch": 9, "position": 6, "step": 40, **change}
+
+    with pytest.raises(ConfigError, match=complaint):
+        progress.load(elsewhere)
+
+    assert progress.save() == before
+    assert progress.restored is None
+
+
+def test_a_loader_that_the_loaded_state_does_not_fit_is_refused() -> None:
+    saved = _progress()
+    _train(saved, 1)
+    progress = CommittedPosition(3, 6)
+    progress.load(saved.save())
+
+    with pytest.raises(ConfigError, match="length 20, this one has 21"):
+        progress.attach(EpochOrder(21, 3))
+
+    progress.attach(EpochOrder(20, 3))
+    assert progress.position == 6
+
+
+def test_a_loaded_state_is_compared_with_one_loader_only() -> None:
+    progress = _progress()
+    progress.load(progress.save())
+
+    progress.attach(EpochOrder(21, 3))  # the first loader is gone, a second one is made
+
+    assert progress.cursor.length == 21

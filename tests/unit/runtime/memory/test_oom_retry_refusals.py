@@ -1,0 +1,204 @@
+"""What cannot be repeated when memory ends, and loops that would train wrongly, are told so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstride.errors import ConfigError, OutOfMemory, UsageError
+from tests.unit.runtime.conftest import MakeStride
+from tests.unit.runtime.memory.test_oom_retry import ShortBack, Small, run, train
+from tests.unit.runtime.solo import numbered
+
+
+def test_gradients_from_before_the_step_cannot_be_told_from_its_own(
+    make_stride: MakeStride,
+) -> None:
+    stride, model = make_stride(global_batch=8), ShortBack(8)
+    loader = stride.loader(numbered(24), max_micro_batch=4)
+    stride.watch(model)
+
+    def loop() -> None:
+        for _, x in loader:
+            with stride.guard(), stride.accumulate(model):
+                stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+            model.fits = 8 if stride.step == 0 else 3  # and never zero_grad
+
+    with pytest.raises(OutOfMemory, match=r"gradients from before the step.*zero_grad\(\)"):
+        loop()
+
+
+def test_a_single_sample_that_does_not_fit_is_the_end(make_stride: MakeStride) -> None:
+    with pytest.raises(OutOfMemory, match="batch of 1 samples, and fewer samples than one"):
+        train(make_stride(global_batch=8), Small(0))
+
+
+def test_a_backward_pass_that_runs_out_is_the_end(make_stride: MakeStride) -> None:
+    stride, model = make_stride(global_batch=8), Small(99)
+
+    def out_of_memory(_: Tensor) -> None:
+        raise torch.OutOfMemoryError("in the middle of it")
+
+    model.linear.weight.register_hook(out_of_memory)  # type: ignore[no-untyped-call]
+    with pytest.raises(OutOfMemory, match=r"in its backward pass.*max_micro_batch=4") as caught:
+        train(stride, model)
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_the_last_of_several_backward_passes_that_runs_out_is_the_end(
+    make_stride: MakeStride,
+) -> None:
+    stride, model = make_stride(global_batch=8), ShortBack(99)
+
+    def body(x: Tensor) -> None:
+        model.fits = 0 if stride.synced else 99
+        with stride.guard(), stride.accumulate(model):
+            stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+
+    with pytest.raises(OutOfMemory, match="gradients may be on their way to other ranks"):
+        run(stride, model, body, max_micro_batch=4)
+
+
+def test_the_second_loss_of_a_batch_cannot_be_repeated(make_stride: MakeStride) -> None:
+    stride, model = make_stride(global_batch=8), Small(99)
+
+    def body(x: Tensor) -> None:
+        with stride.guard(), stride.accumulate(model):
+            stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+            raise torch.OutOfMemoryError
+
+    with pytest.raises(OutOfMemory, match="in its backward pass"):
+        run(stride, model, body)
+
+
+def test_without_accumulate_it_is_the_end(make_stride: MakeStride) -> None:
+    stride, model = make_stride(global_batch=8), Small(4)
+
+    def body(x: Tensor) -> None:
+        with stride.guard():
+            stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+
+    with pytest.raises(OutOfMemory, match=r"inside `with stride\.accumulate"):
+        run(stride, model, body)
+
+
+def test_another_error_passes(make_stride: MakeStride) -> None:
+    with pytest.raises(KeyError):
+        train(make_stride(global_batch=8), Small(4, KeyError))
+
+
+def test_outside_of_the_loop_nothing_is_swallowed(make_stride: MakeStride) -> None:
+    with pytest.raises(torch.OutOfMemoryError), make_stride().guard():
+        raise torch.OutOfMemoryError
+
+
+def test_an_optimizer_step_between_the_pieces_is_refused(make_stride: MakeStride) -> None:
+    stride, model = make_stride(global_batch=8), Small(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+
+    def body(x: Tensor) -> None:
+        with stride.guard(), stride.accumulate(model):
+            stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+        other.step()
+        optimizer.step()
+
+    with pytest.raises(UsageError, match=r"in the middle of step 0.*stride\.synced"):
+        run(stride, model, body)
+
+
+def test_a_model_that_is_not_watched_cannot_be_reset(make_stride: MakeStride) -> None:
+    stride, model = make_stride(global_batch=8), ShortBack(3)
+    loader = stride.loader(numbered(24), max_micro_batch=4)
+
+    def loop() -> None:
+        for _, x in loader:
+            with stride.guard(), stride.accumulate(model):
+                stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+
+    with pytest.raises(OutOfMemory, match=r"its model is not watched \(model = stride\.watch"):
+        loop()
+
+
+def test_a_watched_model_outside_of_accumulate_cannot_be_reset(make_stride: MakeStride) -> None:
+    stride, model = make_stride(global_batch=8), Small(3)
+    stride.watch(nn.Linear(1, 1))
+
+    def body(x: Tensor) -> None:
+        with stride.guard(), stride.accumulate(model):
+            stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+
+    with pytest.raises(OutOfMemory, match="not all watched models are given to"):
+        run(stride, model, body)
+
+
+@pytest.mark.parametrize(
+    ("asks", "answer", "says"),
+    [
+        ("is_sharded", True, "its model is sharded, so the other ranks of its shard group"),
+        ("syncs_late", False, "its step's last, and with a static graph or torch.compile"),
+    ],
+)
+def test_engines_that_cannot_run_twice_are_named(
+    make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch, asks: str, answer: bool, says: str
+) -> None:
+    monkeypatch.setattr(f"evenstride.runtime.memory.oom_retry.{asks}", lambda _: answer)
+
+    with pytest.raises(OutOfMemory, match=says):
+        train(make_stride(global_batch=8), Small(4))
+
+
+def test_statistics_over_all_ranks_are_not_waited_for_in_vain(make_stride: MakeStride) -> None:
+    stride = make_stride(global_batch=8)
+    stride._member.scaling.fit.even = True  # as with more ranks
+
+    with pytest.raises(OutOfMemory, match="takes statistics over all ranks") as caught:
+        train(stride, Small(4))
+    assert "max_micro_batch" not in str(caught.value), "it would make numbers unequal"
+    assert "Stride(max_share=4)" in str(caught.value)
+
+
+def test_a_weight_that_was_given_by_hand_is_of_one_batch(make_stride: MakeStride) -> None:
+    stride, model = make_stride(global_batch=8), Small(8)
+
+    def body(x: Tensor) -> None:
+        with stride.guard(), stride.accumulate(model):
+            loss = model(x).square().mean()
+            stride.scale(loss, weight=float(len(x))).backward()  # type: ignore[no-untyped-call]
+        model.fits = 4
+
+    with pytest.raises(OutOfMemory, match=r"its weight is given to scale\(\).*use weight_fn"):
+        run(stride, model, body)
+
+
+def test_gradients_that_are_dropped_between_the_pieces_are_noticed(make_stride: MakeStride) -> None:
+    stride, model = make_stride(global_batch=8), Small(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def body(x: Tensor) -> None:
+        optimizer.zero_grad()  # at the top of the loop
+        with stride.guard(), stride.accumulate(model):
+            stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+        if stride.synced:
+            optimizer.step()
+
+    with pytest.raises(UsageError, match=r"gradients of step 0 are gone.*under `if stride\.synced"):
+        run(stride, model, body)
+
+
+def test_no_more_is_done_with_a_batch_that_comes_again(make_stride: MakeStride) -> None:
+    stride, model = make_stride(global_batch=8), Small(4)
+
+    def body(x: Tensor) -> None:
+        for _ in range(2):
+            with stride.guard(), stride.accumulate(model):
+                stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+
+    with pytest.raises(UsageError, match="did not fit into memory and comes again"):
+        run(stride, model, body)
+
+
+def test_a_weight_that_is_no_sum_is_refused(make_stride: MakeStride) -> None:
+    with pytest.raises(ConfigError, match="must be a sum over samples"):
+        train(make_stride(global_batch=8), Small(4), weight_fn=lambda _: 1.0)

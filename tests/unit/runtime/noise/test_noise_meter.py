@@ -1,0 +1,368 @@
+"""One process measures the noise of its gradient from micro-batches, and says when it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import evenstride
+from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate
+from evenstride.errors import TraceError
+from evenstride.runtime.noise import noise_meter
+from evenstride.runtime.noise.gradient_norms import Reading
+from evenstride.runtime.noise.noise_parts import StepLoss
+from evenstride.trace.decision_replay import replay
+from evenstride.trace.read import read_noise
+from tests.unit.runtime.conftest import MakeStride
+from tests.unit.runtime.memory.test_oom_retry import Small
+from tests.unit.runtime.solo import numbered
+
+BATCH = 16
+Told = list[tuple[int, GradientNorms]]
+
+
+class Solo:
+    """A run of one process that keeps the ids of every micro-batch that counted."""
+
+    def __init__(self, stride: evenstride.Stride, model: nn.Module | None = None) -> None:
+        self.stride = stride
+        self.model = model or nn.Linear(1, 1).double()
+        self.start = [p.detach().clone() for p in self.model.parameters()]
+        self.pieces: list[list[list[int]]] = [[]]
+        self.passes = 1  # backward passes of each batch
+        self.broken: Callable[[Tensor], Tensor] = lambda loss: loss
+        self.zero = True
+        self.watched = self.guarded = True
+
+    def train(self, steps: int, **options: Any) -> Solo:
+        """Train over one epoch of so many steps, without changing any weights."""
+        loader = self.stride.loader(numbered(BATCH * steps), **options)
+        model = self.stride.watch(self.model) if self.watched else self.model
+        for ids, x in loader:
+            guard = self.stride.guard() if self.guarded else nullcontext()
+            with guard, self.stride.accumulate(model):
+                loss = self.broken(weighed_loss(model, ids, x, weighed="weight_fn" in options))
+                for _ in range(self.passes):
+                    part = self.stride.scale(loss / self.passes)
+                    part.backward(retain_graph=self.passes > 1)  # type: ignore[no-untyped-call]
+            if self.stride.samples:
+                self.pieces[-1].append(ids.tolist())
+            if self.stride.synced:
+                self.pieces.append([])
+                if self.zero:
+                    self.model.zero_grad()
+        return self
+
+    def expected(self, step: int, *, weighed: bool = False) -> GradientNorms:
+        """Return what another process finds for a step."""
+        pieces = self.pieces[step]
+        weights = [float(sum(ids) + len(ids)) if weighed else len(ids) for ids in pieces]
+        gradients = [self._gradient(ids, weighed=weighed) for ids in pieces]
+        parts = zip(weights, gradients, strict=True)
+        mean = sum((w / sum(weights) * g for w, g in parts), torch.zeros(()))
+        squared = [float(gradient.square().sum()) for gradient in gradients]
+        return GradientNorms.of(weights, squared, float(mean.square().sum()))
+
+    def _gradient(self, ids: list[int], *, weighed: bool) -> Tensor:
+        xs = numbered(BATCH * (len(self.pieces) - 1))[ids][1]
+        self.model.zero_grad()
+        loss = weighed_loss(self.model, torch.tensor(ids), xs, weighed=weighed)
+        loss.backward()  # type: ignore[no-untyped-call]
+        flat = [p.grad.reshape(-1) for p in self.model.parameters() if p.grad is not None]
+        self.model.zero_grad()
+        return torch.cat(flat)
+
+
+def weighed_loss(model: nn.Module, ids: Tensor, x: Tensor, *, weighed: bool) -> Tensor:
+    """Return the mean loss over a batch, of samples or by their numbers."""
+    squares = (model(x.double()) - 0.3 * ids.double()[:, None]).square()[:, 0]
+    weights = (ids + 1.0).double() if weighed else torch.ones(len(ids), dtype=torch.float64)
+    loss: Tensor = (weights * squares).sum() / weights.sum()
+    return loss
+
+
+def by_number(batch: Any) -> float:
+    """Return what a batch weighs: its samples' numbers, from 1."""
+    return float((batch[0] + 1).sum())
+
+
+def agrees(told: GradientNorms, expected: GradientNorms) -> bool:
+    """Return whether two say the same but for rounding."""
+    alike = (told.parts, told.batch) == (expected.parts, expected.batch)
+    numbers = (expected.local, expected.mean)
+    return alike and (told.local, told.mean) == pytest.approx(numbers, rel=1e-9)
+
+
+@pytest.fixture
+def measured(make_stride: MakeStride, tmp_path: Path) -> Callable[..., Solo]:
+    """Return a run that measures every step, and writes its trace."""
+
+    def make(model: nn.Module | None = None, **settings: Any) -> Solo:
+        settings = {"noise_every": 1, "trace": tmp_path, **settings}
+        return Solo(make_stride(global_batch=BATCH, **settings), model)
+
+    return make
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Callable[[Solo], Told]:
+    """Return what the trace of a run tells, once the run is closed."""
+
+    def read(solo: Solo) -> Told:
+        solo.stride.close()
+        return list(read_noise(tmp_path))
+
+    return read
+
+
+def test_micro_batches_are_compared_with_their_mean(
+    measured: Callable[..., Solo], told: Callable[[Solo], Told], tmp_path: Path
+) -> None:
+    solo = measured().train(5, max_micro_batch=6)
+
+    found = told(solo)
+
+    assert [step for step, _ in found] == list(range(5))
+    assert min(norms.parts for _, norms in found) == 3, "16 samples, at most 6 at once"
+    assert all(agrees(norms, solo.expected(step)) for step, norms in found)
+    assert replay(tmp_path).identical
+
+
+def test_the_summary_has_what_the_steps_come_to(measured: Callable[..., Solo]) -> None:
+    solo = measured().train(5, max_micro_batch=6)
+    solo.stride.close()
+    estimate = NoiseEstimate()
+    for step in range(5):
+        estimate = estimate.after(solo.expected(step))
+
+    summary = solo.stride.summary()
+
+    assert summary.noise is not None
+    assert (summary.noise.steps, summary.noise.every, summary.noise.why) == (5, 1, "")
+    assert summary.noise.noise == pytest.approx(estimate.noise)
+    assert summary.noise.signal == pytest.approx(estimate.signal)
+    assert summary.noise.gain == pytest.approx(estimate.gain)
+    assert summary.noise.scale == pytest.approx(estimate.scale().value)
+    assert summary.noise.scale_low == pytest.approx(estimate.scale().low)
+    assert "gradient noise: a scale of" in str(summary)
+    assert "from 5 measured step(s)" in str(summary)
+
+
+def test_units_are_weights_where_there_are_weights(
+    measured: Callable[..., Solo], told: Callable[[Solo], Told]
+) -> None:
+    solo = measured().train(4, max_micro_batch=6, weight_fn=by_number)
+
+    found = told(solo)
+
+    assert len(found) == 4
+    assert all(agrees(norms, solo.expected(step, weighed=True)) for step, norms in found)
+    summary = solo.stride.summary()
+    assert summary.noise is not None
+    assert summary.noise.unit == "weights"
+
+
+@pytest.mark.parametrize("weighed", [{}, {"weight_fn": by_number}], ids=["counted", "weighed"])
+@pytest.mark.parametrize("asked", [{}, {"max_micro_batch": 9}], ids=["whole", "in pieces"])
+def test_batches_that_do_not_fit_are_no_parts(
+    measured: Callable[..., Solo],
+    told: Callable[[Solo], Told],
+    weighed: dict[str, Any],
+    asked: dict[str, Any],
+) -> None:
+    model = Small(5)
+    solo = measured(model).train(4, **weighed, **asked)
+
+    found = told(solo)
+
+    assert max(model.tried[: len(model.tried) // 2]) > 5, "memory ended"
+    assert [step for step, _ in found] == list(range(4))
+    assert all(agrees(n, solo.expected(step, weighed=bool(weighed))) for step, n in found)
+
+
+def test_a_later_batch_that_does_not_fit_is_no_part(
+    measured: Callable[..., Solo], told: Callable[[Solo], Told]
+) -> None:
+    solo, failed = measured(), list[int]()
+
+    def memory_ends(loss: Tensor) -> Tensor:
+        if len(solo.pieces) == 2 and len(solo.pieces[-1]) == 2 and not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError
+        return loss
+
+    solo.broken = memory_ends
+    found = told(solo.train(3, max_micro_batch=6))
+
+    assert failed
+    assert [step for step, _ in found] == [0, 1, 2]
+    assert all(agrees(norms, solo.expected(step)) for step, norms in found)
+
+
+def test_only_every_mth_step_is_measured(
+    measured: Callable[..., Solo], told: Callable[[Solo], Told]
+) -> None:
+    found = told(measured(noise_every=3).train(8, max_micro_batch=4))
+
+    assert [step for step, _ in found] == [2, 5]
+
+
+def test_the_copy_of_the_gradients_is_freed(measured: Callable[..., Solo]) -> None:
+    solo = measured().train(2, max_micro_batch=4)
+
+    meter = solo.stride._member.scaling.noise
+
+    assert meter is not None
+    parts: Any = meter._parts
+    assert not parts._before
+    assert not parts._found
+    assert meter._parameters
+
+    solo.stride.close()
+    assert not meter._parameters, "nor is the model held any longer"
+
+
+def _in_one(solo: Solo) -> Solo:
+    solo.guarded = False  # else sizes that are not proven are tried in two
+    return solo.train(3)
+
+
+def _unwatched(solo: Solo) -> Solo:
+    solo.watched = False
+    return solo.train(3, max_micro_batch=4)
+
+
+def _kept(solo: Solo) -> Solo:
+    solo.zero = False
+    solo.model.weight.grad = torch.ones_like(solo.model.weight)  # type: ignore[arg-type]
+    return solo.train(3, max_micro_batch=4)
+
+
+def _twice(solo: Solo) -> Solo:
+    solo.passes = 2
+    return solo.train(3, max_micro_batch=4)
+
+
+REASONS: dict[str, tuple[Callable[[Solo], Solo], str]] = {
+    "one batch": (_in_one, "give loader(max_micro_batch=...) and use"),
+    "no model": (_unwatched, "no model was given to stride.watch()"),
+    "gradients kept": (_kept, "call optimizer.zero_grad() after every step"),
+    "two backward passes": (_twice, "another backward pass followed in the same step"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_summary_says_why_nothing_was_measured(
+    measured: Callable[..., Solo], told: Callable[[Solo], Told], name: str
+) -> None:
+    run, why = REASONS[name]
+
+    solo = run(measured())
+
+    assert not told(solo)
+    summary = solo.stride.summary()
+    assert summary.noise is not None
+    assert summary.noise.steps == 0
+    assert summary.noise.scale is summary.noise.noise is None
+    assert why in summary.noise.why
+    assert f"gradient noise was not measured: {summary.noise.why}" in str(summary)
+
+
+def test_sparse_gradients_are_not_measured(
+    make_stride: MakeStride,
+) -> None:
+    stride = make_stride(noise_every=1)
+    model = stride.watch(nn.Embedding(8, 2, sparse=True))
+    for ids, _ in stride.loader(numbered(8), max_micro_batch=2):
+        with stride.accumulate(model):
+            stride.scale(model(ids).square().mean()).backward()  # type: ignore[no-untyped-call]
+        if stride.synced:
+            model.zero_grad()
+
+    summary = stride.summary()
+
+    assert summary.noise is not None
+    assert "some gradients are sparse" in summary.noise.why
+
+
+def test_what_is_not_finite_is_left_out(
+    measured: Callable[..., Solo], told: Callable[[Solo], Told]
+) -> None:
+    solo = measured()
+    solo.broken = lambda loss: loss / torch.zeros(()) if len(solo.pieces) == 2 else loss
+
+    found = told(solo.train(4, max_micro_batch=4))
+
+    assert [step for step, _ in found] == [0, 2, 3]
+
+
+def test_a_step_is_told_when_its_numbers_have_come_and_nobody_waits(
+    measured: Callable[..., Solo], told: Callable[[Solo], Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device that is two steps behind its program."""
+    made: list[Slow] = []
+
+    class Slow(Reading):
+        def __init__(self, numbers: Tensor) -> None:
+            super().__init__(numbers)
+            made.append(self)
+
+        @property
+        def there(self) -> bool:
+            return made.index(self) < len(made) - 2
+
+        def values(self) -> list[float]:
+            assert self.there, "read too early"
+            return super().values()
+
+    monkeypatch.setattr(noise_meter, "Reading", Slow)
+
+    found = told(measured().train(6, max_micro_batch=4))
+
+    assert len(made) == 6
+    assert [step for step, _ in found] == [0, 1, 2, 3]
+
+
+def test_losses_of_one_batch_with_different_weights_are_not_measured(
+    make_stride: MakeStride,
+) -> None:
+    meter: Any = noise_meter.NoiseMeter(1, 2, lambda: make_stride()._member.timer)
+    meter._step = noise_meter._NoiseStep(0, 8, 4, StepLoss(torch.device("cpu")))
+
+    meter.weighed(3.0, 9.0)
+    meter.weighed(3.0, 9.0)
+    assert meter._step is not None
+
+    meter.weighed(4.0, 10.0)
+    assert meter._step is None
+    assert meter.why == noise_meter.TWO_WEIGHTS
+
+
+def test_a_model_on_several_devices_is_not_measured(make_stride: MakeStride) -> None:
+    stride = make_stride(noise_every=1)
+    model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1, device="meta")])
+    meter = stride._member.scaling.noise
+    assert meter is not None
+
+    meter.watch(model)
+    meter.watch(nn.Linear(1, 1))
+
+    assert meter.why == noise_meter.DEVICES
+    assert not meter._parameters
+
+
+def test_a_record_that_lacks_a_number_is_refused(
+    measured: Callable[..., Solo], told: Callable[[Solo], Told], tmp_path: Path
+) -> None:
+    assert told(measured().train(2, max_micro_batch=4))
+    path = tmp_path / "trace.jsonl"
+    path.write_text(path.read_text().replace('"local":', '"locally":'))
+
+    with pytest.raises(TraceError, match="lacks one of the numbers step, parts, batch, local"):
+        list(read_noise(tmp_path))

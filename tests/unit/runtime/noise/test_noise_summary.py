@@ -1,0 +1,107 @@
+"""The noise of the gradient in a summary, from figures made by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from evenstride.core.gradients.noise_accumulator import NoiseOfRun, StepParts
+from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate
+from evenstride.runtime.noise.noise_meter import NoiseMeter
+from evenstride.runtime.noise.noise_summary import NoiseSummary, noise_summary
+from evenstride.runtime.timing.step_timer import StepTimer
+from evenstride.trace.codec import dumps
+from tests.unit.runtime.telemetry.test_summary import RUN
+
+KNOWN = NoiseSummary(20, 150, 512.3, 430.1, 640.2, 3.5e-3, 6.8e-6, 2.314)
+
+
+def _meter(every: int = 20) -> NoiseMeter:
+    return NoiseMeter(every, 3, lambda: StepTimer(lambda _: None))
+
+
+def test_a_scale_with_its_interval_is_one_sentence() -> None:
+    assert str(KNOWN) == (
+        "gradient noise: a scale of 512 samples (95 %: 430 to 640), gain 2.31, from 150 measured "
+        "step(s)"
+    )
+
+
+def test_where_there_is_no_upper_end_the_lower_one_is_told() -> None:
+    assert "512 weights (95 %: at least 430), gain" in str(
+        replace(KNOWN, scale_high=None, unit="weights")
+    )
+
+
+def test_where_no_signal_is_found_only_the_lower_end_is_told() -> None:
+    assert str(replace(KNOWN, scale=None, scale_high=None)) == (
+        "gradient noise: so large that the gradient is not told from it, a scale of at least 430 "
+        "samples (95 %), from 150 measured step(s)"
+    )
+
+
+def test_a_run_that_did_not_measure_says_nothing_of_it() -> None:
+    assert noise_summary(NoiseOfRun(), None) is None
+    assert "noise" not in str(RUN)
+    assert "gradient noise: a scale" in str(replace(RUN, noise=KNOWN))
+
+
+def test_before_the_first_step_it_says_how_often_there_is_one() -> None:
+    meter = _meter()
+    meter.why = ""
+
+    summary = noise_summary(NoiseOfRun(), meter)
+
+    assert str(summary) == (
+        "gradient noise was not measured: no measured step is complete yet; one in 20 is measured"
+    )
+
+
+def test_other_ranks_refer_to_rank_0() -> None:
+    summary = noise_summary(None, _meter())
+
+    assert summary is not None
+    assert "rank 0's summary is complete" in summary.why
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [StepParts(0, 2, 32, 32, 32 * 5.0, 2.0)],  # one step has no interval
+        [StepParts(k, 2, 32, 32, 32 * 5.0, 2.0) for k in range(3)],  # no signal
+        [StepParts(k, 2, 32, 32, 0.0, 0.0) for k in range(3)],  # nothing at all
+        [StepParts(k, 2, 32, 32, 32.0 * (3.0 + k % 2), 2.5) for k in range(30)],
+    ],
+)
+def test_whatever_was_measured_is_plain_json(steps: list[StepParts]) -> None:
+    known, _ = NoiseOfRun().hear(steps)
+
+    summary = noise_summary(known, _meter())
+
+    plain = json.loads(dumps(replace(RUN, noise=summary).to_dict()))["noise"]
+    assert plain["steps"] == len(steps)
+    assert plain["noise"] == known.estimate.noise
+    assert str(summary).startswith("gradient noise: ")
+
+
+def test_figures_are_those_of_the_estimate() -> None:
+    norms = [GradientNorms(2, 32, 3.0 + k % 2, 2.5) for k in range(30)]
+    estimate = NoiseEstimate()
+    for one in norms:
+        estimate = estimate.after(one)
+
+    summary = noise_summary(NoiseOfRun(estimate, 30), _meter(5))
+
+    scale = estimate.scale()
+    assert summary == NoiseSummary(
+        every=5,
+        steps=30,
+        scale=scale.value,
+        scale_low=scale.low,
+        scale_high=scale.high,
+        noise=estimate.noise,
+        signal=estimate.signal,
+        gain=estimate.gain,
+    )

@@ -1,0 +1,120 @@
+"""Signals as notices beside others who want signals: event loops, descriptors, forked children."""
+
+from __future__ import annotations
+
+from tests.unit.runtime.notices.test_signals import run
+
+
+def test_another_s_wakeup_descriptor_goes_on_working() -> None:
+    lines, code, log = run(
+        """
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write)
+        watcher = watch({SIGTERM: 30.0})
+        raise_signal(SIGTERM)
+        told()
+        print(list(os.read(read, 9)))
+        watcher.close()
+        assert signal.set_wakeup_fd(-1) == write
+        """
+    )
+
+    assert (lines, code) == (["told SIGTERM 1030.0", "[15]"], 0), log
+
+
+def test_nothing_is_written_to_a_descriptor_that_has_become_another_file() -> None:
+    lines, code, log = run(
+        """
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write)
+        watcher = watch({SIGTERM: 30.0})
+        theirs, other = os.pipe()
+        os.set_blocking(other, False)
+        os.dup2(other, write)
+        os.set_blocking(theirs, False)
+        raise_signal(SIGTERM)
+        told()
+        watcher.close()
+        assert signal.set_wakeup_fd(-1) == -1
+        try:
+            print(os.read(theirs, 9))
+        except BlockingIOError:
+            print("nothing")
+        """
+    )
+
+    assert (lines, code) == (["told SIGTERM 1030.0", "nothing"], 0), log
+
+
+def test_a_signal_is_still_a_notice_when_another_takes_the_descriptor() -> None:
+    lines, code, log = run(
+        """
+        import asyncio
+
+        async def main():
+            loop, came = asyncio.get_running_loop(), asyncio.Event()
+            loop.add_signal_handler(SIGUSR2, came.set)
+            raise_signal(SIGUSR2)
+            raise_signal(SIGTERM)
+            await asyncio.wait_for(came.wait(), 50)
+            print("loop", flush=True)
+
+        watcher = watch({SIGTERM: 30.0})
+        asyncio.run(main())
+        told()
+        watcher.close()
+        """
+    )
+
+    assert (lines, code) == (["loop", "told SIGTERM 1030.0"], 0), log
+
+
+def test_an_event_loop_in_which_the_watch_begins_goes_on_working() -> None:
+    lines, code, log = run(
+        """
+        import asyncio
+
+        async def main():
+            loop, came = asyncio.get_running_loop(), asyncio.Event()
+            loop.add_signal_handler(SIGUSR2, came.set)
+            watcher = watch({SIGTERM: 30.0})
+            raise_signal(SIGUSR2)
+            raise_signal(SIGTERM)
+            await asyncio.wait_for(came.wait(), 50)
+            told()
+            watcher.close()
+
+        asyncio.run(main())
+        """
+    )
+
+    assert (lines, code) == (["told SIGTERM 1030.0"], 0), log
+
+
+def test_a_forked_child_is_ended_by_its_own_signals_and_does_not_tell_its_parent() -> None:
+    lines, code, log = run(
+        """
+        cloud = Gcp(base_url="http://127.0.0.1:9")
+        watcher = watch({SIGTERM: 30.0, SIGUSR1: None}, cloud)
+        child = os.fork()
+        if child == 0:
+            raise_signal(SIGTERM)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        child = os.fork()
+        if child == 0:
+            watcher.close()
+            os._exit(5)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        ended = select.select([cloud._wire._wake[0]], [], [], 0)[0]
+        assert not ended, "the child has ended its parent's poll"
+        raise_signal(SIGUSR1)
+        told()
+        print(calls.empty())
+        watcher.close()
+        """
+    )
+
+    assert (lines, code) == (["-15", "5", "told SIGUSR1 None", "True"], 0), log

@@ -1,0 +1,153 @@
+"""Which sinks there are, and what cannot be one."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstride.errors import ConfigError
+from evenstride.runtime.sinks.sink_settings import open_sinks, sinks_of
+from tests.unit.runtime.conftest import MakeStride
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "an unknown one": ("wandb:x", "there is no sink 'wandb:x'; there are csv:FILE, prometheus:"),
+    "one of another case": ("CSV:x", "there is no sink 'CSV:x'"),
+    "no name": (":x", "there is no sink ':x'"),
+    "no place": ("csv:", "there is no sink 'csv:'"),
+    "no colon": ("tensorboard", "there is no sink 'tensorboard'"),
+    "parentheses that stay open": ("csv(x", r"there is no sink 'csv\(x'"),
+    "no port": ("prometheus:host", "'prometheus:host' has no port that can be; it must be 0"),
+    "a port too large": ("prometheus:65536", "has no port that can be"),
+    "a negative port": ("prometheus:-1", "has no port that can be"),
+    "a port of other digits": ("prometheus:\u0661", "has no port that can be"),
+    "an address without brackets": ("prometheus:::1:9108", "has no port that can be"),
+    "a number": (9108, "sinks is 9108; it must be text such as 'csv:metrics.csv', an object"),
+    "numbers": ([1, 2], r"sinks is \[1, 2\]"),
+    "one twice": ("csv:a,csv:a", "'csv:a' is there twice"),
+    "a second that cannot be": ("csv:a,b", "there is no sink 'b'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_sink_is_refused(make_stride: MakeStride, name: str) -> None:
+    asked, complaint = REFUSED[name]
+
+    with pytest.raises(ConfigError, match=complaint):
+        make_stride(sinks=asked)
+
+
+@pytest.mark.parametrize("asked", ["", [], (), " , "])
+def test_none_is_a_possible_wish(asked: Any) -> None:
+    assert sinks_of(asked) == ()
+
+
+def test_several_come_as_text_or_one_by_one() -> None:
+    two = ("csv:a", "prometheus:0")
+
+    assert sinks_of("csv:a, prometheus:0") == sinks_of(list(two)) == two
+    assert sinks_of(["csv:with,comma.csv"]) == ("csv:with,comma.csv",)
+
+
+@pytest.mark.parametrize("kind", ["csv:/proc/nowhere/a.csv", "tensorboard:/proc/nowhere/tb"])
+def test_a_place_that_cannot_be_written_is_refused(make_stride: MakeStride, kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"the sink '{kind}' cannot be opened: "):
+        make_stride(sinks=kind)
+
+
+def test_a_port_in_use_is_refused_and_what_was_opened_is_closed(
+    make_stride: MakeStride, tmp_path: Path
+) -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        asked = [f"csv:{tmp_path / 'a.csv'}", f"prometheus:{port}"]
+
+        with pytest.raises(ConfigError, match=f"'prometheus:{port}' cannot be .* port is in use"):
+            make_stride(sinks=asked, trace=tmp_path / "run")
+
+    assert not (tmp_path / "run").exists(), "a refusal leaves no trace"
+
+
+def test_an_address_of_another_machine_is_refused(make_stride: MakeStride) -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
+
+    with pytest.raises(ConfigError, match=r"'prometheus:192\.0\.2\.1:0' cannot be opened"):
+        make_stride(sinks="prometheus:192.0.2.1:0")
+
+
+def test_addresses_of_both_kinds_can_be_given() -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
+    asked = ["prometheus:localhost:0"]
+    if socket.has_ipv6 and Path("/proc/net/if_inet6").exists():
+        asked.append("prometheus:[::1]:0")
+
+    sinks = open_sinks(asked)
+    for sink in sinks.values():
+        sink.close()
+
+    assert list(sinks) == asked
+
+
+@pytest.mark.parametrize(
+    ("sink", "module", "package"),
+    [
+        ("prometheus:0", "prometheus_client", "prometheus-client"),
+        ("tensorboard:runs/tb", "torch.utils.tensorboard", "tensorboard"),
+    ],
+)
+def test_a_package_that_is_not_there_is_named(
+    make_stride: MakeStride,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    sink: str,
+    module: str,
+    package: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+
+    with pytest.raises(ConfigError, match=rf"needs the package {package}, .* pip install 'even"):
+        make_stride(sinks=sink)
+
+
+def test_of_several_none_stays_open_if_one_cannot_be(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    with pytest.raises(ConfigError, match=r"'csv:/proc/nowhere/m\.csv' cannot be"):
+        open_sinks([f"prometheus:{port}", "csv:/proc/nowhere/m.csv"])
+
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def test_a_trace_that_cannot_be_closes_the_sinks(make_stride: MakeStride, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    with pytest.raises(ConfigError, match="the trace cannot be written"):
+        make_stride(sinks=f"prometheus:{port}", trace="/proc/nowhere")
+
+    make_stride(sinks=f"prometheus:{port}")
+
+
+@pytest.mark.parametrize("part", [-0.1, 1, 1.5, "0.7", True, float("nan")])
+def test_a_fraction_that_cannot_be_is_refused(make_stride: MakeStride, part: Any) -> None:
+    with pytest.raises(ConfigError, match=r"alert_below is .*; it must be a part of a worker"):
+        make_stride(alert_below=part)
+
+
+@pytest.mark.parametrize("text", ["-0.1", "1", "some", "nan"])
+def test_so_is_one_of_the_environment(
+    make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_ALERT_BELOW", text)
+
+    with pytest.raises(ConfigError, match=f"EVENSTRIDE_ALERT_BELOW is '{text}'; it must be a"):
+        make_stride()

@@ -1,0 +1,338 @@
+"""What is shown after exchanges, and that nothing which goes wrong in it ends training."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstride.core.diagnostics.alerts import Alerts
+from evenstride.core.gradients.noise_accumulator import StepParts
+from evenstride.runtime.coordination.leader import Leader
+from evenstride.runtime.sinks.csv_sink import CsvSink
+from evenstride.runtime.sinks.metric_names import BY_NAME
+from evenstride.runtime.sinks.sink_settings import open_sinks
+from evenstride.runtime.sinks.snapshot import Snapshot
+from evenstride.runtime.sinks.telemetry_board import TelemetryBoard
+from evenstride.trace.read import read_records
+from evenstride.trace.write import TraceWriter
+from tests.unit.runtime.conftest import MakeStride
+from tests.unit.runtime.sinks.made import HOSTILE, exchange, led
+from tests.unit.runtime.solo import Trainer, numbered
+
+
+class Kept:
+    """A sink that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Snapshot] = []
+        self.closed = 0
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Keep it."""
+        self.told.append(snapshot)
+
+    def close(self) -> None:
+        """Count it."""
+        self.closed += 1
+
+    def latest(self) -> dict[tuple[str, str], float]:
+        """Return the latest numbers."""
+        return {(one.metric, one.label): one.value for one in self.told[-1].samples}
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_the_leader_knows_is_told() -> None:
+    leader, sink = led(), Kept()
+    leader.board = TelemetryBoard({"kept": sink})
+    exchange(leader, 0, 1, (0.2, 0.4))
+    exchange(leader, 1, 4, (0.25, 0.25))
+
+    told = sink.latest()
+
+    assert sink.told[-1].step == 5
+    assert told["step_seconds", ""] == pytest.approx(0.25)
+    assert told["global_batch_samples", ""] == 12
+    assert told["changes_total", ""] == leader.changes
+    assert told["worker_share_samples", "a/0"] == leader.control.shares[0]
+    assert told["worker_busy_seconds", "b/1"] == pytest.approx(0.25)
+    assert told["worker_wait_seconds", "b/1"] == 0.0
+    assert told["worker_data_seconds", "a/0"] == pytest.approx(0.01 / 4)
+    assert ("worker_speed_ratio", "a/0") not in told, "no while has passed"
+    assert told["worker_slow", "a/0"] == told["worker_unneeded", "b/1"] == 0.0
+    assert 0 < told["efficiency_model_ratio", ""] <= told["bound_model_ratio", ""]
+    assert {metric for metric, _ in told} <= BY_NAME.keys()
+
+
+def test_waits_are_those_since_the_exchange_before() -> None:
+    leader, sink = led(), Kept()
+    leader.board = TelemetryBoard({"kept": sink})
+    exchange(leader, 0, 4, (0.1, 0.4))
+
+    assert sink.latest()["worker_wait_seconds", "a/0"] == pytest.approx(0.3)
+
+    exchange(leader, 4, 4, (0.2, 0.2))
+
+    assert sink.latest()["worker_wait_seconds", "a/0"] == 0.0
+
+
+def test_an_alert_is_in_the_log_the_trace_and_the_sinks_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader, sink = led(("a/0", HOSTILE), policy="uniform"), Kept()
+    leader.board = TelemetryBoard({"kept": sink}, Alerts(0.7))
+    leader.record_to(TraceWriter(tmp_path / "trace.jsonl", {"policy": "adaptive"}))
+    with caplog.at_level(logging.WARNING, logger="evenstride"):
+        for first in range(0, 100, 10):
+            exchange(leader, first, 10, (0.2, 0.2))
+        for first in range(100, 200, 10):
+            exchange(leader, first, 10, (0.2, 0.6))
+    leader.close({})
+
+    (logged,) = caplog.messages
+    (noted,) = [r for r in read_records(tmp_path) if r["kind"] == "alert"]
+    (alert,) = [alert for told in sink.told for alert in told.alerts]
+
+    assert logged == f"step {alert.step}: {alert.reason}"
+    assert "\\x1b[2J" in logged
+    assert logged.isprintable()
+    assert (noted["alert"], noted["step"], noted["reason"]) == ("slow", alert.step, alert.reason)
+    assert noted["since"] == 100
+    assert noted["speed"] == pytest.approx(1 / 3, rel=0.2)
+    assert sink.latest()["alerts_total", ""] == 1
+    assert sink.latest()["worker_slow", alert.worker] == 1.0
+
+
+def test_who_gets_no_samples_any_more_is_not_told_of() -> None:
+    leader, sink = led(("a/0", "b/1", "c/2")), Kept()
+    leader.board = TelemetryBoard({"kept": sink})
+    busy_s = (0.2, 0.2, 0.2)
+    exchange(leader, 0, 4, busy_s)
+    assert ("worker_share_samples", "b/1") in sink.latest()
+
+    exchange(leader, 4, 4, busy_s, notice=1)
+    exchange(leader, 8, 4, busy_s, notice=1)
+
+    assert leader.control.rank_shares[1] == 0
+    assert {label for metric, label in sink.latest() if metric == "worker_share_samples"} == {
+        "a/0",
+        "c/2",
+    }
+    assert "b/1" not in {label for _, label in sink.latest()}
+
+
+def test_the_noise_of_the_gradient_is_told_where_it_is_measured() -> None:
+    leader, sink = led(), Kept()
+    leader.board = TelemetryBoard({"kept": sink})
+    exchange(leader, 0, 4, (0.2, 0.2))
+    assert not [metric for metric, _ in sink.latest() if metric.startswith("gradient_noise")]
+
+    whole = (StepParts(step, 2, 12, 12, 12 * 5.0, 3.0) for step in range(200))
+    leader.noise, _ = leader.noise.hear(whole)
+    exchange(leader, 4, 4, (0.2, 0.2))
+
+    scale = leader.noise.estimate.scale()
+    assert sink.latest()["gradient_noise_scale", ""] == scale.value > 0
+    assert sink.latest()["gradient_noise_scale_low", ""] == scale.low
+
+
+class Broken(Kept):
+    """A sink that fails from its second snapshot on, and in closing."""
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Keep one, and fail."""
+        super().write(snapshot)
+        if len(self.told) > 1:
+            raise OSError(28, "No space left\x1b[2J")
+
+    def close(self) -> None:
+        """Count it, and fail."""
+        super().close()
+        raise OSError("still no space")
+
+
+def test_a_sink_that_fails_is_named_once_and_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    leader, broken, sink = led(), Broken(), Kept()
+    leader.board = TelemetryBoard({"csv:full\n": broken, "kept": sink})
+
+    with caplog.at_level(logging.WARNING, logger="evenstride"):
+        for first in range(0, 20, 4):
+            exchange(leader, first, 4, (0.2, 0.2))
+        leader.close({})
+
+    assert caplog.messages == [
+        "the sink csv:full\\n failed (OSError: [Errno 28] No space left\\x1b[2J) and is dropped; "
+        "training goes on"
+    ]
+    assert (len(broken.told), broken.closed) == (2, 1)
+    assert (len(sink.told), sink.closed) == (5, 1)
+
+
+def test_one_that_does_not_close_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
+    broken, sink = Broken(), Kept()
+    board = TelemetryBoard({"one": broken, "other": sink})
+
+    board.close()
+    board.close()
+
+    assert caplog.messages == ["the sink one did not close well (OSError: still no space)"]
+    assert (broken.closed, sink.closed) == (1, 1)
+
+
+def test_a_full_disk_ends_the_file_and_not_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader, sink = led(), CsvSink(tmp_path / "m.csv")
+    leader.board = TelemetryBoard({"csv:m.csv": sink})
+    exchange(leader, 0, 4, (0.2, 0.2))
+    written = (tmp_path / "m.csv").read_bytes()
+    with Path("/dev/full").open("wb") as full:
+        os.dup2(full.fileno(), sink._file)
+
+    exchange(leader, 4, 4, (0.2, 0.2))
+    exchange(leader, 8, 4, (0.2, 0.2))
+
+    (message,) = caplog.messages
+    assert message.startswith("the sink csv:m.csv failed (OSError: [Errno 28] No space left")
+    assert leader.ledger.steps == 12
+    assert (tmp_path / "m.csv").read_bytes() == written
+
+
+def test_what_fails_in_looking_ends_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = led()
+
+    def fail(*args: Any, **more: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Alerts, "after", fail)
+    exchange(leader, 0, 4, (0.2, 0.2))
+
+    assert "are left out of one exchange" in caplog.text
+    assert leader.ledger.steps == 4
+
+
+def test_means_are_told_with_their_own_steps_also_the_last(
+    make_stride: MakeStride, tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.csv"
+    stride = make_stride(sinks=[f"csv:{path}"])
+    loader, trainer = stride.loader(numbered(40)), Trainer(stride)
+    for _ in range(2):
+        trainer.epoch(loader)
+        stride.mean(3.0, 2, name="loss")
+    stride.mean(float("nan"), 1, name="loss\n")
+    stride.close()
+
+    found = [row for row in rows(path) if row["metric"] == "metric"]
+
+    assert [(r["step"], r["epochs"], r["label"], r["value"]) for r in found] == [
+        ("10", "1", "loss", "1.5"),
+        ("20", "2", "loss", "1.5"),
+        ("20", "2", "loss\\n", "nan"),
+    ]
+
+
+def test_what_no_exchange_has_taken_is_told_at_the_end() -> None:
+    sink = Kept()
+    board = TelemetryBoard({"kept": sink})
+    board.hear("metric", {"step": 7, "epochs": 0.5, "name": "loss", "value": 0.25})
+
+    board.close()
+
+    assert [tuple(found) for found in sink.told[-1].found] == [(7, 0.5, "loss", 0.25)]
+    assert sink.told[-1].samples == ()
+
+
+def test_a_training_that_goes_on_counts_its_steps_from_its_beginning(
+    make_stride: MakeStride, tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.csv"
+    stride = make_stride(sinks=f"csv:{path}")
+    loader, trainer = stride.loader(numbered(40)), Trainer(stride)
+    trainer.epoch(loader)
+    state = stride.state_dict()
+    stride.close()
+    stride = make_stride(sinks=f"csv:{path}")
+    stride.load_state_dict(state)
+    loader, trainer = stride.loader(numbered(40)), Trainer(stride)
+    trainer.epoch(loader)
+    stride.close()
+
+    steps = [(int(r["step"]), float(r["epochs"])) for r in rows(path) if r["metric"] == "step"]
+
+    assert steps == sorted(steps)
+    assert steps[-1][0] in (19, 20), "the last exchange may come before the last step's end"
+    assert all(epochs == pytest.approx(step / 10) for step, epochs in steps)
+    assert path.read_text().count("unix_s") == 1
+
+
+def test_the_last_exchange_tells_of_no_earlier_step_than_one_just_before(
+    make_stride: MakeStride, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always = property(lambda _: 1, lambda _, _due: None)
+    monkeypatch.setattr(Leader, "exchange_at", always, raising=False)
+    stride = make_stride(sinks=f"csv:{tmp_path / 'metrics.csv'}")
+    Trainer(stride).epoch(stride.loader(numbered(40)))
+    stride.close()
+
+    found = rows(tmp_path / "metrics.csv")
+    steps = [int(row["step"]) for row in found if row["metric"] == "step"]
+    assert steps[:10] == list(range(1, 11))
+    assert set(steps[10:]) == {10}
+
+
+def test_the_environment_chooses_where_the_script_does_not(
+    make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_SINKS", f"csv:{tmp_path / 'theirs.csv'}")
+    monkeypatch.setenv("EVENSTRIDE_ALERT_BELOW", "0.5")
+
+    make_stride().close()
+    make_stride(sinks=f"csv:{tmp_path / 'ours.csv'}").close()
+    make_stride(sinks=()).close()
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours.csv", "theirs.csv"]
+
+
+def test_the_fraction_comes_from_the_argument_then_the_environment(
+    make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_ALERT_BELOW", "0.5")
+    for name, given in (("given", {"alert_below": 0.9}), ("left", {})):
+        make_stride(trace=tmp_path / name, **given).close()
+
+    headers = [next(iter(read_records(tmp_path / name))) for name in ("given", "left")]
+
+    assert [header["alert_below"] for header in headers] == [0.9, 0.5]
+
+
+def test_after_the_end_nothing_is_open(make_stride: MakeStride, tmp_path: Path) -> None:
+    stride = make_stride(sinks=f"csv:{tmp_path / 'm.csv'}")
+    stride.close()
+    stride.close()
+
+    (sink,) = open_sinks([f"csv:{tmp_path / 'm.csv'}"]).values()
+    sink.close()
+    with pytest.raises(OSError):
+        sink.write(Snapshot(0.0, 0, None))
+
+
+def test_epochs_go_by_the_batch_of_the_pass() -> None:
+    """At a turn the next epoch's batch is known before any of its steps."""
+    leader, sink = led(), Kept()
+    leader.board = TelemetryBoard({"kept": sink})
+    leader.note("pass", step=0, epochs=2.0, samples=120, global_batch=6)
+
+    exchange(leader, 0, 5, (0.2, 0.2))
+
+    assert sink.told[-1].epochs == pytest.approx(2.25)

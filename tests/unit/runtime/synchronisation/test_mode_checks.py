@@ -1,0 +1,63 @@
+"""What some modes of synchronisation cannot do is refused, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import zeros
+from torch.utils.data import TensorDataset
+
+from evenstride.core.sync_modes.mode_specs import sync_from_spec
+from evenstride.errors import ConfigError, LoaderBusy
+from evenstride.runtime.loading.loader_options import LoaderOptions
+from evenstride.runtime.loading.shards import Shards
+from evenstride.runtime.synchronisation.mode_checks import (
+    check_unaligned_loader,
+    check_unaligned_mean,
+    check_unaligned_norm,
+    refuse_weights,
+)
+
+ROWS = TensorDataset(zeros(4, 1))
+FREE, KEPT = ("asp", "ssp(staleness=2)"), ("bsp", "bsp-ps(servers=2)")
+
+
+@pytest.mark.parametrize("spec", FREE)
+@pytest.mark.parametrize(
+    ("what", "dataset", "options", "by_cost"),
+    [
+        ("weight_fn", ROWS, {"weight_fn": len}, False),
+        ("cost_fn", ROWS, {}, True),
+        ("partition", ROWS, {"by_epoch": True}, False),
+        ("Shards", Shards([2, 2], lambda *_: ()), {}, False),
+    ],
+)
+def test_what_needs_a_common_step_is_refused(
+    spec: str, what: str, dataset: Any, options: dict[str, Any], by_cost: bool
+) -> None:
+    asked = LoaderOptions(**options)
+    for kept in KEPT:
+        check_unaligned_loader(sync_from_spec(kept), dataset, asked, by_cost=by_cost)
+    with pytest.raises(ConfigError, match=what):
+        check_unaligned_loader(sync_from_spec(spec), dataset, asked, by_cost=by_cost)
+    check_unaligned_loader(sync_from_spec(spec), ROWS, LoaderOptions(), by_cost=False)
+
+
+@pytest.mark.parametrize("spec", [*FREE, "local-sgd(every=2)"])
+def test_weights_other_than_samples_are_refused_where_samples_count(spec: str) -> None:
+    for kept in KEPT:
+        refuse_weights(sync_from_spec(kept))
+    with pytest.raises(ConfigError, match="counts a rank's samples"):
+        refuse_weights(sync_from_spec(spec))
+
+
+@pytest.mark.parametrize("spec", FREE)
+def test_calls_of_all_ranks_are_refused_by_name(spec: str) -> None:
+    for kept in (*KEPT, "local-sgd(every=2)"):
+        check_unaligned_norm(sync_from_spec(kept))
+        check_unaligned_mean(sync_from_spec(kept))
+    with pytest.raises(ConfigError, match="group or layer norm"):
+        check_unaligned_norm(sync_from_spec(spec))
+    with pytest.raises(LoaderBusy, match="after the loop over an epoch"):
+        check_unaligned_mean(sync_from_spec(spec))

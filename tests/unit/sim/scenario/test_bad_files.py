@@ -1,0 +1,397 @@
+"""A wrong scenario file is refused with file, line, field and what is allowed there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evenstride.errors import ScenarioError
+from evenstride.sim.scenario.scenario_file import load_scenario
+from evenstride.sim.scenario.scenario_model import LoadReplay
+from evenstride.sim.scenario.timeline import load_recording
+
+GOOD = """\
+name: good
+global_batch: 64
+steps: 100
+workers:
+  - {name: x, count: 2, samples_per_s: 100}
+  - {name: y, samples_per_s: 50, max_share: 40}
+"""
+FROM_1 = "(allowed: a whole number from 1 to 1e+12)"
+RATE = "(allowed: a number from 1e-06 to 1e+12)"
+REPLAY = "events:\n  - kind: replay\n    at: 0\n    workers: all\n"
+KINDS = "bursty, join, leave, lost, notice, periodic, ramp, replay, step, withdrawn"
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Path:
+    """The file that tests write."""
+    return tmp_path / "made.yaml"
+
+
+def refusal(path: Path, text: str) -> str:
+    """Return what is said about a file with this text, without the path of its folder."""
+    path.write_text(text)
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(path)
+    return str(caught.value).replace(f"{path.parent}/", "")
+
+
+def test_the_good_file_is_read(told: Path) -> None:
+    told.write_text(GOOD)
+
+    made = load_scenario(told)
+
+    assert (made.name, made.global_batch, made.steps, made.size) == ("good", 64, 100, 3)
+    assert [group.samples_per_s for group in made.workers] == [100.0, 50.0]
+    assert (made.exchange.lag, made.exchange.cold_lag, made.exchange.every) == (1, None, 1)
+
+
+VALUES = [
+    ("64", "many", f"made.yaml:2: global_batch: 'many' {FROM_1}"),
+    ("64", "-3", f"made.yaml:2: global_batch: -3 {FROM_1}"),
+    ("64", "0", f"made.yaml:2: global_batch: 0 {FROM_1}"),
+    ("64", "64.5", f"made.yaml:2: global_batch: 64.5 {FROM_1}"),
+    ("64", "[64]", f"made.yaml:2: global_batch: [64] {FROM_1}"),
+    ("64", "{of: 64}", f"made.yaml:2: global_batch: {{'of': 64}} {FROM_1}"),
+    ("64", "true", f"made.yaml:2: global_batch: 'true' {FROM_1}"),
+    ("64", "yes", f"made.yaml:2: global_batch: 'yes' {FROM_1}"),
+    ("64", "~", f"made.yaml:2: global_batch: it is empty {FROM_1}"),
+    ("64", "1:30", f"made.yaml:2: global_batch: '1:30' {FROM_1}"),
+    ("64", "1e99", f"made.yaml:2: global_batch: 1e+99 {FROM_1}"),
+    ("64", ".nan", f"made.yaml:2: global_batch: nan {FROM_1}"),
+    ("64", ".inf", f"made.yaml:2: global_batch: inf {FROM_1}"),
+    ("steps: 100", "steps: 0", "made.yaml:3: steps: 0 (allowed: a whole number from 1 to 1e+07)"),
+    ("100}", ".nan}", f"made.yaml:5: workers[0].samples_per_s: nan {RATE}"),
+    ("100}", ".inf}", f"made.yaml:5: workers[0].samples_per_s: inf {RATE}"),
+    ("100}", "-.inf}", f"made.yaml:5: workers[0].samples_per_s: -inf {RATE}"),
+    ("100}", "0}", f"made.yaml:5: workers[0].samples_per_s: 0 {RATE}"),
+    ("100}", "fast}", f"made.yaml:5: workers[0].samples_per_s: 'fast' {RATE}"),
+    ("100}", "1e-9}", f"made.yaml:5: workers[0].samples_per_s: 1e-09 {RATE}"),
+    ("50,", "50, noise: -0.1,", "made.yaml:6: workers[1].noise: -0.1 (allowed: a number from 0 "),
+    ("50,", "50, noise: 3,", "made.yaml:6: workers[1].noise: 3 (allowed: a number from 0 to 2)"),
+    ("50,", "50, spike_rate: 2,", "workers[1].spike_rate: 2 (allowed: a number from 0 to 1)"),
+    ("50,", "50, spike_factor: .5,", "workers[1].spike_factor: 0.5 (allowed: a number from 1 to"),
+    ("50,", "50, fixed_s: .nan,", "workers[1].fixed_s: nan (allowed: a number from 0 to 1e+06)"),
+    ("50,", "50, floor_s: -1,", "workers[1].floor_s: -1 (allowed: a number from 0 to 1e+06)"),
+    ("50,", "50, cores: 0,", "workers[1].cores: 0 (allowed: a number from 1e-06 to 1e+24)"),
+    ("50,", "50, cores: .inf,", "workers[1].cores: inf (allowed: a number from 1e-06 to 1e+24)"),
+    ("50,", "50, saturates_at: 0,", f"workers[1].saturates_at: 0 {FROM_1}"),
+    ("count: 2", "count: 2.5", "workers[0].count: 2.5 (allowed: a whole number from 1 to 1e+06)"),
+    ("count: 2", "count: 9999999", "workers[0].count: 9999999 (allowed: a whole number from 1 to"),
+    ("good", "''", "made.yaml:1: name: '' (allowed: a text of 1 to 200 characters)"),
+    ("good", "5", "made.yaml:1: name: 5 (allowed: a text of 1 to 200 characters)"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "text"), VALUES, ids=[f"{o}={n}" for o, n, _ in VALUES])
+def test_a_wrong_value_is_told_with_its_line_and_the_range(
+    told: Path, old: str, new: str, text: str
+) -> None:
+    assert old in GOOD
+    said = refusal(told, GOOD.replace(old, new))
+
+    assert text in said
+    assert said.startswith("made.yaml:")
+    assert "\n" not in said
+
+
+EVENTS = [
+    ("{kind: off, at: 3, workers: 0}", f"made.yaml:8: events[0].kind: 'off' (allowed: {KINDS})"),
+    (
+        "{kind: stop, at: 3, workers: 0}",
+        f"made.yaml:8: events[0].kind: 'stop'; did you mean step? (allowed: {KINDS})",
+    ),
+    (
+        "{kind: step, at: 3, workers: 0, speed: 2, untill: 9}",
+        "events[0].untill: there is no such field; did you mean until? (allowed: the fields at, ",
+    ),
+    ("{at: 3, workers: 0}", f"made.yaml:8: events[0].kind: it is missing (allowed: {KINDS})"),
+    ("soon", "made.yaml:8: events[0]: 'soon' (allowed: fields, of which kind is one of bursty,"),
+    ("{kind: leave, workers: 0}", "made.yaml:8: events[0].at: it is missing (first step it holds"),
+    ("{kind: leave, at: -1, workers: 0}", "events[0].at: -1 (allowed: a whole number from 0 to"),
+    ("{kind: leave, at: 100, workers: 0}", "events[0].at: 100 is no step (allowed: 0 to 99)"),
+    ("{kind: leave, at: 3, workers: 3}", "events[0].workers: 3 is no worker (allowed: 0 to 2)"),
+    ("{kind: leave, at: 3, workers: [0, 7]}", "events[0].workers: 7 is no worker (allowed: 0 to"),
+    ("{kind: leave, at: 3, workers: -1}", "events[0].workers: -1 (allowed: the number of a worker"),
+    ("{kind: leave, at: 3, workers: some}", "events[0].workers: 'some' (allowed: the number of"),
+    ("{kind: leave, at: 3, workers: []}", "events[0].workers: [] (allowed: the number of a worker"),
+    ("{kind: leave, at: 3, workers: [1, 1]}", "events[0].workers: [1, 1] names a worker twice"),
+    ("{kind: leave, at: 3, workers: 1.5}", "events[0].workers: 1.5 (allowed: the number of a wor"),
+    ("{kind: leave, at: 3, workers: 1, until: 5}", "events[0].until: there is no such field (allo"),
+    ("{kind: step, at: 3, workers: 0}", "events[0].speed: it is missing (multiple of the usual"),
+    ("{kind: step, at: 3, workers: 0, speed: 0}", "events[0].speed: 0 (allowed: a number from 1e"),
+    ("{kind: step, at: 3, workers: 0, speed: .nan}", "events[0].speed: nan (allowed: a number fr"),
+    ("{kind: step, at: 9, until: 9, workers: 0, speed: 2}", "events[0].until: 9 is not after at"),
+    ("{kind: ramp, at: 3, workers: 0, speed: 2, steps: 0}", "events[0].steps: 0 (allowed: a whole"),
+    ("{kind: periodic, at: 3, workers: 0, speed: 2, period: 1}", "events[0].period: 1 (allowed: "),
+    (
+        "{kind: bursty, at: 3, workers: 0, speed: 2, mean_steps: 0, mean_gap: 4}",
+        "events[0].mean_steps: 0 (allowed: a number from 1 to 1e+07)",
+    ),
+    (
+        "{kind: bursty, at: 3, workers: 0, speed: 2, mean_steps: 4, mean_gap: 0.9}",
+        "events[0].mean_gap: 0.9 (allowed: a number from 1 to 1e+07)",
+    ),
+    (
+        "{kind: periodic, at: 3, workers: 0, speed: 2, period: 4, duty: 0}",
+        "events[0].duty: 0 (allowed: a number above 0 and at most 1)",
+    ),
+    (
+        "{kind: replay, at: 3, workers: 0, day: monday}",
+        "events[0].day: 'monday' (allowed: 20110303, 20110322, 20110412)",
+    ),
+    (
+        "{kind: replay, at: 3, workers: all, machines: [1, 2]}",
+        "events[0].machines: 2 machines for 3 workers (allowed: one for each)",
+    ),
+    ("{kind: leave, at: 3, workers: all}", "events[0].workers: no worker is there at step 3"),
+    (
+        "{kind: leave, at: 3, workers: [0, 1]}",
+        "events[0].workers: a global batch of 64 cannot be shared by the worker there at step 3 "
+        "(allowed by min_share and max_share: 1 to 40)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "text"), EVENTS, ids=[event for event, _ in EVENTS])
+def test_a_wrong_event_is_told_with_its_line(told: Path, event: str, text: str) -> None:
+    said = refusal(told, f"{GOOD}events:\n  - {event}\n")
+
+    assert said.startswith("made.yaml:8: ")
+    assert text in said
+    assert "\n" not in said
+
+
+def test_the_line_is_that_of_the_field_and_not_of_its_event(told: Path) -> None:
+    events = "events:\n  - kind: step\n    at: 3\n    workers: 0\n    speed: fast\n"
+
+    assert refusal(told, GOOD + events).startswith("made.yaml:11: events[0].speed: 'fast'")
+
+
+MEMBERSHIP = [
+    (
+        [("leave", 3, 1), ("leave", 9, 1)],
+        "events[1].workers: worker 1 is not there at step 9 (allowed: workers that are there then)",
+    ),
+    ([("leave", 9, 1), ("leave", 3, 1)], "events[0].workers: worker 1 is not there at step 9"),
+    (
+        [("join", 3, 1), ("join", 9, 1)],
+        "events[1].workers: worker 1 is there already at step 9 "
+        "(allowed: workers that are not there then)",
+    ),
+    ([("join", 5, "all")], "events[0].workers: nobody is there before them, at step 0 (allowed"),
+    ([("leave", 3, 0), ("leave", 5, "[1, 2]")], "events[1].workers: no worker is there at step 5"),
+    ([("join", 3, "[0, 1]")], "global_batch: a global batch of 64 cannot be shared by the worker"),
+    ([("leave", 0, "all")], "events[0].workers: no worker is there at step 0"),
+]
+
+
+@pytest.mark.parametrize(("moves", "text"), MEMBERSHIP, ids=str)
+def test_membership_that_leaves_nobody_or_too_few_is_refused(
+    told: Path, moves: list[tuple[str, int, object]], text: str
+) -> None:
+    events = "".join(f"  - {{kind: {k}, at: {a}, workers: {w}}}\n" for k, a, w in moves)
+
+    assert text in refusal(told, f"{GOOD}events:\n{events}")
+
+
+def test_workers_may_join_at_the_very_start(told: Path) -> None:
+    told.write_text(f"{GOOD}events:\n  - {{kind: join, at: 0, workers: all}}\n")
+
+    assert load_scenario(told).events[0].at == 0
+
+
+def test_the_day_of_a_recording_may_be_written_as_a_number(
+    told: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_DATA", str(data_root))
+    load_recording.cache_clear()
+    told.write_text(f"{GOOD}{REPLAY}    day: 20110322\n")
+
+    (event,) = load_scenario(told).events
+
+    assert isinstance(event, LoadReplay)
+    assert event.day == "20110322"
+
+
+def test_workers_may_be_replaced_within_one_step(told: Path) -> None:
+    events = "events:\n  - {kind: leave, at: 9, workers: [0, 1]}\n"
+    told.write_text(GOOD.replace("40}", "64}") + events + "  - {kind: leave, at: 12, workers: 2}\n"
+                    "  - {kind: join, at: 12, workers: 0}\n")  # fmt: skip
+
+    assert len(load_scenario(told).events) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("max_share: 40", "min_share: 63", "made.yaml:2: global_batch: a global batch of 64 cannot "
+         "be shared by the 3 workers there at step 0 (allowed by min_share and max_share: 65 to"),
+        ("count: 2,", "max_share: 3,", "made.yaml:2: global_batch: a global batch of 64 cannot be "
+         "shared by the 2 workers there at step 0 (allowed by min_share and max_share: 2 to 43)"),
+        ("max_share: 40", "max_share: 4, min_share: 5", "made.yaml:6: workers[1].max_share: 4 is "
+         "below min_share (allowed: at least 5)"),
+        ("count: 2", "count: 1000000", "made.yaml:4: workers: 1000001 workers are too many ("),
+    ],
+)  # fmt: skip
+def test_bounds_that_the_global_batch_cannot_meet_are_refused(
+    told: Path, old: str, new: str, text: str
+) -> None:
+    assert text in refusal(told, GOOD.replace(old, new))
+
+
+OTHERS = [
+    ("STEPS: 3\n", "made.yaml:7: STEPS: there is no such field; did you mean steps? (allowed: "),
+    (
+        "exchange: {cold: 3}\n",
+        "exchange.cold: there is no such field; did you mean cold_lag? (allowed: the fields every,",
+    ),
+    ("lagg: 3\n", "made.yaml:7: lagg: there is no such field (allowed: the fields name, about,"),
+    ("5: 3\n", "made.yaml:7: 5 is no name of a field"),
+    ("? [1, 2]\n: 3\n", "made.yaml:7: what stands before the colon is no name of a field"),
+    ("steps: 5\n", "made.yaml:7: steps is given twice"),
+    ("exchange: 3\n", "made.yaml:7: exchange: 3 (allowed: the fields every, lag, cold_lag)"),
+    ("exchange:\n  lag: 0\n", "made.yaml:8: exchange.lag: 0 (allowed: a whole number from 1 to 10"),
+    ("exchange:\n  cold_lag: soon\n", "made.yaml:8: exchange.cold_lag: 'soon' (allowed: a whole"),
+    ("exchange: {every: 0}\n", "made.yaml:7: exchange.every: 0 (allowed: a whole number from 1 to"),
+    ("exchange: {every: often}\n", "exchange.every: 'often' (allowed: a whole number from 1 to 1e"),
+    ("communication: {bytes_per_s: 0}\n", "communication.bytes_per_s: 0 (allowed: a number from 1"),
+    ("communication: {latency_s: .inf}\n", "communication.latency_s: inf (allowed: a number from"),
+    ("events:\n", "made.yaml:7: events: it is empty (allowed: a list)"),
+    ("events: {kind: leave}\n", "made.yaml:7: events: {'kind': 'leave'} (allowed: a list)"),
+    ("about: !!python/object:os.system x\n", "made.yaml:7: about: it has the tag '!!python/objec"),
+    ("events: [\n", "made.yaml:8: "),
+    (
+        "\tname: x\n",
+        "made.yaml:7: found character '\\t' that cannot start any token: indent with spaces, not t",
+    ),
+    (
+        " - {samples_per_s: 9}\n",
+        "made.yaml:7: expected <block end>, but found '<block sequence start>': check the "
+        "indentation against line 1",
+    ),
+    (
+        "events:\n  - kind: leave\n    at: 3\n   workers: 0\n",
+        "made.yaml:10: expected <block end>, but found '<block mapping start>': check the "
+        "indentation against line 8",
+    ),
+    (
+        "about: x\n  steps: 5\n",
+        "made.yaml:8: mapping values are not allowed here: check the indentation, and put a text "
+        "that has a colon in quotes",
+    ),
+    ("---\nname: x\n", "made.yaml:7: but found another document: a file holds one scenario"),
+    (f"about: {'9' * 5000}\n", "made.yaml:7: about: inf (allowed: a text)"),
+]
+
+
+@pytest.mark.parametrize(("more", "text"), OTHERS, ids=[more[:30] for more, _ in OTHERS])
+def test_what_else_is_wrong_is_told_with_its_line(told: Path, more: str, text: str) -> None:
+    assert text in refusal(told, GOOD + more)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n", "- 1\n- 2\n", "hello\n", "5\n", "~\n"])
+def test_what_is_no_scenario_at_all_is_refused(told: Path, text: str) -> None:
+    empty = "the file is empty; " if text[:1] in "\n#" else ""
+    fields = "(name, global_batch, workers, ...)"
+    said = f"made.yaml:1: {empty}a scenario is a list of names and values {fields}"
+    assert refusal(told, text) == said
+
+
+def test_all_that_is_missing_is_told_at_once(told: Path) -> None:
+    said = refusal(told, "name: a\nworkers:\n  - {count: 3}\n").splitlines()
+
+    assert said[0].startswith("made.yaml:1: global_batch: it is missing (samples per step")
+    assert said[1].startswith("made.yaml:3: workers[0].samples_per_s: it is missing (samples per s")
+    assert len(said) == 2
+
+
+def test_a_file_without_workers_is_refused(told: Path) -> None:
+    nobody = GOOD.partition("workers")[0]
+
+    assert "made.yaml:4: workers: [] (allowed: a list of at least 1)" in refusal(
+        told, f"{nobody}workers: []\n"
+    )
+    assert "made.yaml:1: workers: it is missing" in refusal(told, nobody)
+
+
+def test_of_very_many_errors_the_first_ten_are_told(told: Path) -> None:
+    workers = "  - {samples_per_s: -1}\n" * 15
+
+    said = refusal(told, f"name: a\nglobal_batch: 99\nworkers:\n{workers}").splitlines()
+
+    assert len(said) == 11
+    assert said[9].startswith("made.yaml:13: workers[9].samples_per_s: -1")
+    assert said[10] == "made.yaml: and 5 more"
+
+
+def test_a_long_value_is_shortened(told: Path) -> None:
+    said = refusal(told, GOOD.replace("64", "x" * 500))
+
+    assert len(said) < 200
+    assert "xxx..." in said
+
+
+@pytest.mark.parametrize("text", ["about: &a [*a]\n", "about: &a {x: *a}\n"])
+def test_a_value_that_contains_itself_is_refused(told: Path, text: str) -> None:
+    assert refusal(told, GOOD + text).startswith("made.yaml:7: about: ")
+
+
+def test_a_value_that_stands_for_another_is_read(told: Path) -> None:
+    shared = "- &x {name: x, samples_per_s: 9}\n  - {<<: *x, name: z}\n"
+    told.write_text(f"{GOOD}  {shared}")
+
+    assert [group.name for group in load_scenario(told).workers] == ["x", "y", "x", "z"]
+
+
+def test_numbers_may_be_written_as_people_do(told: Path) -> None:
+    told.write_text(GOOD.replace("100}", "1e2, fixed_s: 1.e-3, max_share: 1_000}"))
+
+    group = load_scenario(told).workers[0]
+
+    assert (group.samples_per_s, group.fixed_s, group.max_share) == (100.0, 0.001, 1000)
+
+
+def test_a_file_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00a")
+
+    for path, reason in (
+        (tmp_path / "gone.yaml", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (binary, "it is not UTF-8 text"),
+    ):
+        with pytest.raises(ScenarioError) as caught:
+            load_scenario(path)
+        assert str(caught.value) == f"{path} cannot be read: {reason}"
+
+
+def test_a_missing_recording_is_told_with_file_and_line(
+    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_DATA", str(tmp_path))
+    load_recording.cache_clear()
+
+    said = refusal(told, GOOD + REPLAY)
+
+    assert said == (
+        "made.yaml:8: events[0].kind: replay cannot be simulated: the CPU-load recording is not at "
+        "traces/planetlab-cpu.npz: set EVENSTRIDE_DATA to the folder that holds "
+        "traces/planetlab-cpu.npz, or leave the replay event out"
+    )
+
+
+def test_machines_that_were_not_recorded_are_refused(
+    told: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVENSTRIDE_DATA", str(data_root))
+    load_recording.cache_clear()
+
+    unknown = refusal(told, f"{GOOD}{REPLAY}    machines: [0, 1, 99999]\n")
+    many = refusal(told, f"{GOOD.replace('count: 2', 'count: 5000')}{REPLAY}".replace("64", "9999"))
+
+    assert "made.yaml:11: events[0].machines: 99999 (allowed: a machine from 0 to 1051)" in unknown
+    assert "made.yaml:10: events[0].workers: 5001 workers, but 1052 machines were recorded" in many

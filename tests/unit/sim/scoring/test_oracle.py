@@ -1,0 +1,231 @@
+"""The oracle, the equal split and the controller that is told the truth."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstride.core.allocation.speedup import equal_split
+from evenstride.core.fleet import Fleet, Shares
+from evenstride.core.policies import policy_from_spec
+from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.engine.virtual_workers import Cluster
+from evenstride.sim.scenario.scenario_file import changed, load_scenario
+from evenstride.sim.scenario.scenario_model import Scenario
+from evenstride.sim.scenario.timeline import Timeline
+from evenstride.sim.scoring.oracle import (
+    Alike,
+    Informed,
+    best_split,
+    informed_mean_s,
+    kinds_of,
+    yardsticks,
+)
+from evenstride.sim.scoring.score import ScoredScenario
+from tests.unit.sim.clusters import FAST, REFERENCE, SLOW, scenario, scenarios
+
+POLICIES = ["adaptive", "dynamic-batching", "dbs", "uniform"]
+
+
+@given(scenarios(every=st.integers(1, 5) | st.just("leader")), st.sampled_from(POLICIES))
+def test_without_noise_no_policy_is_ever_faster_than_the_oracle(
+    made: Scenario, policy: str
+) -> None:
+    sticks = yardsticks(made, 3)
+
+    track = Simulation(made, policy_from_spec(policy), 3).run()
+
+    assert (track.mean_s >= sticks.oracle_mean_s * (1 - 1e-12)).all()
+    row = ScoredScenario.of(made, 3).row(policy, track)
+    assert row.efficiency_mean <= 1 + 1e-12
+    assert row.informed <= 1 + 1e-12
+
+
+@given(scenarios())
+def test_the_oracle_is_the_best_of_all_splits(made: Scenario) -> None:
+    """Compared with the splits that take a sample from one worker and give it to another."""
+    timeline, cluster = Timeline(made, 0), Cluster(made, 0)
+    here = timeline.present(0)
+    times = cluster.usual.at_speed(timeline.speed(0)).of(here)
+    workers = [cluster.workers[k] for k in here]
+
+    best = yardsticks(made, 0).best
+
+    for giver, taker in product(range(len(here)), repeat=2):
+        moved = best.copy()
+        moved[giver] -= 1
+        moved[taker] += 1
+        inside = all(
+            w.min_share <= share <= (w.max_share or share)
+            for w, share in zip(workers, moved, strict=True)
+        )
+        assert not inside or times.at(moved).max() >= times.at(best).max() * (1 - 1e-12)
+
+
+@given(scenarios())
+def test_noise_is_the_same_for_oracle_equal_split_and_policies(made: Scenario) -> None:
+    sticks = yardsticks(made, 5)
+
+    equal = Simulation(made, policy_from_spec("uniform"), 5).run()
+
+    np.testing.assert_allclose(sticks.equal_s, equal.real_s, rtol=1e-12)
+    np.testing.assert_allclose(sticks.equal_mean_s, equal.mean_s, rtol=1e-12)
+    assert (sticks.oracle_s > 0).all()
+
+
+@given(scenarios())
+def test_the_informed_controller_takes_what_the_simulator_says(made: Scenario) -> None:
+    simulated = Simulation(made, Informed(), 2).run().mean_s
+
+    np.testing.assert_array_equal(informed_mean_s(made, 2), simulated)
+
+
+@given(scenarios(every=st.just("leader")))
+def test_the_informed_controller_keeps_to_the_leaders_cadence(made: Scenario) -> None:
+    simulated = Simulation(made, Informed(), 2).run().mean_s
+
+    np.testing.assert_array_equal(informed_mean_s(made, 2), simulated)
+
+
+@pytest.mark.parametrize("cold_lag", [1, 6])
+def test_the_informed_controller_knows_nobody_in_a_fleet_of_new_workers(cold_lag: int) -> None:
+    late = [{"kind": "join", "at": 9, "workers": [2, 3]}]
+    gone = [{"kind": "leave", "at": 9, "workers": [0, 1]}]
+    back = [{"kind": "join", "at": 20, "workers": 0}]
+    made = scenario(
+        workers=[FAST, SLOW, FAST, SLOW],
+        events=[*late, *gone, *back],
+        exchange={"lag": 1, "cold_lag": cold_lag},
+    )
+
+    slow = informed_mean_s(made, 0) > yardsticks(made, 0).oracle_mean_s * (1 + 1e-12)
+
+    opening = [*range(cold_lag), *range(9, 9 + cold_lag)]
+    assert np.flatnonzero(slow).tolist() == opening
+    np.testing.assert_array_equal(
+        informed_mean_s(made, 0), Simulation(made, Informed(), 0).run().mean_s
+    )
+
+
+def test_the_informed_controller_pays_the_lag_after_each_change() -> None:
+    made = scenario(
+        events=[{"kind": "step", "at": 20, "workers": 0, "speed": 0.25}], exchange={"lag": 3}
+    )
+
+    slow = informed_mean_s(made, 0) > yardsticks(made, 0).oracle_mean_s * (1 + 1e-12)
+
+    assert np.flatnonzero(slow).tolist() == [0, 1, 2, 20, 21, 22]
+
+
+def test_changes_faster_than_the_lag_are_better_not_run_after() -> None:
+    """Every phase is four steps long, and over when the decision on it takes effect."""
+    there_and_back = {"kind": "periodic", "at": 0, "workers": 0, "speed": 0.5, "period": 8}
+    made = scenario(
+        workers=[FAST, FAST],
+        global_batch=60,
+        steps=200,
+        events=[there_and_back],
+        exchange={"lag": 4},
+    )
+
+    stage = ScoredScenario.of(made, 0)
+
+    assert stage.informed < stage.run("static:20,40")[0].efficiency_mean - 0.1
+    assert stage.informed < stage.run("uniform")[0].efficiency_mean
+
+
+def test_the_equal_split_in_the_reference_scenario_has_its_published_efficiency() -> None:
+    row, _ = ScoredScenario.of(load_scenario(REFERENCE), 0).run("uniform")
+
+    assert row.efficiency_mean == pytest.approx(0.1400, abs=5e-5)
+    assert 1 / row.bound == pytest.approx(0.1400, abs=5e-5)
+    assert row.needless_changes == 0
+    assert (row.steps_to_95_cold, row.steps_to_95_after_change) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("lag", "cold_lag", "published"),
+    [(1, None, 0.985), (3, None, 0.956), (8, None, 0.890), (3, 1, 0.979), (8, 1, 0.964)],
+)
+def test_the_informed_controller_in_the_reference_scenario_has_its_published_efficiency(
+    lag: int, cold_lag: int | None, published: float
+) -> None:
+    values = {"exchange.lag": lag, "exchange.cold_lag": cold_lag}
+    made = changed(load_scenario(REFERENCE), values)
+
+    assert ScoredScenario.of(made, 0).informed == pytest.approx(published, abs=6e-4)
+
+
+def test_the_linear_bound_is_mean_over_slowest_speed() -> None:
+    halved = [{"kind": "step", "at": 0, "workers": 0, "speed": 0.5}]
+
+    assert yardsticks(scenario(), 0).linear_bound == pytest.approx(625 / 250)
+    assert yardsticks(scenario(events=halved), 0).linear_bound == pytest.approx(375 / 250)
+
+
+def test_the_linear_bound_is_time_over_time_as_the_bound_is() -> None:
+    """Per sample: 1/500 and 1/1250 s at first; then 1/500 and 1/750, or 1/1000 for both."""
+    halved = {"kind": "step", "at": 30, "workers": 0, "speed": 0.5}
+    alone = {"kind": "leave", "at": 30, "workers": 1}
+
+    later = yardsticks(scenario(steps=40, events=[halved]), 0).linear_bound
+    left = yardsticks(scenario(steps=40, events=[alone]), 0).linear_bound
+
+    assert later == pytest.approx((40 / 500) / (30 / 1250 + 10 / 750))
+    assert left == pytest.approx((30 / 500 + 10 / 1000) / (30 / 1250 + 10 / 1000))
+
+
+def test_times_in_proportion_to_the_share_meet_the_linear_bound_whatever_happens() -> None:
+    groups = [{"samples_per_s": 3.0}, {"samples_per_s": 2.0, "count": 2}, {"samples_per_s": 1.0}]
+    events = [
+        {"kind": "step", "at": 10, "workers": 0, "speed": 0.02},
+        {"kind": "ramp", "at": 15, "workers": 1, "speed": 3.0, "steps": 9},
+        {"kind": "leave", "at": 20, "workers": 3},
+    ]
+    found = yardsticks(scenario(workers=groups, events=events, global_batch=120_000_000), 0)
+
+    bound = found.equal_mean_s.sum() / found.oracle_mean_s.sum()
+
+    assert found.linear_bound == pytest.approx(bound, rel=1e-6)
+    assert bound > 2
+
+
+@given(scenarios(), st.integers(0, 29))
+def test_among_many_alike_the_best_split_is_the_same_and_each_kind_is_looked_at_once(
+    made: Scenario, step: int
+) -> None:
+    timeline, cluster = Timeline(made, 0), Cluster(made, 0)
+    here = timeline.present(min(step, made.steps - 1))
+    curves = cluster.usual.at_speed(timeline.speed(min(step, made.steps - 1))).of(here)
+    fleet = Fleet(tuple(cluster.workers[k] for k in here), made.global_batch)
+
+    alike = Alike.of(curves, kinds_of(made)[here])
+
+    best = best_split(curves, fleet)
+    before = best_split(curves.at_speed(curves.speed[::-1]), fleet)
+    np.testing.assert_array_equal(best_split(alike, fleet), best)
+    np.testing.assert_array_equal(best_split(alike, fleet, before), best)
+    kinds = {(kind, speed) for kind, speed in zip(kinds_of(made)[here], curves.speed, strict=True)}
+    assert len(alike.each.speed) == len(kinds)
+
+
+def test_what_only_depends_on_who_is_there_is_formed_once_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    formed: list[Fleet] = []
+
+    def counted(fleet: Fleet) -> Shares:
+        formed.append(fleet)
+        return equal_split(fleet)
+
+    monkeypatch.setattr("evenstride.sim.scoring.oracle.equal_split", counted)
+    ramp = {"kind": "ramp", "at": 5, "workers": 0, "speed": 0.5, "steps": 20}
+    away = {"kind": "leave", "at": 30, "workers": 1}
+
+    yardsticks(scenario(events=[ramp, away]), 0)
+
+    assert [len(fleet) for fleet in formed] == [2, 1]

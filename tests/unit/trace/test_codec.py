@@ -1,0 +1,23 @@
+"""Events that are written wrongly are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenstride.core.control.events import Exchanged
+from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.errors import TraceError
+from evenstride.trace.codec import decode, encode
+
+
+@pytest.mark.parametrize("name", ["busy_s", "wait_s"])
+def test_an_observation_that_lacks_a_time_of_a_step_is_refused(name: str) -> None:
+    seen = Observation(0, 32, 4, busy_s=(0.2, 0.3), wait_s=(0.1, 0.0))
+    event = Exchanged(6, 7, Measurements.of([seen]))
+    plain = encode(event)
+    assert decode(plain) == event
+
+    plain["observations"][0][name].pop()
+
+    with pytest.raises(TraceError, match=r"a Exchanged .* wrong one: each step has both times"):
+        decode(plain)
