@@ -1,4 +1,5 @@
 # make demo   see the idea on this machine            make test   prove the promises
+# make test-slow  faults, examples, site, measuring
 # make check  formatting, lint, types, layers         make bench  what it costs
 # make docs   build the documentation                 make setup  everything for developers
 #
@@ -13,8 +14,10 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 FLOOR_VENV ?= .venv-floor
 PAGES := build/docs
+SIDE_BY_SIDE := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
+LONG := tests/property/test_exactly_once.py tests/property/test_weighting.py
 
-.PHONY: setup demo test test-floor check format bench docs regen clean
+.PHONY: setup demo test test-slow test-floor check house format bench docs regen clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.dev
@@ -47,9 +50,16 @@ demo: $(VENV)/.demo
 # four of its own, with torch.
 test: $(VENV)/.dev
 	@status=0; \
-	$(BIN)/python -m pytest -m 'not alone' --numprocesses=auto --maxprocesses=8 --dist=worksteal \
-		|| status=1; \
-	$(BIN)/python -m pytest -m alone tests || status=1; \
+	$(SIDE_BY_SIDE) -m 'not alone and not slow' || status=1; \
+	$(BIN)/python -m pytest -m 'alone and not slow' tests || status=1; \
+	exit $$status
+
+# Then 2,000 examples each of the properties that exactness rests on.
+test-slow: $(VENV)/.dev
+	@status=0; \
+	$(SIDE_BY_SIDE) -m 'slow and not alone' tests || status=1; \
+	$(BIN)/python -m pytest -m 'slow and alone' tests || status=1; \
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --timeout=600 $(LONG) || status=1; \
 	exit $$status
 
 test-floor: pyproject.toml
@@ -59,14 +69,18 @@ test-floor: pyproject.toml
 	$(FLOOR_VENV)/bin/python -m pytest
 
 check: $(VENV)/.dev
-	$(BIN)/ruff format --check src tests examples benchmarks
-	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks tools
+	$(BIN)/ruff check src tests examples benchmarks tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Sizes, names, imports and state of the source, as figures; `--list` shows what is behind one.
+house: | $(BIN)/python
+	$(BIN)/python tools/house.py
+
 format: $(VENV)/.dev
-	$(BIN)/ruff format src tests examples benchmarks
-	$(BIN)/ruff check --fix src tests examples benchmarks
+	$(BIN)/ruff format src tests examples benchmarks tools
+	$(BIN)/ruff check --fix src tests examples benchmarks tools
 
 bench: $(VENV)/.demo
 	$(BIN)/python benchmarks/overhead.py --out runs/overhead.json
