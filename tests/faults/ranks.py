@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +16,15 @@ from evenstride.runtime.launching.process_starters import FromZygote, StartReque
 from evenstride.runtime.launching.rank_environment import LOCAL
 from evenstride.testing.ranks import loopback_store
 
-ROOT = Path(__file__).parents[2]
+# Ranks import what the tests import, also where another tree is installed.
+PYTHON_PATH = os.pathsep.join(sys.path)
 _KILLED_S = 10.0
 
 
 @functools.cache
 def zygote() -> FromZygote:
     """Return what all ranks are forked from, as importing torch takes longer than most runs."""
-    return FromZygote({**os.environ, **LOCAL, "PYTHONPATH": str(ROOT)})
+    return FromZygote({**os.environ, **LOCAL, "PYTHONPATH": PYTHON_PATH})
 
 
 def end_zygote() -> None:

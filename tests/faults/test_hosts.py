@@ -19,13 +19,14 @@ import pytest
 from benchmarks.network_namespaces import Host, cannot_have_hosts, hosts
 
 from tests.faults.elastic_script import SAMPLES, alone
+from tests.faults.ranks import PYTHON_PATH
 
 SCRIPT = Path(__file__).with_name("hosts_script.py")
 DEADLINE_S = 100.0
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "RES_OPTIONS": "timeout:1 attempts:1",
-    "PYTHONPATH": str(Path(__file__).parents[2]),
+    "PYTHONPATH": PYTHON_PATH,
 }
 LAUNCH = (sys.executable, "-c", "from evenstride.cli.main import main; main()", "launch")
 

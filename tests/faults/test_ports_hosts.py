@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from benchmarks.network_namespaces import Host, cannot_have_hosts, hosts
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "tests" / "multiproc" / "listening_script.py"
+from tests.faults.ranks import PYTHON_PATH
+
+SCRIPT = Path(__file__).parents[1] / "multiproc" / "listening_script.py"
 DEADLINE_S = 90.0
 WORLD_SIZE = 2
 # The hosts of this project's tests choose an interface; those of its users do not.
@@ -22,7 +23,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "RES_OPTIONS": "timeout:1 attempts:1",
-    "PYTHONPATH": str(ROOT),
+    "PYTHONPATH": PYTHON_PATH,
 }
 # Tries to connect to each port of a host, and writes down those that answer.
 CONNECT = """

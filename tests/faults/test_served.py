@@ -19,7 +19,7 @@ import torch
 import evenstride
 from evenstride.runtime.launching.rank_environment import LOCAL
 from tests.ending import TORCHRUN_S, end
-from tests.faults.ranks import ROOT, started
+from tests.faults.ranks import PYTHON_PATH, started
 from tests.faults.served_script import BATCH, EPOCHS, SAMPLES, loss_of, rows, trained
 
 SCRIPT = Path(__file__).with_name("served_script.py")
@@ -140,7 +140,7 @@ def test_under_launch_a_run_whose_server_an_http_request_ended_goes_on_from_the_
     command = [sys.executable, "-c", "from evenstride.cli.main import main; main()", "launch"]
     process = subprocess.Popen(
         [*command, "--per-node", str(WORLD_SIZE), *arguments],
-        env={**os.environ, **LOCAL, "PYTHONPATH": str(ROOT), "TEST_FOLDER": str(tmp_path)},
+        env={**os.environ, **LOCAL, "PYTHONPATH": PYTHON_PATH, "TEST_FOLDER": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,

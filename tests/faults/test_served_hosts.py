@@ -14,6 +14,7 @@ import pytest
 import torch
 from benchmarks.network_namespaces import INTERFACE, Host, cannot_have_hosts, hosts
 
+from tests.faults.ranks import PYTHON_PATH
 from tests.faults.served_script import EPOCHS, SAMPLES
 from tests.faults.test_served import alone
 
@@ -42,7 +43,7 @@ def _train(
             "MASTER_PORT": str(PORT),
             "OMP_NUM_THREADS": "1",
             "RES_OPTIONS": "timeout:1 attempts:1",
-            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONPATH": PYTHON_PATH,
         }
         words = (sys.executable, str(SCRIPT), str(folder), sync, fate, str(step))
         processes.append(host.start(words, environment, folder / f"{host.name}.log"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.faults.leaving_script import SIGNALS
-from tests.faults.ranks import started
+from tests.faults.ranks import PYTHON_PATH, started
 from tests.faults.served_script import EPOCHS, SAMPLES
 
 SCRIPT = Path(__file__).with_name("leaving_script.py")
@@ -28,7 +28,7 @@ def _run(folder: Path, fate: str) -> list[int | None]:
     variables = {
         "TORCHELASTIC_RUN_ID": "test",
         "EVENSTRIDE_SILENT_S": str(SILENT_S),
-        "PYTHONPATH": str(SCRIPT.parents[2]),
+        "PYTHONPATH": PYTHON_PATH,
     }
     with started(SCRIPT, WORLD_SIZE, folder, [str(folder), fate], **variables) as processes:
         end_s = time.monotonic() + DEADLINE_S

@@ -24,6 +24,7 @@ from evenstride.core.reliability.checkpoint_interval import Saving
 from evenstride.core.sampling.permutation import Permutation
 from evenstride.errors import ConfigError, LaunchError, LimitError
 from evenstride.sim.scenario.spot_traces import Machines, SpotTrace, machines
+from evenstride.testing import FakeClock
 from evenstride.testing.faults.fault_journal import FaultJournal, ProgressFile
 
 UPS = st.lists(st.integers(0, 4), min_size=1, max_size=30).filter(any)
@@ -235,18 +236,11 @@ def test_a_step_left_out_shows_in_the_weights() -> None:
     assert script.error_of(script.alone(1), 2) > 1e3 * replay.MOST_ERROR
 
 
-class Clock:
+class Clock(FakeClock):
     """Stands for the module `time`."""
 
-    now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    time = monotonic
-
-    def sleep(self, span_s: float) -> None:
-        self.now_s += span_s
+    monotonic = time = FakeClock.__call__
+    sleep = FakeClock.spend
 
 
 class Lab:
@@ -295,7 +289,7 @@ class Lab:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what replays a trace on stand-ins for processes."""
-    clock = Clock()
+    clock = Clock(1000.0)
     monkeypatch.setattr(replay, "time", clock)
     monkeypatch.setattr(script, "audit", lambda *_: None)
     monkeypatch.setattr(script, "error_of", lambda *_: 1e-15)

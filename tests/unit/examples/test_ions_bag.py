@@ -17,32 +17,24 @@ from examples.ions.simulate import Settings, Simulation
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenstride.testing import FakeClock
+
 LEASE_S = 10.0
 SETTINGS = Settings(ions=4, replicas=2, equilibrate=1, sweeps=3, bins=8)
 DESIGN = Design(spread(3, seed=1), SETTINGS, 5, LEASE_S, beat_sweeps=1, save_sweeps=2)
 
 
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(1000.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def bag(tmp_path: Path, clock: Clock) -> Bag:
+def bag(tmp_path: Path, clock: FakeClock) -> Bag:
     return filled(tmp_path, clock)
 
 
-def filled(folder: Path, clock: Clock, design: Design = DESIGN) -> Bag:
+def filled(folder: Path, clock: FakeClock, design: Design = DESIGN) -> Bag:
     make_bag(folder, design)
     return Bag(folder, clock)
 
@@ -104,19 +96,21 @@ def test_what_one_worker_holds_no_other_gets(bag: Bag) -> None:
     assert bag.status()["running"] == 3
 
 
-def test_a_silent_worker_is_replaced_after_the_lease_and_not_before(bag: Bag, clock: Clock) -> None:
+def test_a_silent_worker_is_replaced_after_the_lease_and_not_before(
+    bag: Bag, clock: FakeClock
+) -> None:
     dead = taken(bag, "dead")
     run = DESIGN.simulation(dead.job)
     run.advance(2)
-    clock.now_s += 3
+    clock.spend(3)
     dead.beat()
     dead.save(run)
-    clock.now_s += 4
+    clock.spend(4)
     dead.beat()
 
-    clock.now_s += LEASE_S
+    clock.spend(LEASE_S)
     at_the_lease = taken(bag, "next")
-    clock.now_s += 0.1
+    clock.spend(0.1)
     after = taken(bag, "next")
 
     assert (at_the_lease.job, after.job) == (1, 0)
@@ -127,10 +121,10 @@ def test_a_silent_worker_is_replaced_after_the_lease_and_not_before(bag: Bag, cl
     assert (status["taken_over"], status["resumed"], status["lost_s"]) == (1, 1, 4.0)
 
 
-def test_a_renewed_claim_stays(bag: Bag, clock: Clock) -> None:
+def test_a_renewed_claim_stays(bag: Bag, clock: FakeClock) -> None:
     claims = [taken(bag, "a") for _ in range(3)]
     for _ in range(5):
-        clock.now_s += LEASE_S * 0.9
+        clock.spend(LEASE_S * 0.9)
         for claim in claims:
             claim.beat()
 
@@ -138,12 +132,12 @@ def test_a_renewed_claim_stays(bag: Bag, clock: Clock) -> None:
 
 
 def test_who_has_lost_a_claim_is_told_and_its_result_is_one_too_many(
-    bag: Bag, clock: Clock
+    bag: Bag, clock: FakeClock
 ) -> None:
     paused = taken(bag, "paused")
     run = DESIGN.simulation(paused.job)
     run.advance(10)
-    clock.now_s += LEASE_S + 1
+    clock.spend(LEASE_S + 1)
     quick = taken(bag, "quick")
 
     with pytest.raises(ClaimLost, match="another worker"):
@@ -155,9 +149,9 @@ def test_who_has_lost_a_claim_is_told_and_its_result_is_one_too_many(
     assert bag.finished() == [0]
 
 
-def test_of_two_who_see_a_void_claim_one_gets_it(bag: Bag, clock: Clock) -> None:
+def test_of_two_who_see_a_void_claim_one_gets_it(bag: Bag, clock: FakeClock) -> None:
     taken(bag, "dead")
-    clock.now_s += LEASE_S + 1
+    clock.spend(LEASE_S + 1)
 
     first, second = Claim(bag, 0, 2), Claim(bag, 0, 2)
 
@@ -168,7 +162,7 @@ def test_of_two_who_see_a_void_claim_one_gets_it(bag: Bag, clock: Clock) -> None
 
 @pytest.mark.parametrize("stopped_at", range(4))
 def test_a_worker_told_to_stop_hands_back_and_another_goes_on_at_once(
-    tmp_path: Path, clock: Clock, stopped_at: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: FakeClock, stopped_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = filled(tmp_path / "whole", clock)
     work(whole, "one", never, no_wait)
@@ -204,8 +198,8 @@ def test_what_is_half_written_does_not_count(bag: Bag) -> None:
 
 def clock_on(bag: Bag) -> None:
     clock = bag.clock
-    assert isinstance(clock, Clock)
-    clock.now_s += LEASE_S
+    assert isinstance(clock, FakeClock)
+    clock.spend(LEASE_S)
 
 
 actions = st.lists(
@@ -221,13 +215,13 @@ def test_whatever_happens_to_workers_each_simulation_is_finished_once(
     script: list[tuple[str, str]],
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        clock = Clock()
+        clock = FakeClock(1000.0)
         bag = filled(Path(folder), clock)
         held: dict[str, Claim] = {}
         counted: list[int] = []
         for worker, what in script:
             claim = held.get(worker) or bag.claim(worker)
-            clock.now_s += 6.0 if what == "time" else 0.5
+            clock.spend(6.0 if what == "time" else 0.5)
             if claim is None:
                 continue
             held[worker] = claim
@@ -239,7 +233,7 @@ def test_whatever_happens_to_workers_each_simulation_is_finished_once(
             elif what == "advance" and not advanced(claim):
                 counted += [claim.job] * claim.finish(bag.design.simulation(claim.job))
                 del held[worker]
-        clock.now_s += LEASE_S + 1
+        clock.spend(LEASE_S + 1)
         rest = work(bag, "last", never, no_wait)
 
         assert bag.finished() == [0, 1, 2]

@@ -11,18 +11,17 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from evenstride.runtime.failures.heartbeat import Beat
 from evenstride.runtime.store.store_channel import Channel
+from evenstride.testing import FakeClock
 
 
-class Clock:
+class Clock(FakeClock):
     """Stands in for the module ``time``; sleeping is what moves it."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.slept: Callable[[], object] = lambda: None
+    monotonic = FakeClock.__call__
 
-    def monotonic(self) -> float:
-        """Return the time."""
-        return self.now_s
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: Callable[[], object] = lambda: None
 
     def thread_time(self) -> float:
         """Return the processor time of a thread, which takes none."""
@@ -30,7 +29,7 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
-        self.now_s += seconds
+        self.spend(seconds)
         self.slept()
 
 

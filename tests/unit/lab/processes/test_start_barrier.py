@@ -16,6 +16,7 @@ import pytest
 
 from evenstride.errors import LaunchError
 from evenstride.lab.processes.start_barrier import Recruit, StartBarrier, report_for_duty
+from evenstride.testing import FakeClock
 
 Open = Callable[[int], StartBarrier]
 
@@ -87,31 +88,17 @@ def test_a_failure_elsewhere_ends_the_wait(open_muster: Open) -> None:
         open_muster(1).gather(5.0, lambda: "it fell over")
 
 
-class _Clock:
-    """Stands still until somebody has come, and is then past every deadline."""
-
-    def __init__(self, muster: StartBarrier) -> None:
-        self._muster = muster
-
-    def read(self) -> float:
-        return 1e6 if self._muster._connections else 0.0
-
-
 def test_workers_that_do_not_come_in_time_are_counted(
-    open_muster: Open, workers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    open_muster: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    muster = open_muster(2)
-    waiting = [workers.submit(report_for_duty, str(muster.path), 0)]
-    monkeypatch.setattr(
-        "evenstride.lab.processes.start_barrier.time.monotonic", _Clock(muster).read
-    )
+    muster, clock = open_muster(2), FakeClock()
+    monkeypatch.setattr("evenstride.lab.processes.start_barrier.time.monotonic", clock)
+    with socket(AF_UNIX) as only:
+        only.connect(str(muster.path))
+        only.sendall(b'{"worker": 0, "pid": 4711}\n')
 
-    with pytest.raises(LaunchError, match="1 of 2 workers came up within 60 s"):
-        muster.gather(60.0, _nothing)
-
-    monkeypatch.undo()
-    muster.release()
-    _close(waiting)
+        with pytest.raises(LaunchError, match="1 of 2 workers came up within 60 s"):
+            muster.gather(60.0, lambda: clock.spend(40.0))
 
 
 def test_a_worker_whose_lab_ends_is_told(open_muster: Open, workers: ThreadPoolExecutor) -> None:

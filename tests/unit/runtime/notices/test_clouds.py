@@ -11,6 +11,7 @@ from evenstride.runtime.notices import Aws, Azure, Gcp, NoticeSource, make_sourc
 from evenstride.runtime.notices.gcp import MAINTENANCE, PREEMPTED
 from evenstride.runtime.notices.http_transport import MOST_BYTES
 from evenstride.runtime.notices.notice import Interrupted, NoAnswer
+from evenstride.testing import FakeClock
 from tests.unit.runtime.notices.metadata_server import (
     TOKEN,
     FakeAws,
@@ -33,16 +34,6 @@ SOURCES: dict[str, Callable[..., NoticeSource]] = {
 }
 
 
-class Hands:
-    """A clock that is moved by hand."""
-
-    def __init__(self, now_s: float = AT) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_aws_is_asked_with_a_token_that_is_kept() -> None:
     cloud = FakeAws()
     with served(cloud) as server:
@@ -61,7 +52,7 @@ def test_aws_is_asked_with_a_token_that_is_kept() -> None:
 
 
 def test_a_token_is_renewed_before_it_ends() -> None:
-    cloud, steady = FakeAws(ttl_s=600), Hands(0.0)
+    cloud, steady = FakeAws(ttl_s=600), FakeClock(0.0)
     with served(cloud) as server:
         source = Aws(server.url, timeout_s=PATIENT_S, steady=steady)
 
@@ -111,7 +102,7 @@ def test_a_rebalance_recommendation_counts_only_if_asked_for(rebalance: bool) ->
 
 @pytest.mark.parametrize("ahead_s", [0.0, 1.0, 90.0, -3600.0])
 def test_a_cloud_s_time_is_told_on_this_host_s_clock(ahead_s: float) -> None:
-    here = Hands(AT - 120.0)
+    here = FakeClock(AT - 120.0)
     aws = FakeAws(action=SPOT, date_unix_s=here.now_s + ahead_s)
     azure = FakeAzure(events=document(event()), date_unix_s=here.now_s + ahead_s)
     with served(aws) as one, served(azure) as other:
@@ -127,7 +118,7 @@ def test_a_cloud_s_time_is_told_on_this_host_s_clock(ahead_s: float) -> None:
 
 
 def test_gcp_answers_when_the_value_turns() -> None:
-    cloud, here = FakeGcp(), Hands(AT)
+    cloud, here = FakeGcp(), FakeClock(AT)
     with served(cloud) as server:
         source = Gcp(PREEMPTED, server.url, timeout_s=PATIENT_S, clock=here)
         first = source.poll()
@@ -146,7 +137,7 @@ def test_gcp_answers_when_the_value_turns() -> None:
 
 
 def test_gcp_keeps_the_time_at_which_the_value_turned() -> None:
-    cloud, here = FakeGcp(), Hands(AT)
+    cloud, here = FakeGcp(), FakeClock(AT)
     with served(cloud) as server:
         source = Gcp(MAINTENANCE, server.url, timeout_s=PATIENT_S, clock=here, long_poll_s=0.0)
         source.poll()
