@@ -7,74 +7,66 @@ from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
 
-from evenstride.report.analysis.run_generation import RecordedDecision, RecordedGeneration
+from evenstride.report.analysis.run_generation import RecordedGeneration
 from evenstride.report.analysis.run_timeline import LeaderProcess
-from evenstride.report.page.markup import Child, Markup, element
 from evenstride.report.page.page_runs import ReportedRun
-from evenstride.report.page.page_tables import table
+from evenstride.report.page.page_tables import PageTable
 from evenstride.report.wording import duration, plain
 
+MOST_LIVES = 20
 _MOST = 80
 _MOST_SHARES = 16
-_MOST_LIVES = 20
 _FACTS_APART = {"kind", "started_unix_s"}
 
 
-def decisions_part(run: ReportedRun) -> list[Markup]:
-    """Return the changes of the split with their reasons; those that kept it are folded."""
-    told = [(one, decision) for one in run.story.generations for decision in one.decisions]
-    changes = [(one, decision) for one, decision in told if decision.shares is not None]
-    kept = [(one, decision) for one, decision in told if decision.shares is None]
+def changes_table(run: ReportedRun) -> PageTable | None:
+    """Return the changes of the split with their reasons; ``None`` if no decision was told of."""
+    told = [(of, one) for of in run.story.generations for one in of.decisions]
     if not told:
-        return [element("p", "None were told of.")]
+        return None
+    rows = [
+        (*_process(run, of), f"{one.step:,}", duration(one.at_s), _split(shares), plain(one.reason))
+        for of, one in told
+        if (shares := one.shares) is not None
+    ]
     headings = (*_process(run), "from step", "at", "shares", "reason")
     text = (len(headings) - 2, len(headings) - 1)
-    found = [
-        table(
-            headings,
-            _cut([_change(run, *one) for one in changes]),
-            told=_counted(changes, "change"),
-            text=text,
-        )
-    ]
-    if kept:
-        headings = (*_process(run), "step", "at", "reason")
-        rows = _cut([_kept(run, *one) for one in kept])
-        inside = table(headings, rows, told="Nothing was changed", text=(len(headings) - 1,))
-        found.append(
-            element(
-                "details",
-                element("summary", f"{_counted(kept, 'decision')} kept the split"),
-                inside,
-            )
-        )
-    return found
+    return PageTable(headings, _cut(rows), counted(len(rows), "change"), text)
 
 
-def _change(run: ReportedRun, of: RecordedGeneration, one: RecordedDecision) -> Sequence[Child]:
-    shares = one.shares or ()
+def _split(shares: Sequence[int]) -> str:
     told = " / ".join(f"{share:,}" for share in shares[:_MOST_SHARES])
     more = f" / … {len(shares) - _MOST_SHARES:,} more" if len(shares) > _MOST_SHARES else ""
-    return *_life(run, of), f"{one.step:,}", duration(one.at_s), f"{told}{more}", plain(one.reason)
+    return f"{told}{more}"
 
 
-def _kept(run: ReportedRun, of: RecordedGeneration, one: RecordedDecision) -> Sequence[Child]:
-    return *_life(run, of), f"{one.step:,}", duration(one.at_s), plain(one.reason)
+def kept_table(run: ReportedRun) -> PageTable | None:
+    """Return the decisions that kept the split; ``None`` if there are none."""
+    rows = [
+        (*_process(run, of), f"{one.step:,}", duration(one.at_s), plain(one.reason))
+        for of in run.story.generations
+        for one in of.decisions
+        if one.shares is None
+    ]
+    headings = (*_process(run), "step", "at", "reason")
+    text = (len(headings) - 1,)
+    told = "Nothing was changed"
+    return PageTable(headings, _cut(rows), told, text, len(rows)) if rows else None
 
 
-def _process(run: ReportedRun) -> tuple[str, ...]:
-    return ("process",) if len(run.story.lives) > 1 else ()
+def _process(run: ReportedRun, of: RecordedGeneration | None = None) -> tuple[str, ...]:
+    """Return the first cell of a row, or its heading, where there are several processes."""
+    if len(run.story.lives) < 2:
+        return ()
+    return ("process",) if of is None else (f"{of.life + 1}",)
 
 
-def _life(run: ReportedRun, of: RecordedGeneration) -> tuple[str, ...]:
-    return (f"{of.life + 1}",) if len(run.story.lives) > 1 else ()
+def counted(count: int, name: str) -> str:
+    """Return a number of things, the plural by an s."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
-def _counted(things: Sequence[object], name: str) -> str:
-    return f"{len(things):,} {name}{'' if len(things) == 1 else 's'}"
-
-
-def _cut(rows: list[Sequence[Child]]) -> list[Sequence[Child]]:
+def _cut(rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
     """Return the first and the last rows, and between them how many were left out."""
     if len(rows) <= _MOST:
         return rows
@@ -83,30 +75,26 @@ def _cut(rows: list[Sequence[Child]]) -> list[Sequence[Child]]:
     return [*rows[:half], left_out, *rows[-half:]]
 
 
-def incidents_part(run: ReportedRun) -> Markup | None:
+def incidents_table(run: ReportedRun) -> PageTable | None:
     """Return who came, went or got a notice; ``None`` if nothing of it happened."""
-    found = [(one, incident) for one in run.story.generations for incident in one.incidents]
-    several = len(run.story.generations) > 1
-    if not found and not several:
-        return None
-    rows: list[tuple[int, float, Sequence[Child]]] = [
-        (of.life, one.at_s, (*_life(run, of), f"{one.step:,}", duration(one.at_s), plain(one.text)))
-        for of, one in found
+    events = [
+        (of, one.at_s, one.step, plain(one.text))
+        for of in run.story.generations
+        for one in of.incidents
     ]
-    if several:
-        rows += [
-            (
-                of.life,
-                of.anchors[0][0],
-                (*_life(run, of), f"{of.first:,}", duration(of.anchors[0][0]), _met(of)),
-            )
-            for of in run.story.generations
-            if of.met
+    if len(run.story.generations) > 1:
+        events += [
+            (of, of.anchors[0][0], of.first, _met(of)) for of in run.story.generations if of.met
         ]
-    rows.sort(key=lambda row: row[:2])
+    elif not events:
+        return None
+    events.sort(key=lambda event: (event[0].life, event[1]))
+    rows = [
+        (*_process(run, of), f"{step:,}", duration(at_s), text) for of, at_s, step, text in events
+    ]
     headings = (*_process(run), "step", "at", "what happened")
-    told = _counted(rows, "entry").replace("entrys", "entries")
-    return table(headings, _cut([row for _, _, row in rows]), told=told, text=(len(headings) - 1,))
+    told = f"{len(rows):,} entr{'y' if len(rows) == 1 else 'ies'}"
+    return PageTable(headings, _cut(rows), told, (len(headings) - 1,))
 
 
 def _met(of: RecordedGeneration) -> str:
@@ -134,58 +122,29 @@ def _alert(note: dict[str, Any]) -> str:
     return plain(f"{step}{worker}{reason}")
 
 
-def alerts_part(run: ReportedRun) -> Markup | None:
-    """Return the alerts as a list; ``None`` if there is none."""
+def first_alerts(run: ReportedRun) -> list[str]:
+    """Return as many alerts as a page has room for, and how many more there are."""
     found = alerts_of(run)
-    if not found:
-        return None
-    told = (
-        found
-        if len(found) <= _MOST
-        else [*found[:_MOST], f"{len(found) - _MOST:,} more: --json has them all"]
-    )
-    return element("ul", [element("li", one) for one in told], class_="who")
+    more = [f"{len(found) - _MOST:,} more: --json has them all"] if len(found) > _MOST else []
+    return [*found[:_MOST], *more]
 
 
-def facts_part(run: ReportedRun) -> list[Markup]:
-    """Return what the headers say of the run, a list of facts for each process."""
-    lives = run.story.lives
-    found = [
-        element(
-            "details",
-            element("summary", _began(number, life)),
-            _facts(run, life),
-            open=len(lives) == 1,
-        )
-        for number, life in enumerate(lives[:_MOST_LIVES], start=1)
+def processes_of(run: ReportedRun) -> list[dict[str, Any]]:
+    """Return what the headers say of the run: for each process when it began, and its facts."""
+    lives = run.story.lives[:MOST_LIVES]
+    return [
+        {"began": _began(number, life), "facts": _facts(run, life)}
+        for number, life in enumerate(lives, start=1)
     ]
-    if len(lives) > _MOST_LIVES:
-        found.append(
-            element(
-                "p",
-                f"{len(lives) - _MOST_LIVES:,} more processes: --json has them all",
-                class_="how",
-            )
-        )
-    return found
 
 
-def _facts(run: ReportedRun, life: LeaderProcess) -> Markup:
+def _facts(run: ReportedRun, life: LeaderProcess) -> list[tuple[str, str]]:
     facts: list[tuple[str, Any]] = [("trace", run.story.path)]
     facts += [(key, value) for key, value in life.header.items() if key not in _FACTS_APART]
     for note in life.notes:
         if note.get("kind") == "workload":
             facts += [(key, value) for key, value in note.items() if key not in {"kind", "at_s"}]
-    told = [
-        (
-            element("dt", plain(key, 60)),
-            element(
-                "dd", "none" if value is None else value if isinstance(value, str) else str(value)
-            ),
-        )
-        for key, value in facts
-    ]
-    return element("dl", told, class_="facts")
+    return [(plain(key, 60), "none" if value is None else str(value)) for key, value in facts]
 
 
 def _began(number: int, life: LeaderProcess) -> str:

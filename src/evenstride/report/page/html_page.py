@@ -5,26 +5,37 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from importlib.resources import files
+from math import isnan
+from typing import Any
+
+from markupsafe import Markup
 
 from evenstride._version import __version__
-from evenstride.report.page.charts import svg
-from evenstride.report.page.charts.axes import Scale
-from evenstride.report.page.charts.chart_frame import TimeAxis, buckets
-from evenstride.report.page.charts.closeup import closeup_chart, last_window, usual_span_s
-from evenstride.report.page.charts.draw_svg import draw_svg
+from evenstride.report.page import event_lists
+from evenstride.report.page.charts.chart import Chart, listed
+from evenstride.report.page.charts.closeup import (
+    closeup_chart,
+    last_window,
+    usual_span_s,
+    windows_of,
+)
+from evenstride.report.page.charts.curve_chart import curves_chart
+from evenstride.report.page.charts.metric_charts import metrics_charts
+from evenstride.report.page.charts.share_chart import shares_chart
 from evenstride.report.page.charts.step_time_chart import steptime_chart, top_s
-from evenstride.report.page.findings import headline, rate_of, who_waited
-from evenstride.report.page.markup import Child, Markup, data_island, element, together
+from evenstride.report.page.charts.worker_time_chart import times_chart
+from evenstride.report.page.findings import cards_of, headline, part_name, rate_of, who_waited
 from evenstride.report.page.page_runs import ReportedRun
-from evenstride.report.page.page_tables import compared_table
-from evenstride.report.page.sections import run_section
+from evenstride.report.page.page_tables import compared_table, workers_table
+from evenstride.report.page.templates import asset, render
 from evenstride.report.text_tables import shorten
+from evenstride.report.wording import duration
 
 GENERATOR = "evenstride report"
-"""What a page of ours says of itself, near its beginning."""
 MARK = f'<meta name="generator" content="{GENERATOR}'
+"""What a page of ours says of itself, near its beginning."""
 _MOST_CLOSE = 6
+_MOST_METRICS = 12
 _MOST_OF_SECTIONS = 4_800_000  # bytes, so that the page of any number of runs is below 6 MB
 
 
@@ -38,137 +49,116 @@ def page_of(runs: Sequence[ReportedRun]) -> str:
         about a second for each run, and 20 ms for each of its workers.
     """
     told = [run for run in runs if run.legs]
-    axis = TimeAxis("time", Scale(0.0, max((run.length_s for run in told), default=1.0), svg.WIDTH))
+    length_s = max((run.length_s for run in told), default=1.0)
     several = len(runs) > 1
-    name = f"{len(runs)} runs" if several else runs[0].name
-    main = [_side_by_side(runs, axis)] if several and told else []
-    main += _sections(runs, axis)
-    head = element(
-        "header",
-        element("p", f"evenstride {__version__}: report of", class_="of"),
-        element("h1", name),
-        _contents(runs) if several else None,
+    script = asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    sections = _sections(runs, length_s)
+    made = render(
+        "page.html",
+        name=f"{len(runs)} runs" if several else runs[0].name,
+        version=__version__,
+        generator=f"{GENERATOR} {__version__}",
+        digest=f"sha256-{digest}",
+        style=asset("page.css"),
+        script=script,
+        runs=runs,
+        compared=_side_by_side(runs, length_s) if several and told else None,
+        sections=sections,
+        left_out=[(run, headline(run)) for run in runs[len(sections) :]],
+        page_data=_page_data(runs, length_s),
     )
-    body = together(
-        element("a", "To the report", href="#report", class_="skip"),
-        _stripes(),
-        head,
-        element("main", *main, id="report"),
-        data_island("page-data", _data(runs, axis)),
-        _script(),
-    )
-    return f"<!DOCTYPE html>\n{element('html', _head(name), element('body', body), lang='en')}\n"
+    return str(made)
 
 
-def _sections(runs: Sequence[ReportedRun], axis: TimeAxis) -> list[Markup]:
-    """Return a part for each run; once they are too much for a page, the rest are short."""
+def _sections(runs: Sequence[ReportedRun], length_s: float) -> list[Markup]:
+    """Return a part for each run, as far as a page has room; the first is always shown."""
     found, room = list[Markup](), _MOST_OF_SECTIONS
     for number, run in enumerate(runs):
-        if room > 0:
-            found.append(run_section(run, number, axis, alone=len(runs) == 1))
-            room -= len(found[-1].encode())
-        if room <= 0 and number:  # the first one is shown, whatever it takes
-            found[number:] = [_left_out(run, number)]
+        section = _section(run, number, length_s, alone=len(runs) == 1)
+        room -= len(section.encode())
+        if room <= 0 and number:
+            break
+        found.append(section)
     return found
 
 
-def _left_out(run: ReportedRun, number: int) -> Markup:
-    told = (
-        "There is no room for the charts and lists of this run on a page of so many; give fewer "
-        "runs to see them."
-    )
-    return element(
-        "section",
-        element("h2", run.name),
-        element("p", headline(run), class_="sum"),
-        element("p", told, class_="how"),
-        id=f"run{number}",
-    )
-
-
-def _head(name: str) -> Markup:
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src '{_digest()}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
-    equiv = {"http_equiv": "Content-Security-Policy"}
-    viewport = "width=device-width, initial-scale=1"
-    return element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name_="generator", content=f"{GENERATOR} {__version__}"),
-        element("meta", **equiv, content=policy),
-        element("meta", name_="viewport", content=viewport),
-        element("meta", name_="referrer", content="no-referrer"),
-        element("title", f"{name}: evenstride report"),
-        element("link", rel="icon", href="data:,"),
-        element("style", _file("page.css")),
+def _section(run: ReportedRun, number: int, length_s: float, *, alone: bool) -> Markup:
+    key = f"run{number}"
+    lives, metrics = run.story.lives, metrics_charts(run, key)
+    kept = event_lists.kept_table(run)
+    return render(
+        "run.html",
+        run=run,
+        key=key,
+        number=number,
+        alone=alone,
+        headline=headline(run),
+        cards=cards_of(run),
+        who_waited=who_waited(run),
+        workers=workers_table(run),
+        alerts=event_lists.first_alerts(run),
+        pauses=_pauses(run),
+        charts=_charts(run, length_s, key, alone=alone) if run.legs else [],
+        changes=event_lists.changes_table(run),
+        kept=kept,
+        kept_count=event_lists.counted(kept.count, "decision") if kept else "",
+        incidents=event_lists.incidents_table(run),
+        metrics=metrics[:_MOST_METRICS],
+        more_metrics=len(metrics) - _MOST_METRICS,
+        processes=event_lists.processes_of(run),
+        more_processes=len(lives) - event_lists.MOST_LIVES,
     )
 
 
-def _file(name: str) -> Markup:
-    return Markup(files("evenstride.report.page").joinpath(name).read_text(encoding="utf-8"))
-
-
-def _digest() -> str:
-    digest = hashlib.sha256(_file("page.js").encode()).digest()
-    return f"sha256-{base64.b64encode(digest).decode()}"
-
-
-def _script() -> Markup:
-    return element("script", _file("page.js"))
-
-
-def _stripes() -> Markup:
-    """Return the pattern of waiting: level stripes, which look alike however wide a drawing is."""
-    pattern = element(
-        "pattern",
-        element("rect", id="stripes-paper", width=8, height=5),
-        element("rect", id="stripes-ink", width=8, height=2.5),
-        id="stripes",
-        patternUnits="userSpaceOnUse",
-        width=8,
-        height=5,
-    )
-    return element(
-        "svg", element("defs", pattern), class_="defs", aria_hidden="true", focusable="false"
-    )
-
-
-def _contents(runs: Sequence[ReportedRun]) -> Markup:
-    entries: list[Child] = [element("li", element("a", "side by side", href="#compared"))]
-    entries += [
-        element("li", element("a", run.name, href=f"#run{number}"))
-        for number, run in enumerate(runs)
+def _charts(run: ReportedRun, length_s: float, key: str, *, alone: bool) -> list[Chart]:
+    windows = windows_of(run) if run.lockstep and len(run.lanes) > 1 else []
+    curves = curves_chart(run, key)
+    return [
+        times_chart(run, length_s, key),
+        *([closeup_chart(windows, key)] if windows else []),
+        # With several runs, step times are shown side by side.
+        *([steptime_chart(run, length_s, key, top_s([run]))] if alone else []),
+        shares_chart(run, length_s, key),
+        *([curves] if curves is not None else []),
     ]
-    return element("nav", element("ul", entries), aria_label="Contents")
 
 
-def _side_by_side(runs: Sequence[ReportedRun], axis: TimeAxis) -> Markup:
+def _pauses(run: ReportedRun) -> str:
+    """Tell what is left out between processes, where there are several."""
+    if not run.pauses:
+        return ""
+    told = []
+    begun = {leg.generation.life: leg for leg in reversed(run.legs)}
+    for (at_s, pause_s), leg in zip(run.pauses, list(reversed(begun.values()))[1:], strict=False):
+        before = "" if isnan(pause_s) else f", {duration(pause_s)} after the one before stopped"
+        told.append(f"{part_name(run, leg).split(',')[0]} begins at {duration(at_s)}{before}")
+    return (
+        "Processes follow one another on one axis, without the time between them. "
+        f"{'; '.join(told[:8])}{'; and more' if len(told) > 8 else ''}."
+    )
+
+
+def _side_by_side(runs: Sequence[ReportedRun], length_s: float) -> dict[str, Any]:
     told = [run for run in runs if run.legs]
     close = [run for run in told if run.lockstep][:_MOST_CLOSE]
-    charts: list[Markup] = []
+    charts: list[Chart] = []
     if close:
-        span_s = usual_span_s(close)
-        windows = [last_window(run, span_s) for run in close]
-        charts.append(
-            closeup_chart(windows, "compared", title="The same time at the end of each run")
-        )
+        windows = [last_window(run, usual_span_s(close)) for run in close]
+        title = "The same time at the end of each run"
+        charts.append(closeup_chart(windows, "compared", title=title))
     high_s = top_s(told)
     charts += [
-        draw_svg(steptime_chart(run, axis.scale, f"run{number}", high_s, f"Step time: {run.name}"))
+        steptime_chart(run, length_s, f"run{number}", high_s, f"Step time: {run.name}")
         for number, run in enumerate(runs)
         if run.legs
     ]
-    return element(
-        "section",
-        element("h2", "Side by side"),
-        element("p", _compared(told), class_="sum"),
-        element("ul", [_worst(run) for run in told[:_MOST_CLOSE]], class_="who"),
-        compared_table(told),
-        *charts,
-        id="compared",
-    )
+    return {
+        "told": _compared(told),
+        "worst": [(run.name, " ".join(who_waited(run)[:1])) for run in told[:_MOST_CLOSE]],
+        "table": compared_table(told),
+        "charts": charts,
+    }
 
 
 def _compared(runs: Sequence[ReportedRun]) -> str:
@@ -188,20 +178,22 @@ def _compared(runs: Sequence[ReportedRun]) -> str:
     )
 
 
-def _worst(run: ReportedRun) -> Markup:
-    """Return who cost most in a run, as an entry of a list."""
-    return element("li", element("b", run.name), f": {' '.join(who_waited(run)[:1])}")
-
-
-def _data(runs: Sequence[ReportedRun], axis: TimeAxis) -> dict[str, object]:
-    shortest_s = min(
-        (float(leg.durations_s.mean()) for run in runs for leg in run.legs), default=1.0
-    )
+def _page_data(runs: Sequence[ReportedRun], length_s: float) -> dict[str, object]:
+    """Return what scripts need to know: the axis, and of each run its buckets and workers."""
+    steps_s = [float(leg.durations_s.mean()) for run in runs for leg in run.legs]
     return {
-        "length_s": axis.scale.high,
-        "least_s": 4.0 * shortest_s,
+        "length_s": length_s,
+        "least_s": 4.0 * min(steps_s, default=1.0),
         "runs": [
-            {**buckets(run), "workers": [[lane, shorten(run.lanes[lane])] for lane in run.drawn]}
+            {
+                "left": listed(run.column(lambda leg: leg.left_s), 6),
+                "right": listed(run.column(lambda leg: leg.right_s), 6),
+                "first": [int(leg.step_at(row)) for leg in run.legs for row in leg.first.tolist()],
+                "last": [int(leg.step_at(row)) for leg in run.legs for row in leg.last.tolist()],
+                "process": [leg.generation.life + 1 for leg in run.legs for _ in leg.first],
+                "processes": len(run.story.lives),
+                "workers": [[lane, shorten(run.lanes[lane])] for lane in run.drawn],
+            }
             for run in runs
         ],
     }

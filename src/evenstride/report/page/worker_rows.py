@@ -1,21 +1,15 @@
-"""What each worker of a run did: the lines of the page's table, and of the output as JSON."""
+"""What each worker of a run did, for the page's table and for the output as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from evenstride.core.fleet import FloatArray
-from evenstride.report.page.markup import Child, Markup
 from evenstride.report.page.page_runs import Leg, ReportedRun
-from evenstride.report.page.page_tables import table
-from evenstride.report.text_tables import NOTHING
-from evenstride.report.wording import duration
 
-_RECENT = 20
-_MOST_ROWS = 256
+RECENT = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +53,7 @@ def figures_of(run: ReportedRun, lane: int) -> WorkerFigures:
     leg = next(one for one in reversed(run.legs) if one.rank(lane) is not None)
     rank = leg.rank(lane)
     assert rank is not None
-    held, recent, caused_s = leg.generation.table, slice(-_RECENT, None), float(run.caused_s[lane])
+    held, recent, caused_s = leg.generation.table, slice(-RECENT, None), float(run.caused_s[lane])
     phases = leg.phases(rank)
     return WorkerFigures(
         worker=run.lanes[lane],
@@ -75,48 +69,6 @@ def figures_of(run: ReportedRun, lane: int) -> WorkerFigures:
         slowest_steps=sum(
             b.slowest_steps for one in run.legs for b in one.blames if one.lanes[b.rank] == lane
         ),
-    )
-
-
-_HEADINGS = (
-    *("worker", "rank", "share", "busy", "wait", "speed, of its best", "since step"),
-    *("kept others waiting", "part of the time", "slowest in steps", "state"),
-)
-
-
-def workers_table(run: ReportedRun) -> Markup | None:
-    """Return a line for each worker of the run; ``None`` if there are none.
-
-    Args:
-        run: any.
-    """
-    if not run.legs:
-        return None
-    order = np.argsort(-run.caused_s, kind="stable").tolist()
-    rows: list[Sequence[Child]] = [
-        _row(figures_of(run, lane), run.lockstep) for lane in order[:_MOST_ROWS]
-    ]
-    if len(order) > _MOST_ROWS:
-        rows.append([f"{len(order) - _MOST_ROWS:,} more workers are in the output of --json"])
-    told = (
-        f"Share: of the last split. Busy and wait: medians of the last {_RECENT} steps. Kept "
-        "others waiting: seconds of each of the others, on average, over the whole run."
-    )
-    return table(_HEADINGS, rows, told=told, text=(0, 10))
-
-
-def _row(one: WorkerFigures, lockstep: bool) -> Sequence[Child]:
-    waits = (duration(one.caused_s), f"{one.part:.1%}", f"{one.slowest_steps:,}")
-    since = "the first" if one.since is None else f"{one.since:,}"
-    return (
-        one.worker,
-        f"{one.rank}",
-        f"{one.share:,}",
-        duration(one.busy_s),
-        duration(one.wait_s),
-        *((NOTHING, NOTHING) if one.speed is None else (f"{one.speed:.2f}", since)),
-        *(waits if lockstep else (NOTHING,) * 3),
-        one.state or NOTHING,
     )
 
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -18,14 +19,14 @@ from evenstride.report.page.page_json import run_data
 from evenstride.report.page.page_runs import read_run, run_of
 from tests.unit.report.page.conftest import Making
 from tests.unit.report.page.hostile import MARKER, TEXTS, hostile_trace
-from tests.unit.report.page.test_markup import Read
+from tests.unit.report.page.test_templates import Read
 
 CHANGE = (150, (1.0, 0.5, 0.15))
 HANDLERS = re.compile(r"^on|^srcdoc$|^formaction$")
 
 
 def _headings(page: str) -> list[str]:
-    return re.findall(r"<h[23]>(.*?)</h[23]>", page)
+    return re.findall(r"<h[23]>(.*?)</h[23]>", unescape(page))
 
 
 def test_a_page_has_its_parts_in_the_order_of_what_a_reader_asks(made: Making) -> None:
@@ -36,7 +37,7 @@ def test_a_page_has_its_parts_in_the_order_of_what_a_reader_asks(made: Making) -
     assert _headings(page) == [
         "What it came to",
         "Who made the others wait",
-        "Where each worker&#x27;s time went",
+        "Where each worker's time went",
         "Steps up close",
         "Step time against the best and the equal split",
         "Shares",

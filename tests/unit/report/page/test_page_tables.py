@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 
 from evenstride.report.page.page_runs import ReportedRun, read_run
-from evenstride.report.page.worker_rows import workers_table
+from evenstride.report.page.page_tables import workers_table
 from tests.unit.report.page.conftest import Making
 
 
 def shares(run: ReportedRun) -> dict[int, int]:
     """Return what the column of shares says, by rank."""
-    rows = re.findall(r"<tr>(<td>.*?)</tr>", str(workers_table(run)))
-    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
-    return {int(row[1]): int(row[2].replace(",", "")) for row in cells}
+    table = workers_table(run)
+    assert table is not None
+    return {int(row[1]): int(row[2].replace(",", "")) for row in table.rows}
 
 
 def test_the_share_is_that_of_the_last_step(made: Making) -> None:

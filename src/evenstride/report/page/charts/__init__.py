@@ -1,5 +1,5 @@
-"""The charts of a report, as SVG for the page and as figures for papers.
+"""The charts of a report: each is described once, and drawn as SVG for the page and for papers.
 
-Start with `chart_frame`. Modules named ``*_chart`` hold one chart each; `axes`, `palette` and `svg`
-are what they draw with.
+Start with `chart`, the description. Modules named ``*_chart`` (and `closeup`) describe one chart
+each; `svg` draws it for the page, and `paper_figures` by matplotlib.
 """

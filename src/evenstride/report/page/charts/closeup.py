@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from evenstride.core.fleet import FloatArray
-from evenstride.report.page.charts import svg
-from evenstride.report.page.charts.axes import Scale, ticks
-from evenstride.report.page.charts.chart_frame import axis_labels, figure, legend, plot
+from evenstride.report.page.charts.chart import Chart, ChartMark, ChartPanel
 from evenstride.report.page.charts.worker_time_chart import STATES
-from evenstride.report.page.markup import Markup, element
 from evenstride.report.page.page_runs import Leg, ReportedRun
-from evenstride.report.text_tables import shorten
 from evenstride.report.wording import duration, plain
 
-TITLE = "Steps up close"
-_HEIGHT = 20.0
 _STEPS = 8
 _MOST_WORKERS = 12
 _TRIES = 20
@@ -27,15 +21,7 @@ _TRIES = 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Steps of one leg that are shown up close.
-
-    Args:
-        run: it is of.
-        leg: of that.
-        first: row of the first step.
-        last: row of the last.
-        told: what is special about it.
-    """
+    """Steps of one leg that are shown up close: their first and last row, and why these."""
 
     run: ReportedRun
     leg: Leg
@@ -45,12 +31,10 @@ class Window:
 
     @property
     def begin_s(self) -> float:
-        """Where it begins on the run's axis."""
         return float(self.leg.ends_s[self.first] - self.leg.durations_s[self.first])
 
     @property
     def steps(self) -> int:
-        """How many there are."""
         return self.last - self.first + 1
 
     @property
@@ -63,11 +47,7 @@ class Window:
 
 
 def windows_of(run: ReportedRun) -> list[Window]:
-    """Return the steps of a run that are worth a look: where most was waited, and the last.
-
-    Args:
-        run: with workers that keep step.
-    """
+    """Return the steps of a run that are worth a look: where most was waited, and the last."""
     worst = max((_worst(run, leg) for leg in run.legs), key=lambda one: one.waiting, default=None)
     if worst is None:
         return []
@@ -135,66 +115,61 @@ def _worst(run: ReportedRun, leg: Leg) -> Window:
     return Window(run, leg, first, first + count - 1, "where workers waited most")
 
 
-def closeup_chart(windows: Sequence[Window], key: str, *, title: str = TITLE) -> Markup:
-    """Return some windows below each other, with the same scale.
-
-    Args:
-        windows: at least one.
-        key: begins its id.
-        title: of the figure.
-    """
-    spans_s = [float(one.leg.ends_s[one.last]) - one.begin_s for one in windows]
-    unit_s, unit = (1.0, "s") if max(spans_s) >= 2.0 else (1e-3, "ms")
-    scale = Scale(0.0, max(spans_s) / unit_s, svg.WIDTH)
-    rows = [_window(one, scale, unit_s) for one in windows]
-    labels = axis_labels(
-        ticks(scale.low, scale.high, 6), scale, f"{unit} since the first step shown"
-    )
+def closeup_chart(windows: Sequence[Window], key: str, *, title: str = "Steps up close") -> Chart:
+    """Return at least one window, several below each other with the same scale."""
+    span_s = max(float(one.leg.ends_s[one.last]) - one.begin_s for one in windows)
+    unit_s, unit = (1.0, "s") if span_s >= 2.0 else (1e-3, "ms")
     words = ["True to time, each box a step of a worker. All have the same scale."]
     if any(len(one.leg.generation.workers) > _MOST_WORKERS for one in windows):
         words.append(f"Of the workers, the {_MOST_WORKERS} who kept the others waiting longest.")
-    entries = [(f"bar {state}", told) for state, told in STATES]
-    below = plot(Markup(""), None, None, labels)
-    return figure(f"{key}-closeup", title, words, *rows, below, legend(*entries))
+    return Chart(
+        key=f"{key}-closeup",
+        title=title,
+        words=tuple(words),
+        panels=tuple(lane for one in windows for lane in _lanes(one, unit_s)),
+        x_high=span_s / unit_s,
+        x_name=f"{unit} since the first step shown",
+        legend=tuple((f"bar {state}", told) for state, told in STATES),
+    )
 
 
-def _window(one: Window, scale: Scale, unit_s: float) -> Markup:
+def _lanes(one: Window, unit_s: float) -> Iterator[ChartPanel]:
+    worst = sorted(one.leg.blames, key=lambda blame: -blame.caused_s)[:_MOST_WORKERS]
     step_s = float(np.median(one.leg.durations_s[one.first : one.last + 1]))
     numbers = f"{one.leg.step_at(one.first):,} to {one.leg.step_at(one.last):,}"
-    head = element(
-        "p",
-        element("b", one.run.name),
+    heading = (
+        one.run.name,
         f", {one.told}: {one.steps} steps ({numbers}) of {duration(step_s)}; workers wait "
         f"{one.waiting:.0%} of their time",
-        class_="window",
     )
-    worst = sorted(one.leg.blames, key=lambda blame: -blame.caused_s)[:_MOST_WORKERS]
-    ranks = sorted(blame.rank for blame in worst)
-    return element("div", head, [_lane(one, rank, scale, unit_s) for rank in ranks], class_="lanes")
+    for number, rank in enumerate(sorted(blame.rank for blame in worst)):
+        name = plain(one.leg.generation.workers[rank])
+        yield ChartPanel(
+            marks=_boxes(one, rank, unit_s),
+            told=f"{name}: {one.steps} steps, true to time",
+            height=22.0,
+            y_low=-0.11,
+            y_high=1.11,
+            name=name,
+            heading=None if number else heading,
+        )
 
 
-def _lane(one: Window, rank: int, scale: Scale, unit_s: float) -> Markup:
+def _boxes(one: Window, rank: int, unit_s: float) -> tuple[ChartMark, ...]:
     rows = slice(one.first, one.last + 1)
-    table, waits = one.leg.generation.table, one.leg.waits
     durations_s = one.leg.durations_s[rows]
     begin_s = one.leg.ends_s[rows] - durations_s - one.begin_s
-    busy_s = begin_s + np.nan_to_num(table.busy_s[rows, rank])
-    free_s = busy_s + waits.waited_s[rows, rank]
+    busy_s = begin_s + np.nan_to_num(one.leg.generation.table.busy_s[rows, rank])
+    free_s = busy_s + one.leg.waits.waited_s[rows, rank]
     end_s = np.maximum(begin_s + durations_s, free_s)
-    edges = [
-        np.clip(scale(at_s / unit_s), 0.0, svg.WIDTH) for at_s in (begin_s, busy_s, free_s, end_s)
-    ]
-    apart = svg.bars_way(edges[0][:1], edges[3][-1:], 2.0, _HEIGHT)
-    drawn = [svg.path(apart, "bar apart")]
-    drawn += [
-        svg.path(svg.bars_way(a, b, 2.0, _HEIGHT), f"bar {state} outlined")
-        for a, b, (state, _) in zip(edges[:-1], edges[1:], STATES, strict=False)
-    ]
-    name = one.leg.generation.workers[rank]
-    told = f"{name}: {one.steps} steps, true to time"
-    return element(
-        "div",
-        element("div", shorten(name), class_="name", title=plain(name)),
-        element("div", svg.drawing(_HEIGHT + 2.0, told, *drawn, zoomed=False), class_="area"),
-        class_="lane",
+
+    def boxes(style: str, left_s: FloatArray, right_s: FloatArray) -> ChartMark:
+        low = np.zeros(len(left_s))
+        return ChartMark("boxes", style, left_s / unit_s, low, right_s / unit_s, low + 1.0)
+
+    return (
+        boxes("bar apart", begin_s[:1], end_s[-1:]),
+        boxes("bar busy outlined", begin_s, busy_s),
+        boxes("bar waiting outlined", busy_s, free_s),
+        boxes("bar communication outlined", free_s, end_s),
     )

@@ -8,14 +8,8 @@ import numpy as np
 
 from evenstride.core.fleet import FloatArray
 from evenstride.report.analysis.attribution import speeds_of
-from evenstride.report.page.charts.axes import Scale
-from evenstride.report.page.charts.chart import ChartMark, LineChart
-from evenstride.report.page.charts.palette import look
-from evenstride.report.page.charts.svg import WIDTH
+from evenstride.report.page.charts.chart import Chart, ChartMark, ChartPanel, look
 from evenstride.report.page.page_runs import Leg, ReportedRun
-
-HEIGHT = 240.0
-TITLE = "Fitted time curves"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,13 +67,8 @@ def _medians(shares: FloatArray, busy_s: FloatArray) -> tuple[FloatArray, FloatA
     return found, np.array([float(np.median(busy_s[shares == one])) for one in found])
 
 
-def curves_chart(run: ReportedRun, key: str) -> LineChart | None:
-    """Return the chart; ``None`` where no curves are known.
-
-    Args:
-        run: any.
-        key: begins its id.
-    """
+def curves_chart(run: ReportedRun, key: str) -> Chart | None:
+    """Return the chart; ``None`` where no curves are known."""
     found = fitted_of(run)
     if not found:
         return None
@@ -87,21 +76,24 @@ def curves_chart(run: ReportedRun, key: str) -> LineChart | None:
     times_s = np.concatenate([np.append(one.busy_s, one.before_s) for one in found])
     high_s = 1.08 * float(np.max(times_s, initial=1e-6))
     unit_s, unit = (1.0, "s") if high_s >= 2.0 else (1e-3, "ms")
-    return LineChart(
+    panel = ChartPanel(
+        marks=tuple(mark for one in found for mark in _marks(run, one, most, unit_s)),
+        told=_told(run, found),
+        height=240.0,
+        y_high=high_s / unit_s,
+        y_name=f"{unit} of own work",
+    )
+    return Chart(
         key=f"{key}-curves",
-        title=TITLE,
+        title="Fitted time curves",
         words=(
             "Lines are what the controller believed at the end. A dot is the median of all steps "
             "that a worker had with that share since its speed changed last; rings are from "
             "before.",
         ),
-        told=_told(run, found),
-        height=HEIGHT,
-        x=Scale(0.0, most, WIDTH),
+        panels=(panel,),
+        x_high=most,
         x_name="samples of a worker in a step",
-        y_high=high_s / unit_s,
-        y_name=f"{unit} of own work",
-        marks=tuple(mark for one in found for mark in _marks(run, one, most, unit_s)),
         legend=tuple(
             (f"line {look(one.lane)}", f"{run.lanes[one.lane]}: {_formula(one)}") for one in found
         ),

@@ -9,16 +9,10 @@ import numpy as np
 from evenstride.core.fleet import FloatArray
 from evenstride.report.analysis.restarts import kept_before
 from evenstride.report.analysis.thinning import thinned
-from evenstride.report.page.charts import svg
-from evenstride.report.page.charts.axes import Scale, ticks
-from evenstride.report.page.charts.chart_frame import axis_labels, figure, plot
-from evenstride.report.page.markup import Markup, element
+from evenstride.report.page.charts.chart import Chart, ChartMark, ChartPanel
 from evenstride.report.page.page_runs import ReportedRun
 from evenstride.report.wording import plain
 
-HEIGHT = 130.0
-TITLE = "Loss and metrics"
-_MOST = 12
 _BUCKETS = 400
 _FURTHEST = 1e100  # drawn at most: sums and differences of such values are still numbers
 _MEASURED = "loss of measured steps"
@@ -26,13 +20,7 @@ _MEASURED = "loss of measured steps"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetricSeries:
-    """One metric over the run.
-
-    Args:
-        name: of it.
-        steps: at which it was found.
-        values: that were found.
-    """
+    """One metric over the run: the steps at which it was found, and its values."""
 
     name: str
     steps: FloatArray
@@ -54,49 +42,37 @@ def courses_of(run: ReportedRun) -> list[MetricSeries]:
     return [MetricSeries(name, *np.array(one, dtype=np.float64).T) for name, one in found.items()]
 
 
-def metrics_charts(run: ReportedRun, key: str) -> Markup | None:
-    """Return a chart for each metric; ``None`` if there is none.
-
-    Args:
-        run: any.
-        key: begins their ids.
-    """
-    courses = courses_of(run)
-    if not courses:
-        return None
-    charts = [_chart(one, f"{key}-metric{n}") for n, one in enumerate(courses[:_MOST])]
-    more = len(courses) - _MOST
-    note = f"{more} more metrics are in the output of --json." if more > 0 else None
-    return element(
-        "div",
-        element("div", charts, class_="small"),
-        element("p", note, class_="how") if note else None,
-    )
+def metrics_charts(run: ReportedRun, key: str) -> list[Chart]:
+    """Return a chart for each metric."""
+    return [_chart(one, f"{key}-metric{n}") for n, one in enumerate(courses_of(run))]
 
 
-def _chart(course: MetricSeries, key: str) -> Markup:
+def _chart(course: MetricSeries, key: str) -> Chart:
     few = thinned(np.clip(course.values, -_FURTHEST, _FURTHEST), _BUCKETS)
     steps = course.steps[few.last]
     low, high = float(few.least.min()), float(few.most.max())
     room = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
-    x = Scale(float(steps.min()), float(steps.max()), svg.WIDTH)
-    y = Scale(high + room, low - room, HEIGHT)
-    marks = ticks(low - room, high + room, 3)
-    at = x(steps) if len(steps) > 1 else np.array([svg.WIDTH / 2])
-    drawn = [
-        svg.path(svg.level_way(y([value for value, _ in marks])), "grid"),
-        svg.path(svg.line_way(at, y(few.mean)), "line own"),
-    ]
+    beside = 0.0 if len(steps) > 1 else 1.0
+    marks = [ChartMark("line", "line own", steps, few.mean)]
     if len(steps) <= 60:
-        drawn.append(svg.path(svg.dots_way(at, y(few.mean)), "dot own"))
-    if not few.exact:
-        spread = zip(at.tolist(), y(few.least).tolist(), y(few.most).tolist(), strict=True)
-        way = Markup("".join(f"M{a:.2f} {b:.1f}V{c:.1f}" for a, b, c in spread))
-        drawn.insert(1, svg.path(way, "spread"))
-    told = f"{course.name}: first {course.values[0]:.4g}, last {course.values[-1]:.4g}"
-    picture = svg.drawing(HEIGHT, told, *drawn, zoomed=False)
-    labels = axis_labels(ticks(x.low, x.high, 4), x, "step of the training")
+        marks.append(ChartMark("dots", "dot own", steps, few.mean))
     words = [f"First {course.values[0]:.4g}, last {course.values[-1]:.4g}."]
     if not few.exact:
+        marks.insert(0, ChartMark("upright", "spread", steps, few.least, top=few.most))
         words.append(f"{len(course.values):,} values in {len(steps)} groups: mean, and range.")
-    return figure(key, course.name, words, plot(picture, marks, y, labels))
+    panel = ChartPanel(
+        marks=tuple(marks),
+        told=f"{course.name}: first {course.values[0]:.4g}, last {course.values[-1]:.4g}",
+        height=130.0,
+        y_low=low - room,
+        y_high=high + room,
+    )
+    return Chart(
+        key=key,
+        title=course.name,
+        words=tuple(words),
+        panels=(panel,),
+        x_low=float(steps.min()) - beside,
+        x_high=float(steps.max()) + beside,
+        x_name="step of the training",
+    )

@@ -5,45 +5,31 @@ from __future__ import annotations
 import numpy as np
 
 from evenstride.core.fleet import FloatArray
-from evenstride.report.page.charts.axes import Scale
-from evenstride.report.page.charts.chart import ChartMark, LineChart
-from evenstride.report.page.charts.chart_frame import listed
-from evenstride.report.page.charts.palette import look
-from evenstride.report.page.page_runs import MOST_LANES, Leg, ReportedRun
-
-HEIGHT = 190.0
-TITLE = "Shares"
+from evenstride.report.page.charts.chart import Chart, ChartMark, ChartPanel, listed, look
+from evenstride.report.page.page_runs import MOST_LANES, ReportedRun
 
 
-def share_of(leg: Leg, rank: int) -> FloatArray:
-    """Return a worker's samples in the split of each step; not a number where none was told."""
-    return leg.share(rank)
-
-
-def shares_chart(run: ReportedRun, x: Scale, key: str) -> LineChart:
-    """Return the chart: a line for each worker that is drawn.
-
-    Args:
-        run: with at least one step.
-        x: its time.
-        key: begins the ids of what is made.
-    """
+def shares_chart(run: ReportedRun, length_s: float, key: str) -> Chart:
+    """Return the chart of a run with at least one step: a line for each worker that is drawn."""
     means = {
-        lane: run.of_lane(lane, lambda leg, rank: leg.thin(share_of(leg, rank)).mean)
+        lane: run.of_lane(lane, lambda leg, rank: leg.thin(leg.share(rank)).mean)
         for lane in run.drawn
     }
     high = 1.08 * max((float(np.nanmax(one, initial=0.0)) for one in means.values()), default=1.0)
-    return LineChart(
-        key=f"{key}-shares",
-        title=TITLE,
-        words=tuple(_words(run)),
+    panel = ChartPanel(
+        marks=tuple(mark for lane in run.drawn for mark in _marks(run, lane, means[lane])),
         told=_told(run, means),
-        height=HEIGHT,
-        x=x,
-        x_name="time in s",
+        height=190.0,
         y_high=high or 1.0,
         y_name="samples per step",
-        marks=tuple(mark for lane in run.drawn for mark in _marks(run, lane, means[lane])),
+    )
+    return Chart(
+        key=f"{key}-shares",
+        title="Shares",
+        words=tuple(_words(run)),
+        panels=(panel,),
+        x_high=length_s,
+        x_name="time in s",
         legend=tuple((f"line {look(lane)}", run.lanes[lane]) for lane in run.drawn),
         run=run,
         rows=tuple(
@@ -72,8 +58,8 @@ def _marks(run: ReportedRun, lane: int, mean: FloatArray) -> list[ChartMark]:
     name, line = run.lanes[lane], f"line {look(lane)}"
     found = [ChartMark("stairs", line, left, mean, right, name=name, worker=lane)]
     if run.each > 1:
-        least = run.of_lane(lane, lambda leg, rank: leg.thin(share_of(leg, rank)).least)
-        most = run.of_lane(lane, lambda leg, rank: leg.thin(share_of(leg, rank)).most)
+        least = run.of_lane(lane, lambda leg, rank: leg.thin(leg.share(rank)).least)
+        most = run.of_lane(lane, lambda leg, rank: leg.thin(leg.share(rank)).most)
         band = f"band {look(lane)}"
         found.insert(0, ChartMark("band", band, left, least, right, most, worker=lane))
     return found

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.fleet import FloatArray
-from evenstride.report.page.charts.axes import Scale
-from evenstride.report.page.charts.chart import ChartMark, LineChart
-from evenstride.report.page.charts.chart_frame import listed
+from evenstride.report.page.charts.chart import Chart, ChartMark, ChartPanel, listed
 from evenstride.report.page.page_runs import Leg, ReportedRun
 from evenstride.report.wording import duration
 
@@ -69,17 +67,9 @@ def top_s(runs: Sequence[ReportedRun]) -> float:
 
 
 def steptime_chart(
-    run: ReportedRun, x: Scale, key: str, high_s: float, title: str = TITLE
-) -> LineChart:
-    """Return the chart of one run.
-
-    Args:
-        run: with at least one step.
-        x: its time.
-        key: begins the ids of what is made.
-        high_s: end of the axis of step times; see `top_s`.
-        title: of the figure.
-    """
+    run: ReportedRun, length_s: float, key: str, high_s: float, title: str = TITLE
+) -> Chart:
+    """Return the chart of a run with at least one step, with times up to ``high_s``."""
     found = step_times(run)
     unit_s, unit = (1.0, "s") if high_s >= 2.0 else (1e-3, "ms")
     entries = [("line own", "this run, mean"), ("bar range", "shortest to longest step of a bar")]
@@ -90,17 +80,20 @@ def steptime_chart(
             ("line equal", "equal split, by the fitted curves"),
             ("line best", "best split, by the fitted curves"),
         ]
-    return LineChart(
+    panel = ChartPanel(
+        marks=_marks(run, found, high_s, unit_s),
+        told=_told(found),
+        height=HEIGHT,
+        y_high=high_s / unit_s,
+        y_name=f"{unit} per step",
+    )
+    return Chart(
         key=f"{key}-steptime",
         title=title,
         words=tuple(_words(run, found, high_s)),
-        told=_told(found),
-        height=HEIGHT,
-        x=x,
+        panels=(panel,),
+        x_high=length_s,
         x_name="time in s",
-        y_high=high_s / unit_s,
-        y_name=f"{unit} per step",
-        marks=_marks(run, found, high_s, unit_s),
         legend=tuple(entries),
         run=run,
         rows=tuple(_rows(run, found, unit_s, unit)),

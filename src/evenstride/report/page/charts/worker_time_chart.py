@@ -7,16 +7,10 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.fleet import FloatArray
-from evenstride.report.page.charts import svg
-from evenstride.report.page.charts.chart_frame import TimeAxis, figure, legend, listed, plot
-from evenstride.report.page.markup import Markup, data_island, element, together
+from evenstride.report.page.charts.chart import Chart, ChartMark, ChartPanel, listed
 from evenstride.report.page.page_runs import MOST_LANES, Leg, ReportedRun
-from evenstride.report.text_tables import shorten
 
-HEIGHT = 30.0
-_MOST_CHANGES = 6
-"""Of a worker's speed in one generation; more are noise to a reader."""
-TITLE = "Where each worker's time went"
+_MOST_CHANGES = 6  # of a worker's speed in one generation; more are noise to a reader
 STATES = (
     ("busy", "busy: its own data and compute"),
     ("waiting", "waiting for a slower worker"),
@@ -43,24 +37,28 @@ def parts_of(leg: Leg, rank: int) -> FloatArray:
     return np.asarray(found)
 
 
-def times_chart(run: ReportedRun, axis: TimeAxis, key: str) -> Markup:
-    """Return the chart: a lane for each worker.
-
-    Args:
-        run: with at least one step.
-        axis: of it.
-        key: begins the ids of what is made.
-    """
-    lanes = [_lane(run, lane, axis) for lane in run.drawn]
-    rows = [element("div", *lanes, class_="lanes"), plot(Markup(""), None, None, axis.labels(run))]
+def times_chart(run: ReportedRun, length_s: float, key: str) -> Chart:
+    """Return the chart of a run with at least one step: a lane for each worker."""
+    parts = {
+        lane: np.hstack([_parts(leg, leg.rank(lane)) for leg in run.legs]) for lane in run.drawn
+    }
     shown = STATES if run.lockstep else tuple(one for one in STATES if one[0] != "waiting")
     entries = [(f"bar {state}", told) for state, told in shown]
     if run.each > 1 and run.lockstep:
         entries.append(("line peak", "the one step of the bar in which it waited most"))
     if any(len(_changes_s(run, lane)) for lane in run.drawn):
         entries.append(("line mark", "its speed changed, and stayed so for a while"))
-    name = f"{key}-times"
-    return figure(name, TITLE, _words(run), *rows, legend(*entries), _data(run, name))
+    return Chart(
+        key=f"{key}-times",
+        title="Where each worker's time went",
+        words=tuple(_words(run)),
+        panels=tuple(_lane(run, lane, of) for lane, of in parts.items()),
+        x_high=length_s,
+        x_name="time in s",
+        legend=tuple(entries),
+        run=run,
+        rows=tuple(_row(run, lane, of) for lane, of in parts.items()),
+    )
 
 
 def _words(run: ReportedRun) -> list[str]:
@@ -80,34 +78,28 @@ def _words(run: ReportedRun) -> list[str]:
     return told
 
 
-def _lane(run: ReportedRun, lane: int, axis: TimeAxis) -> Markup:
-    left = axis.scale(run.column(lambda leg: leg.left_s))
-    right = axis.scale(run.column(lambda leg: leg.right_s))
-    busy, waiting, rest, longest = np.hstack([_parts(leg, leg.rank(lane)) for leg in run.legs])
-    top, bottom = np.zeros(len(busy)), np.full(len(busy), HEIGHT)
-    top[np.isnan(busy)] = bottom[np.isnan(busy)] = np.nan
-    above = HEIGHT * (1.0 - busy)
-    drawn = [
-        svg.path(svg.band_way(left, right, bottom, top), "bar apart"),
-        svg.path(svg.band_way(left, right, bottom, above), "bar busy"),
-        svg.path(svg.band_way(left, right, above, above - HEIGHT * rest), "bar communication"),
+def _lane(run: ReportedRun, lane: int, parts: FloatArray) -> ChartPanel:
+    left, right = run.edges_s
+    busy, waiting, rest, longest = parts
+    bottom = np.where(np.isnan(busy), np.nan, 0.0)
+    found = [
+        ChartMark("band", "bar apart", left, bottom, right, bottom + 1.0),
+        ChartMark("band", "bar busy", left, bottom, right, busy),
+        ChartMark("band", "bar communication", left, busy, right, busy + rest),
     ]
     if run.lockstep:
-        wait = svg.band_way(left, right, HEIGHT * waiting, top)
-        drawn.append(svg.path(wait, "bar waiting"))
+        found.append(ChartMark("band", "bar waiting", left, 1.0 - waiting, right, bottom + 1.0))
         if run.each > 1:
-            drawn.append(svg.path(svg.steps_way(left, right, HEIGHT * longest), "line peak"))
-    pauses = axis.scale([at_s for at_s, _ in run.pauses])
-    drawn.append(svg.path(svg.upright_way(pauses, HEIGHT), "pause"))
-    marks = axis.scale(_changes_s(run, lane))
-    drawn.append(svg.path(svg.upright_way(marks, HEIGHT), "mark"))
-    told = f"{run.lanes[lane]}: {_summary(run, busy, waiting, rest)}"
-    return element(
-        "div",
-        element("div", shorten(run.lanes[lane]), class_="name", title=run.lanes[lane]),
-        element("div", svg.drawing(HEIGHT, told, *drawn), class_="area"),
-        class_="lane",
-        data_worker=lane,
+            found.append(ChartMark("stairs", "line peak", left, 1.0 - longest, right))
+    changes_s = _changes_s(run, lane)
+    ends = np.zeros(len(changes_s))
+    found.append(ChartMark("upright", "mark", changes_s, ends, top=ends + 1.0))
+    return ChartPanel(
+        marks=tuple(found),
+        told=f"{run.lanes[lane]}: {_summary(run, busy, waiting, rest)}",
+        height=30.0,
+        name=run.lanes[lane],
+        worker=lane,
     )
 
 
@@ -139,17 +131,12 @@ def _summary(run: ReportedRun, busy: FloatArray, waiting: FloatArray, rest: Floa
     return f"{told}, waiting for slower workers {parts[1]:.0%}" if run.lockstep else told
 
 
-def _data(run: ReportedRun, name: str) -> Markup:
-    rows: list[dict[str, Any]] = []
-    for lane in run.drawn:
-        busy, waiting, rest, longest = 100 * np.hstack(
-            [_parts(leg, leg.rank(lane)) for leg in run.legs]
-        )
-        parts = [["busy", "%", listed(busy, 3)]]
-        if run.lockstep:
-            parts.append(["waiting", "%", listed(waiting, 3)])
-            if run.each > 1:
-                parts.append(["most in one step", "%", listed(longest, 3)])
-        parts.append(["communication", "%", listed(rest, 3)])
-        rows.append({"name": run.lanes[lane], "worker": lane, "parts": parts})
-    return together(data_island(f"{name}-data", rows))
+def _row(run: ReportedRun, lane: int, parts: FloatArray) -> dict[str, Any]:
+    busy, waiting, rest, longest = (listed(one, 3) for one in 100 * parts)
+    told = [["busy", "%", busy]]
+    if run.lockstep:
+        told.append(["waiting", "%", waiting])
+        if run.each > 1:
+            told.append(["most in one step", "%", longest])
+    told.append(["communication", "%", rest])
+    return {"name": run.lanes[lane], "worker": lane, "parts": told}

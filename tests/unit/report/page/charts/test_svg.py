@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from evenstride.report.page.charts.chart import Chart, ChartMark, ChartPanel
 from evenstride.report.page.charts.svg import (
     band_way,
-    bars_way,
+    boxes_way,
     dots_way,
-    drawing,
     line_way,
-    path,
+    paths,
     steps_way,
 )
 
@@ -37,18 +37,41 @@ def test_an_area_goes_around_each_piece() -> None:
 
 def test_an_area_of_no_height_is_left_out() -> None:
     assert band_way(LEFT, RIGHT, LEFT, LEFT) == ""
-    assert path(band_way(LEFT, RIGHT, LEFT, LEFT), "bar") == ""
 
 
-def test_bars_too_narrow_to_be_seen_are_left_out() -> None:
-    found = bars_way(np.array([0.0, 5.0]), np.array([4.0, 5.0]), 2.0, 12.0)
+def test_boxes_too_narrow_to_be_seen_are_left_out() -> None:
+    left, right = np.array([0.0, 5.0]), np.array([4.0, 5.0])
+    found = boxes_way(left, right, np.array([2.0, 2.0]), np.array([12.0, 12.0]))
 
-    assert found == "M0 2H4v10H0Z"
+    assert found == "M0 2H4V12H0Z"
 
 
-def test_a_drawing_says_what_it_shows() -> None:
-    made = drawing(20.0, "<all>", path(line_way(LEFT, LEFT), "line", "told"))
+def chart_of(*marks: ChartMark) -> Chart:
+    panel = ChartPanel(marks, told="told", height=100.0, y_high=10.0)
+    return Chart("key", "title", (), (panel,), x_high=40.0, x_name="x")
 
-    assert 'role="img"' in made
-    assert "<title>&lt;all&gt;</title>" in made
-    assert "<title>told</title>" in made
+
+def test_a_panel_is_drawn_from_its_marks_the_later_above() -> None:
+    line = ChartMark("line", "line own", LEFT, LEFT, name="told", worker=3)
+    nothing = ChartMark("band", "band c0", LEFT, LEFT, RIGHT, LEFT)
+    chart = chart_of(nothing, line)
+
+    grid, drawn = paths(chart, chart.panels[0])
+    assert grid.style == "grid"
+    assert drawn == ("M0 100L250 0L750 -200", "line own", "told", 3)
+
+
+def test_what_is_beyond_the_axis_runs_along_its_edge() -> None:
+    chart = chart_of(ChartMark("stairs", "line own", LEFT, np.array([5.0, 50.0, 0.0]), RIGHT))
+
+    assert paths(chart, chart.panels[0])[1].way == "M0 50H250V0H500M750 100H1000"
+
+
+def test_a_ring_is_a_dot_with_a_smaller_one_of_paper_on_it() -> None:
+    chart = chart_of(ChartMark("dots", "dot c0 d0 hollow", LEFT, LEFT))
+
+    assert [one.style for one in paths(chart, chart.panels[0])] == [
+        "grid",
+        "dot c0 d0",
+        "dot hollow",
+    ]

@@ -1,10 +1,10 @@
-"""What stands around a drawing: values as scripts get them."""
+"""Values of a chart as scripts get them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from evenstride.report.page.charts.chart_frame import listed
+from evenstride.report.page.charts.chart import listed
 
 
 def test_values_for_scripts_are_rounded() -> None:

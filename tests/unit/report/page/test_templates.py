@@ -8,8 +8,10 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import UndefinedError
 
-from evenstride.report.page.markup import Markup, data_island, element, escaped, number
+from evenstride.report.page.page_tables import PageTable
+from evenstride.report.page.templates import environment
 from evenstride.report.wording import plain
 
 HOSTILE = (
@@ -41,52 +43,66 @@ class Read(HTMLParser):
         self.text += data
 
 
+def made_of(template: str, **values: object) -> str:
+    return environment().from_string(template).render(values)
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_is_text_wherever_it_stands(text: str) -> None:
-    made = element("p", text, [text, element("b", text)], title=text)
+    made = made_of('<p title="{{ text }}">{{ text }}<b>{{ text }}</b></p>', text=text)
 
     read = Read(made)
     assert [name for name, _ in read.elements] == ["p", "b"]
     shown = read.elements[0][1]["title"]
-    assert read.text == 3 * str(shown)
+    assert read.text == 2 * str(shown)
     assert list(read.elements[0][1]) == ["title"]
     assert not any(ord(c) < 32 or c in "\u202e\u2066" for c in made)
 
 
 @given(st.text())
 def test_any_text_is_read_back_but_for_what_is_hidden(text: str) -> None:
-    read = Read(element("p", text, title=text))
+    read = Read(made_of('<p title="{{ text }}">{{ text }}</p>', text=text))
 
     assert [name for name, _ in read.elements] == ["p"]
-    assert read.text == read.elements[0][1]["title"]
+    assert read.text == read.elements[0][1]["title"] == plain(text)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_table_shows_hostile_text_as_text(text: str) -> None:
+    table = PageTable((text, "n"), [(text, text), (text,)], told=text)
+    template = "{% from 'macros.html' import table %}{{ table(one) }}"
+    read = Read(made_of(template, one=table))
+
+    names = {name for name, _ in read.elements}
+    assert names == {"p", "div", "table", "thead", "tr", "th", "tbody", "td"}
+    assert not any(key.startswith("on") for _, held in read.elements for key in held)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_data_in_a_script_cannot_end_it_and_is_read_back(text: str) -> None:
-    made = data_island("key", {text: [text, 1.5, None]})
+    template = "{% from 'macros.html' import data %}{{ data('key', values) }}"
+    made = made_of(template, values={text: [text, 1.5, None]}).strip()
 
     inside = made.removeprefix('<script type="application/json" id="key">')
     inside = inside.removesuffix("</script>")
     assert "<" not in inside
-    assert json.loads(inside) == {plain(text): [plain(text), 1.5, None]}
+    assert inside.isprintable()
+    assert json.loads(inside) == {text: [text, 1.5, None]}
 
 
 def test_data_has_no_infinities() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        data_island("key", [float("inf")])
+        made_of("{{ values|tojson }}", values=[float("inf")])
 
 
 def test_a_long_text_is_cut() -> None:
-    assert len(escaped("x" * 10_000)) == 400
+    assert len(made_of("{{ text }}", text="x" * 10_000)) == 400
 
 
-def test_attributes_are_named_as_html_has_them() -> None:
-    made = element("input", class_="a", aria_label="b", disabled=True, hidden=False, value=None)
-
-    assert made == '<input class="a" aria-label="b" disabled>'
-    assert isinstance(made, Markup)
+def test_numbers_are_short_and_nothing_is_nothing() -> None:
+    assert made_of("{{ 12 }} {{ half }} {{ nothing }}.", half=0.5, nothing=None) == "12 0.5 ."
 
 
-def test_children_may_be_numbers_and_nothing() -> None:
-    assert element("td", 12, 0.5, None) == "<td>120.5</td>"
-    assert (number(1e-9), number(1234.567, 1)) == ("0", "1234.6")
+def test_a_name_that_was_not_given_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="missing"):
+        made_of("{{ missing }}")
