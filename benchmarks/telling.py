@@ -24,7 +24,7 @@ from evenstride.core.control.events import FleetFormed
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.time_model.observation import Observation
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.coordination.messages import Reply
 from evenstride.runtime.sinks.sink_settings import open_sinks
@@ -52,7 +52,9 @@ def measured(workers: int, sink: str, folder: Path) -> float:
                     step + STEPS + 1,
                     5,
                     (),
-                    (Observation(rank, 32, step, (STEP_S,) * STEPS, (0.001,) * STEPS),),
+                    Measurements.of(
+                        [Observation(rank, 32, step, (STEP_S,) * STEPS, (0.001,) * STEPS)]
+                    ),
                 )
                 for rank in range(workers)
             ]

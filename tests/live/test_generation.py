@@ -86,7 +86,7 @@ def trained(*workers: Worker, steps: range) -> None:
             share = one.generation.gate.draw(step)[rank]
             busy_s = 0.01 + 0.01 * share * SLOWER[one.shown.name]
             record = StepRecord(step, share, busy_s, 0.0, 0.0, 0.0, 0.0, step > steps.start)
-            one.generation.recorder.add(record)
+            one.generation.recorder.append(record)
 
     together(len(workers), on)
 

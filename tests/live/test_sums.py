@@ -86,9 +86,7 @@ def test_large_models_travel_in_several_parts(monkeypatch: pytest.MonkeyPatch) -
 
 def scaling(asked: list[int]) -> tuple[LiveScaling, nn.Linear, list[Draw]]:
     trained: list[Draw] = []
-    made = LiveScaling(
-        StepTimer(lambda _: None), trained.append, lambda flats: asked.append(len(flats))
-    )
+    made = LiveScaling(StepTimer([]), trained.append, lambda flats: asked.append(len(flats)))
     model = nn.Linear(2, 1)
     made.watch(model)
     return made, model, trained

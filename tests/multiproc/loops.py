@@ -16,10 +16,21 @@ from torch.utils.data import TensorDataset
 
 import evenstride
 from evenstride.core.time_model.observation import median
-from evenstride.runtime.timing.step_timer import StepRecord
+from evenstride.runtime.timing.step_timer import StepQueue, StepRecord
 from tests.multiproc.training import Augmented, net, rows, weights
 
 BATCH = 24
+
+
+class KeptSteps(list[StepRecord]):
+    """Keeps finished steps, and hands them on to where they went before."""
+
+    def __init__(self, onwards: StepQueue) -> None:
+        self._onwards = onwards
+
+    def append(self, record: StepRecord, /) -> None:
+        super().append(record)
+        self._onwards.append(record)
 
 
 def burn(size: int, times: int) -> float:
@@ -101,15 +112,9 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
     dist.all_reduce(unit_s, dist.ReduceOp.MIN)  # so that the ranks' work is in this very ratio
     times = round(milliseconds[rank] * 1e-3 / unit_s.item())
     stride = evenstride.Stride(global_batch=8, policy="uniform")
-    records: list[StepRecord] = []
+    records = KeptSteps(stride._member.timer.finished)
     injected: dict[int, float] = {}
-    finished = stride._member.timer.finished
-
-    def keep(record: StepRecord) -> None:
-        records.append(record)
-        finished(record)
-
-    stride._member.timer.finished = keep
+    stride._member.timer.report_to(records)
     torch.manual_seed(0)  # the ranks must have the same data, whatever their processes ran before
     data = TensorDataset(torch.randn(8 * 64, 4))
     parts = 2 if how == "micro-batches" else 1

@@ -23,8 +23,8 @@ from torch.utils.data import TensorDataset
 import evenstride
 from evenstride.core.time_model.observation import median
 from evenstride.runtime.engines.fsdp import gathered, island_of
-from evenstride.runtime.timing.step_timer import StepRecord, StepTimer
-from tests.multiproc.loops import burn
+from evenstride.runtime.timing.step_timer import StepTimer
+from tests.multiproc.loops import KeptSteps, burn
 from tests.multiproc.training import FEATURES, Loop, rows
 from tests.order import epoch_order
 
@@ -330,14 +330,8 @@ def timed(
         seconds.
     """
     stride = evenstride.Stride(global_batch=20, policy=policy)
-    records: list[StepRecord] = []
-    finished = stride._member.timer.finished
-
-    def keep(record: StepRecord) -> None:
-        records.append(record)
-        finished(record)
-
-    stride._member.timer.finished = keep
+    records = KeptSteps(stride._member.timer.finished)
+    stride._member.timer.report_to(records)
     layers = [Burning(), Burning()]
     model: Any = nn.Sequential(*layers)
     mesh = init_device_mesh("cpu", layout.mesh, mesh_dim_names=_names(layout))

@@ -129,7 +129,7 @@ class RankSession:
     def _weighed(self, team: Team, settings: Settings) -> LossScaling:
         scaling = LossScaling(
             team.world_size,
-            StepTimer(self._recorder.add),
+            StepTimer(self._recorder),
             self._commit,
             self._weight_exchange,
             by_hand=settings.engine == "none",

@@ -18,7 +18,7 @@ class Rank:
 
     def __init__(self, world_size: int = 1) -> None:
         self.committed: list[Draw] = []
-        timer = StepTimer(lambda _: None)
+        timer = StepTimer([])
         exchange = WeightExchange(None, timer.waiting)
         self.exchange = exchange
         self.scaling = LossScaling(world_size, timer, self.committed.append, lambda: exchange)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
@@ -118,6 +118,14 @@ class Measurements:
             loads=np.array([(o.cpu_load, o.memory_load) for o in seen]).reshape(len(seen), 2).T,
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Measurements]) -> Measurements:
+        """Return what several have measured, one after the other."""
+        if not parts:
+            return cls.of(())
+        columns = zip(*(part.__reduce__()[1] for part in parts), strict=True)
+        return cls(*(np.concatenate(column, axis=-1) for column in columns))
+
     def __len__(self) -> int:
         return len(self.worker)
 
@@ -164,12 +172,14 @@ class Measurements:
         """Median busy time of each observation, ``(n,)``."""
         return self._medians(self.busy_s)
 
+    def step_of_times(self) -> IntArray:
+        """Return which step each of the times is of, ``(sum steps,)``."""
+        begins = np.repeat(self.first_step - np.cumsum(self.steps) + self.steps, self.steps)
+        return begins + np.arange(len(self.wait_s))
+
     def least_waits(self) -> tuple[FloatArray, IntArray]:
         """Return the shortest wait in each step that was told of, and how many told of it."""
-        within = np.arange(len(self.wait_s)) - np.repeat(
-            np.cumsum(self.steps) - self.steps, self.steps
-        )
-        step = np.repeat(self.first_step, self.steps) + within
+        step = self.step_of_times()
         # The usual case of one step from everyone, which needs no sort.
         if len(step) and (step == step[0]).all():
             return np.array([self.wait_s.min()]), np.array([len(step)])

@@ -20,7 +20,7 @@ from evenstride.integrations.torchft.quorum_messages import Broken, Quorum, Show
 from evenstride.runtime.coordination.agreement import Plain
 from evenstride.runtime.failures.peers import myself
 from evenstride.runtime.loading.position import CommittedPosition
-from evenstride.runtime.timing.step_timer import StepRecord, StepTimer
+from evenstride.runtime.timing.step_timer import StepTimer
 
 logger = logging.getLogger("evenstride")
 
@@ -57,7 +57,9 @@ class LiveRun:
         self.quorums = Quorums(endpoint)
         self.progress = CommittedPosition(asked.seed, asked.global_batch)
         self.scaling = LiveScaling(
-            StepTimer(self._finished), self._trained_one, self.quorums.add_up
+            StepTimer([]),  # a generation brings its own queue, and no step is trained before it
+            self._trained_one,
+            self.quorums.add_up,
         )
         self.layout: Plain = {}
         self.micro = False  # whether this worker's loader may cut a share into micro-batches
@@ -157,6 +159,7 @@ class LiveRun:
         mine = self._shown(kept)
         formed = LiveGeneration(quorum, self._lead, self.quorums.gather, mine)
         self.generation, self._number = formed, formed.number
+        self.scaling.timer.report_to(formed.recorder)
         self.go_to(formed.position)  # who is late trains where the others are, who are there
         self.scaling.cut(micro=formed.micro)
         if formed.quorum.rank == 0:
@@ -202,10 +205,6 @@ class LiveRun:
         for parameter in self.scaling.parameters:
             digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
-
-    def _finished(self, record: StepRecord) -> None:
-        if self.generation is not None:
-            self.generation.recorder.add(record)
 
     def _trained_one(self, draw: Draw) -> None:
         self._trained = draw

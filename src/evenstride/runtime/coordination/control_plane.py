@@ -24,6 +24,7 @@ from evenstride.core.allocation.memory_caps import PeakMemory
 from evenstride.core.control.exchange_interval import ToleranceBand
 from evenstride.core.fleet import Shares
 from evenstride.core.gradients.noise_accumulator import StepParts
+from evenstride.core.time_model.observation import Measurements
 from evenstride.errors import EvenstrideError, WorkerLost, from_plain, to_plain
 from evenstride.runtime.coordination.draw_barrier import BarrierReport, DrawBarrier
 from evenstride.runtime.coordination.leader import Leader
@@ -172,7 +173,7 @@ class ControlPlane:
         """Answer for those who do not: they are gone, or still at their last steps."""
         told = [f"told/{self._exchange}/{other}" for other in range(1, self._channel.world_size)]
         # The leader waits for every reply without a limit, so one that never comes would hang it.
-        gone = reply_to_text(Reply(0, 0, (), (), leaving=True))
+        gone = reply_to_text(Reply(0, 0, (), Measurements.of(()), leaving=True))
         for key, here in zip(told, self._channel.present(told), strict=True):
             if not here:
                 self._channel.put(key, gone)

@@ -334,7 +334,7 @@ class Leader:
         memory = tuple(reply.held for reply in replies if reply.held is not None)
         if self._fold is not None and self._islands is not None:
             told, memory = [self._fold.take(told)], self._islands.holdings(memory)
-        return Measurements.of(seen for one in told for seen in one), memory
+        return Measurements.joined(told), memory
 
     def _for_ranks(self, verdict: Verdict) -> Verdict:
         """Return what a verdict about the workers means for the ranks."""

@@ -9,6 +9,8 @@ import json
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from evenstride.core.allocation.memory_caps import PeakMemory
 from evenstride.core.control.events import (
     ExchangeAfter,
@@ -20,11 +22,11 @@ from evenstride.core.control.events import (
     SetBatch,
     SetShares,
 )
-from evenstride.core.fleet import Shares
+from evenstride.core.fleet import FloatArray, Shares
 from evenstride.core.gradients.noise_accumulator import StepParts
-from evenstride.core.time_model.observation import Observation
+from evenstride.core.time_model.observation import Measurements
 from evenstride.runtime.coordination.notice_filter import RankNotices
-from evenstride.trace.codec import decode_observation, dumps, encode_observation
+from evenstride.trace.codec import dumps
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def reply_to_text(reply: Reply) -> str:
             "barrier": reply.barrier,
             "checksum": reply.checksum,
             "stands": reply.stands,
-            "observations": [encode_observation(seen) for seen in reply.observations],
+            "observations": _columns(reply.observations),
             "leaving": reply.leaving,
             "held": None if reply.held is None else asdict(reply.held),
             "notice": None if reply.notice is None else asdict(reply.notice),
@@ -87,13 +89,51 @@ def reply_from_text(text: str) -> Reply:
         plain["barrier"],
         plain["checksum"],
         tuple(tuple(stand) for stand in plain["stands"]),
-        tuple(decode_observation(seen) for seen in plain["observations"]),
+        _from_columns(plain["observations"]),
         plain["leaving"],
         None if plain["held"] is None else PeakMemory(**plain["held"]),
         None if plain["notice"] is None else RankNotices(**plain["notice"]),
         tuple(StepParts(*parts) for parts in plain["norms"]),
         plain["drawn"],
         None if plain["turn"] is None else BatchChange(**plain["turn"]),
+    )
+
+
+def _columns(told: Measurements) -> dict[str, Any]:
+    """Return the columns as lists; a time or load that is no finite number becomes ``None``."""
+    return {
+        "worker": told.worker.tolist(),
+        "share": told.share.tolist(),
+        "first_step": told.first_step.tolist(),
+        "steps": told.steps.tolist(),
+        "busy_s": _finite(told.busy_s),
+        "wait_s": _finite(told.wait_s),
+        "sums_s": _finite(told.sums_s),
+        "modelled": told.modelled.tolist(),
+        "loads": _finite(told.loads),
+    }
+
+
+def _finite(values: FloatArray) -> list[Any]:
+    # JSON knows neither nan nor infinity; as an array of objects it can hold `None` instead.
+    known = values.astype(object)
+    known[~np.isfinite(values)] = None
+    return list(known.tolist())
+
+
+def _from_columns(plain: dict[str, Any]) -> Measurements:
+    """Return the columns again; what was no finite number is not a number now."""
+    n = len(plain["worker"])
+    return Measurements(
+        worker=np.array(plain["worker"], dtype=np.int64),
+        share=np.array(plain["share"], dtype=np.int64),
+        first_step=np.array(plain["first_step"], dtype=np.int64),
+        steps=np.array(plain["steps"], dtype=np.int64),
+        busy_s=np.array(plain["busy_s"], dtype=np.float64),
+        wait_s=np.array(plain["wait_s"], dtype=np.float64),
+        sums_s=np.array(plain["sums_s"], dtype=np.float64).reshape(3, n),
+        modelled=np.array(plain["modelled"], dtype=np.bool_),
+        loads=np.array(plain["loads"], dtype=np.float64).reshape(2, n),
     )
 
 
@@ -129,7 +169,7 @@ class Reply:
     barrier: int
     checksum: int
     stands: tuple[tuple[int, int, int], ...]
-    observations: tuple[Observation, ...]
+    observations: Measurements
     leaving: bool = False
     held: PeakMemory | None = None
     notice: RankNotices | None = None

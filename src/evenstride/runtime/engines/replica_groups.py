@@ -19,15 +19,16 @@ from itertools import groupby
 from math import inf, lcm, nan
 from typing import NamedTuple
 
+import numpy as np
 import torch.distributed as dist
 from torch import nn
 
 from evenstride.core.allocation.memory_caps import PeakMemory
 from evenstride.core.fleet import Shares, Worker
-from evenstride.core.time_model.observation import Observation
+from evenstride.core.time_model.observation import Measurements
 from evenstride.errors import ConfigError
 from evenstride.runtime.engines.fsdp import island_of
-from evenstride.runtime.timing.recorder import observation, stretches
+from evenstride.runtime.timing.recorder import in_columns, stretches
 from evenstride.runtime.timing.step_timer import StepRecord
 
 # Steps that some member has not told of yet. Ranks are a few steps apart, an exchange at most 512.
@@ -50,19 +51,16 @@ class Fold:
         self._latest = [-1] * islands.size
         self._pace = [1.0] * islands.size
 
-    def take(self, told: Sequence[Sequence[Observation]]) -> tuple[Observation, ...]:
-        """Return the islands' observations, each step of an island once.
+    def take(self, told: Sequence[Measurements]) -> Measurements:
+        """Return what the islands measured, each step of an island once.
 
         Args:
             told: by each rank since the last call, in rank order; steps ascending.
 
-        Raises:
-            ValueError: an observation has not both times of each step.
-
         Cost:
             ``O(ranks * steps)``, some 2 us for each step of each rank.
         """
-        seen: list[Observation] = []
+        seen: list[Measurements] = []
         for island, (members, pending) in enumerate(
             zip(self._islands.members, self._pending, strict=True)
         ):
@@ -75,8 +73,8 @@ class Fold:
             rows = [pending.pop(step) for step in whole]
             self._forget(pending, members)
             self._pace_of(members, rows)
-            seen += _observations(island, [_folded([row[r] for r in members]) for row in rows])
-        return tuple(seen)
+            seen.append(_measured(island, [_folded([row[r] for r in members]) for row in rows]))
+        return Measurements.joined(seen)
 
     def expected(self, expected_s: Sequence[float]) -> tuple[float, ...]:
         """Return every rank's expected busy time, given the islands'; of no values none.
@@ -111,20 +109,30 @@ class _IslandStep(NamedTuple):
     begins: bool
 
 
-def _steps(observations: Sequence[Observation]) -> Iterator[_IslandStep]:
-    """Yield the steps of one rank's observations.
+def _steps(told: Measurements) -> Iterator[_IslandStep]:
+    """Yield the steps that one rank has told of.
 
-    Sums are taken to be the same part in each step. All observations but the first begin where the
+    Sums are taken to be the same part in each step. All stretches but the first begin where the
     rank saw a change; the first begins where the exchange before happened to be.
     """
-    for number, seen in enumerate(observations):
-        steps = max(seen.steps, 1)
-        sums_s = seen.data_s / steps, seen.outside_s / steps, seen.control_wait_s / steps
-        loads = seen.cpu_load, seen.memory_load
-        for offset, (busy_s, wait_s) in enumerate(zip(seen.busy_s, seen.wait_s, strict=True)):
-            step = seen.first_step + offset
-            record = StepRecord(step, seen.share, busy_s, wait_s, *sums_s, seen.modelled)
-            yield _IslandStep(record, loads, begins=number > 0 and offset == 0)
+    stretch = np.repeat(np.arange(len(told)), told.steps)
+    begins = np.diff(stretch, prepend=0) > 0
+    sums_s = (told.sums_s / np.maximum(told.steps, 1))[:, stretch].T.tolist()
+    loads = told.loads[:, stretch].T.tolist()
+    columns = zip(
+        told.step_of_times().tolist(),
+        told.share[stretch].tolist(),
+        told.busy_s.tolist(),
+        told.wait_s.tolist(),
+        sums_s,
+        told.modelled[stretch].tolist(),
+        loads,
+        begins.tolist(),
+        strict=True,
+    )
+    for step, share, busy_s, wait_s, (data_s, outside_s, control_s), modelled, load, new in columns:
+        record = StepRecord(step, share, busy_s, wait_s, data_s, outside_s, control_s, modelled)
+        yield _IslandStep(record, tuple(load), begins=new)
 
 
 def _usual(record: StepRecord) -> bool:
@@ -149,12 +157,12 @@ def _folded(told: Sequence[_IslandStep]) -> _IslandStep:
     return _IslandStep(folded, slowest.loads, any(step.begins for step in told))
 
 
-def _observations(island: int, steps: Sequence[_IslandStep]) -> Iterator[Observation]:
-    """Yield what an island has measured: of each stretch, with the loads at its end."""
+def _measured(island: int, steps: Sequence[_IslandStep]) -> Measurements:
+    """Return what an island has measured: of each stretch, with the loads at its end."""
     records = [step.record for step in steps]
     breaks = {index for index, step in enumerate(steps) if step.begins}
-    for run in stretches(records, breaks):
-        yield observation(island, records[run], steps[run][-1].loads)
+    runs = list(stretches(records, breaks))
+    return in_columns(island, records, runs, [steps[run.stop - 1].loads for run in runs])
 
 
 logger = logging.getLogger("evenstride")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from evenstride.runtime.timing.step_timer import StepRecord, StepTimer
+from evenstride.runtime.timing.step_timer import StepQueue, StepTimer
 
 logger = logging.getLogger("evenstride")
 
@@ -154,7 +154,7 @@ class DeviceTimer(StepTimer):
     than by the host's clock, or more if the device is further behind.
 
     Args:
-        finished: called with each finished step, in order.
+        finished: gets each finished step, in order.
         marks: points in the stream.
         now: the host's clock, for what is not the device's time.
     """
@@ -165,7 +165,7 @@ class DeviceTimer(StepTimer):
 
     def __init__(
         self,
-        finished: Callable[[StepRecord], None],
+        finished: StepQueue,
         marks: Marks,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import pairwise
 from math import nan
 
+import numpy as np
+
 from evenstride.core.control.exchange_interval import ToleranceBand
-from evenstride.core.time_model.observation import Observation
+from evenstride.core.time_model.observation import Measurements
 from evenstride.runtime.timing.step_timer import StepRecord
 
 
@@ -39,7 +41,7 @@ class Recorder:
         with self._lock:
             self._band = band
 
-    def add(self, record: StepRecord) -> None:
+    def append(self, record: StepRecord) -> None:
         """Keep a finished step; ask for an exchange if it left its band (training thread)."""
         asks = False
         with self._lock:
@@ -64,14 +66,13 @@ class Recorder:
             self._records.clear()
             self._breaks.clear()
 
-    def take(self) -> tuple[Observation, ...]:
-        """Return all finished steps as observations, and forget them (control thread)."""
+    def take(self) -> Measurements:
+        """Return what was measured in all finished steps, and forget them (control thread)."""
         with self._lock:
             records, self._records = self._records, []
             breaks, self._breaks = self._breaks, set()
-        loads = self._loads()
-        runs = stretches(records, breaks)
-        return tuple(observation(self._rank, records[run], loads) for run in runs)
+        runs = list(stretches(records, breaks))
+        return in_columns(self._rank, records, runs, [self._loads()] * len(runs))
 
 
 def stretches(records: Sequence[StepRecord], breaks: Set[int]) -> Iterator[slice]:
@@ -95,24 +96,41 @@ def stretches(records: Sequence[StepRecord], breaks: Set[int]) -> Iterator[slice
         yield slice(start, len(records))
 
 
-def observation(worker: int, run: Sequence[StepRecord], loads: tuple[float, float]) -> Observation:
-    """Return one stretch of steps as what a worker has measured.
+def in_columns(
+    worker: int,
+    records: Sequence[StepRecord],
+    runs: Sequence[slice],
+    loads: Sequence[tuple[float, float]],
+) -> Measurements:
+    """Return the steps of one worker as what it has measured, in the columns that the core takes.
 
     Args:
         worker: the rank, or the island.
-        run: at least one step, all with the same share.
-        loads: processor and memory load, as parts of 1.
+        records: in the order of their steps.
+        runs: the `stretches` that they are judged in, which together are all of them.
+        loads: of each stretch, processor and memory load as parts of 1.
     """
-    return Observation(
-        worker=worker,
-        share=run[0].share,
-        first_step=run[0].step,
-        busy_s=tuple(round(r.busy_s, 7) for r in run),
-        wait_s=tuple(round(r.wait_s, 7) for r in run),
-        data_s=round(sum(r.data_s for r in run), 7),
-        outside_s=round(sum(r.outside_s for r in run), 7),
-        control_wait_s=round(sum(r.control_wait_s for r in run), 7),
-        modelled=run[0].modelled,
-        cpu_load=loads[0],
-        memory_load=loads[1],
+
+    # Python's own sum and round, as the digits go into the trace and decide the split.
+    def summed(times_s: list[float]) -> list[float]:
+        return [round(sum(times_s[run]), 7) for run in runs]
+
+    first = [records[run.start] for run in runs]
+    return Measurements(
+        worker=np.full(len(runs), worker, dtype=np.int64),
+        share=np.array([r.share for r in first], dtype=np.int64),
+        first_step=np.array([r.step for r in first], dtype=np.int64),
+        steps=np.array([run.stop - run.start for run in runs], dtype=np.int64),
+        busy_s=np.array([round(r.busy_s, 7) for r in records], dtype=np.float64),
+        wait_s=np.array([round(r.wait_s, 7) for r in records], dtype=np.float64),
+        sums_s=np.array(
+            [
+                summed([r.data_s for r in records]),
+                summed([r.outside_s for r in records]),
+                summed([r.control_wait_s for r in records]),
+            ],
+            dtype=np.float64,
+        ),
+        modelled=np.array([r.modelled for r in first], dtype=np.bool_),
+        loads=np.array(loads, dtype=np.float64).reshape(len(runs), 2).T,
     )

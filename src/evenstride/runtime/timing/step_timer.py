@@ -21,7 +21,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 # Steps whose between-time enters the running median; odd, so that the middle is one of them.
 _BETWEEN_STEPS = 31
@@ -38,6 +38,14 @@ class StepRecord(NamedTuple):
     outside_s: float
     control_wait_s: float
     modelled: bool
+
+
+class StepQueue(Protocol):
+    """Takes in finished steps, as a list does; called by the training thread."""
+
+    def append(self, record: StepRecord, /) -> None:
+        """Take in one more."""
+        ...
 
 
 class RunningMedian:
@@ -64,7 +72,7 @@ class StepTimer:
     """Turns marks into step records. All calls come from the training thread.
 
     Args:
-        finished: called with each finished step, at the fetch that follows it.
+        finished: gets each finished step, at the fetch that follows it.
         now: a monotonic clock in seconds.
     """
 
@@ -94,7 +102,7 @@ class StepTimer:
 
     def __init__(
         self,
-        finished: Callable[[StepRecord], None],
+        finished: StepQueue,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.finished, self.now = finished, now
@@ -105,6 +113,10 @@ class StepTimer:
         self._early_wait_s = self._early_control_s = 0.0
         self._mark_s = self._excluded_s = self._wait_began_s = 0.0
         self._between = RunningMedian(_BETWEEN_STEPS)
+
+    def report_to(self, finished: StepQueue) -> None:
+        """Put the steps that finish from now on into another queue."""
+        self.finished = finished
 
     @property
     def at(self) -> tuple[str, int]:
@@ -251,6 +263,6 @@ class StepTimer:
         usual_s = self._between.median(between_s)
         outside_s = between_s - usual_s if between_s > usual_s else 0.0
         busy_s = worked_s + usual_s
-        self.finished(
+        self.finished.append(
             StepRecord(step, share, busy_s, wait_s, data_s, outside_s, control_s, modelled)
         )

@@ -16,7 +16,7 @@ from evenstride.core.control.schedule import Schedule
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.time_model.observation import Observation
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.report.analysis.run_timeline import RunTimeline
 from evenstride.report.analysis.step_clock import durations_s
 from evenstride.report.analysis.totals import totals_of
@@ -107,7 +107,7 @@ class Driven:
             while self.step < due:
                 self._train()
             self._exchange(turns=bool(self.case.turns_to) and self.step == STEPS // 2)
-        replies = [Reply(STEPS, 0, (), tuple(told)) for told in self._untold]
+        replies = [Reply(STEPS, 0, (), Measurements.of(told)) for told in self._untold]
         self.leader.take_last(STEPS, replies, None)
         summary = summarise(
             self.leader,
@@ -145,7 +145,8 @@ class Driven:
         replies = []
         for rank, told in enumerate(self._untold):
             count = len(told) // 2 if self.case.lags and rank == 1 else len(told)
-            seen, self._untold[rank] = tuple(joined(told[:count])), told[count:]
+            seen = Measurements.of(joined(told[:count]))
+            self._untold[rank] = told[count:]
             replies.append(Reply(self.step, 0, (), seen, drawn=self.step, turn=turn))
         verdict = self.leader.exchange(self.step, replies, 0)
         self.leader.show()

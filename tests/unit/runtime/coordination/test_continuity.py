@@ -16,7 +16,7 @@ from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.membership.worker_profiles import WorkerProfile
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.time_model.observation import Observation
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import ConfigError, WorkerLost
 from evenstride.runtime.checkpoint import group_departure
 from evenstride.runtime.coordination import continuity as module
@@ -198,7 +198,7 @@ def test_what_was_measured_is_remembered() -> None:
     shares = leader.control.shares
     seen = [Observation(k, shares[k], 1, (0.1 * (k + 1),), (0.0,)) for k in range(2)]
 
-    leader.exchange(2, [Reply(3, 5, ((0, 0, 0),), (one,)) for one in seen], 5)
+    leader.exchange(2, [Reply(3, 5, ((0, 0, 0),), Measurements.of([one])) for one in seen], 5)
 
     assert [one["slot"] for one in continuity.remember()["profiles"]] == [0, 1]
 

@@ -12,7 +12,7 @@ from evenstride.core.fleet import Worker
 from evenstride.core.gradients.noise_accumulator import NoiseOfRun
 from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.time_model.observation import Observation
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import SplitDiverged
 from evenstride.runtime.coordination.epoch_boundary import asked, meeting
 from evenstride.runtime.coordination.leader import Leader
@@ -101,7 +101,7 @@ def _reply(
     rank: int, turn: BatchChange | None, drawn: int = 8, barrier: int = 8, share: int = 8
 ) -> Reply:
     seen = Observation(rank, share, barrier, (0.1 + 0.0001 * share,) * 4, (0.0,) * 4)
-    return Reply(barrier, 5, ((0, 0, 0),), (seen,), drawn=drawn, turn=turn)
+    return Reply(barrier, 5, ((0, 0, 0),), Measurements.of([seen]), drawn=drawn, turn=turn)
 
 
 def test_all_go_on_with_the_batch_that_the_core_chose() -> None:

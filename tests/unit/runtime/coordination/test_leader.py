@@ -16,7 +16,7 @@ from evenstride.core.fleet import Worker
 from evenstride.core.gradients.noise_accumulator import StepParts
 from evenstride.core.gradients.noise_scale import GradientNorms
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.time_model.observation import Observation
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import InfeasibleShares, SplitDiverged
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.coordination.messages import (
@@ -32,6 +32,7 @@ from evenstride.trace.read import read_noise, read_records
 from evenstride.trace.write import TraceWriter
 
 STANDS = ((0, 0, 0),)
+NOTHING = Measurements.of(())
 
 
 def _leader(spec: str = "adaptive", batch: int = 12) -> Leader:
@@ -44,7 +45,7 @@ def _reply(
     rank: int, barrier: int = 3, busy_s: float = 0.1, share: int = 6, checksum: int = 5
 ) -> Reply:
     seen = Observation(rank, share, 1, (busy_s,), (0.0,))
-    return Reply(barrier, checksum, STANDS, (seen,))
+    return Reply(barrier, checksum, STANDS, Measurements.of([seen]))
 
 
 def test_a_decision_takes_effect_at_the_highest_barrier() -> None:
@@ -64,25 +65,27 @@ def test_every_rank_of_the_exchange_must_have_applied_the_same_decisions() -> No
 def test_every_rank_must_have_begun_its_pass_at_the_same_place(
     stand: tuple[int, int, int],
 ) -> None:
-    replies = [_reply(0), Reply(3, 5, (stand,), ())]
+    replies = [_reply(0), Reply(3, 5, (stand,), NOTHING)]
 
     with pytest.raises(SplitDiverged, match=r"rank 1 began .* load the same state on every rank"):
         _leader().exchange(2, replies, 5)
 
 
 def test_a_rank_may_be_one_pass_behind_or_have_looked_twice() -> None:
-    ahead = Reply(3, 5, ((0, 0, 0), (0, 0, 0), (9, 1, 0)), ())
-    behind = Reply(3, 5, ((0, 0, 0),), ())
+    ahead = Reply(3, 5, ((0, 0, 0), (0, 0, 0), (9, 1, 0)), NOTHING)
+    behind = Reply(3, 5, ((0, 0, 0),), NOTHING)
 
     assert _leader().exchange(2, [ahead, behind], 5).effective == 3
 
 
 def test_passes_are_compared_across_exchanges() -> None:
     leader = _leader()
-    leader.exchange(2, [Reply(3, 5, ((0, 0, 0), (9, 1, 0)), ()), Reply(3, 5, ((0, 0, 0),), ())], 5)
+    leader.exchange(
+        2, [Reply(3, 5, ((0, 0, 0), (9, 1, 0)), NOTHING), Reply(3, 5, ((0, 0, 0),), NOTHING)], 5
+    )
 
     with pytest.raises(SplitDiverged, match="after 9 steps rank 1 began a loop at epoch 0"):
-        leader.exchange(3, [Reply(4, 5, (), ()), Reply(4, 5, ((9, 0, 24),), ())], 5)
+        leader.exchange(3, [Reply(4, 5, (), NOTHING), Reply(4, 5, ((9, 0, 24),), NOTHING)], 5)
 
 
 def test_what_is_refused_is_not_booked() -> None:
@@ -145,14 +148,17 @@ def test_the_noise_of_whole_steps_is_kept_and_recorded(tmp_path: Path) -> None:
     assert replay(tmp_path).identical
 
 
-observations = st.builds(
-    Observation,
-    worker=st.integers(0, 9),
-    share=st.integers(0, 99),
-    first_step=st.integers(0, 9**9),
-    busy_s=st.lists(st.floats(0, 99), min_size=1, max_size=4).map(tuple),
-    wait_s=st.lists(st.floats(0, 99), min_size=1, max_size=4).map(tuple),
-    modelled=st.booleans(),
+times_s = st.lists(st.tuples(st.floats(0, 99), st.floats(0, 99)), min_size=1, max_size=4)
+observations = times_s.flatmap(
+    lambda pairs: st.builds(
+        Observation,
+        worker=st.integers(0, 9),
+        share=st.integers(0, 99),
+        first_step=st.integers(0, 9**9),
+        busy_s=st.just(tuple(busy_s for busy_s, _ in pairs)),
+        wait_s=st.just(tuple(wait_s for _, wait_s in pairs)),
+        modelled=st.booleans(),
+    )
 )
 parts = st.builds(
     StepParts,
@@ -172,7 +178,7 @@ parts = st.builds(
         barrier=st.integers(0, 9**9),
         checksum=st.integers(0, 2**32 - 1),
         stands=st.lists(st.tuples(*[st.integers(0, 9**9)] * 3), max_size=3).map(tuple),
-        observations=st.lists(observations, max_size=3).map(tuple),
+        observations=st.lists(observations, max_size=3).map(Measurements.of),
         leaving=st.booleans(),
         norms=st.lists(parts, max_size=3).map(tuple),
     )

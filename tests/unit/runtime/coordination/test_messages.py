@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -15,7 +17,15 @@ from evenstride.core.control.events import (
     SaveAfter,
     SetShares,
 )
-from evenstride.runtime.coordination.messages import Verdict, joined, verdict_of
+from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.runtime.coordination.messages import (
+    Reply,
+    Verdict,
+    joined,
+    reply_from_text,
+    reply_to_text,
+    verdict_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +56,24 @@ def test_every_instruction_reaches_the_ranks(
     assert verdict == Verdict(**{**nothing, **told})
     asked = isinstance(instruction, ExchangeAfter)
     assert after == (instruction if asked else ExchangeAfter(1, False))
+
+
+def test_a_reply_is_read_as_it_was_written_and_what_is_no_number_as_not_known() -> None:
+    seen = [
+        Observation(1, 3, 7, (0.1, 1 / 3), (0.0, 0.2), 0.3, 0.4, 0.5, cpu_load=0.25),
+        Observation(1, 0, 9, (nan, inf), (0.0, -inf), modelled=False),
+    ]
+    reply = Reply(9, 5, ((0, 0, 0),), Measurements.of(seen), drawn=8)
+    read = reply_from_text(reply_to_text(reply))
+
+    seen[1] = replace(seen[1], busy_s=(nan, nan), wait_s=(0.0, nan))
+    assert read == replace(reply, observations=Measurements.of(seen))
+
+
+def test_who_has_measured_nothing_replies_with_nothing() -> None:
+    reply = Reply(0, 0, (), Measurements.of(()), leaving=True)
+
+    assert reply_from_text(reply_to_text(reply)) == reply
 
 
 FIRST = Verdict(7, (3, 4), True, (0.1, 0.2), (0.3, 0.4), "first")

@@ -84,8 +84,8 @@ def _exchanges(told: Told) -> list[tuple[Observation, ...]]:
     for counts in told.exchanges:
         for recorder, records, count in zip(recorders, ahead, counts, strict=True):
             for _, record in zip(range(count), records, strict=False):
-                recorder.add(record)
-        taken.append(fold.take([recorder.take() for recorder in recorders]))
+                recorder.append(record)
+        taken.append(tuple(fold.take([recorder.take() for recorder in recorders])))
     assert not any(fold._pending), "nothing is kept of what is told"
     return taken
 
@@ -144,11 +144,15 @@ def _seen(rank: int, first: int, *busy_s: float, share: int = 3) -> Observation:
     return Observation(rank, share, first, busy_s, (0.0,) * len(busy_s))
 
 
+def _take(fold: Fold, told: Sequence[Sequence[Observation]]) -> tuple[Observation, ...]:
+    return tuple(fold.take([Measurements.of(seen) for seen in told]))
+
+
 def test_a_step_waits_for_the_last_member_to_tell() -> None:
     fold = Fold(CROSSED)
 
-    early = fold.take([[_seen(0, 5, 0.1, 0.2)], [], [_seen(2, 5, 0.3)], []])
-    late = fold.take([[_seen(0, 7, 0.1)], [], [_seen(2, 6, 0.1, 0.3)], []])
+    early = _take(fold, [[_seen(0, 5, 0.1, 0.2)], [], [_seen(2, 5, 0.3)], []])
+    late = _take(fold, [[_seen(0, 7, 0.1)], [], [_seen(2, 6, 0.1, 0.3)], []])
 
     assert [(one.worker, one.first_step, one.busy_s) for one in early] == [(0, 5, (0.3,))]
     assert [(one.worker, one.first_step, one.busy_s) for one in late] == [(0, 6, (0.2, 0.3))]
@@ -157,7 +161,7 @@ def test_a_step_waits_for_the_last_member_to_tell() -> None:
 def test_a_step_that_a_member_never_tells_of_is_left_out_and_forgotten() -> None:
     fold = Fold(Islands(((0, 1),)))
 
-    (one, two) = fold.take([[_seen(0, 1, 0.1, 0.2, 0.3)], [_seen(1, 1, 0.1), _seen(1, 3, 0.1)]])
+    (one, two) = _take(fold, [[_seen(0, 1, 0.1, 0.2, 0.3)], [_seen(1, 1, 0.1), _seen(1, 3, 0.1)]])
 
     assert (one.first_step, two.first_step) == (1, 3)
     assert fold._pending == [{}]
@@ -166,11 +170,11 @@ def test_a_step_that_a_member_never_tells_of_is_left_out_and_forgotten() -> None
 def test_what_differs_is_not_put_together_although_exchanges_came_in_between() -> None:
     gap, first = Fold(Islands(((0, 1),))), Fold(Islands(((0, 1),)))
     odd = replace(_seen(1, 2, 0.1), modelled=False)
-    gap.take([[], [_seen(1, 1, 0.1)]])
-    first.take([[], [_seen(1, 1, 0.1)]])
+    _take(gap, [[], [_seen(1, 1, 0.1)]])
+    _take(first, [[], [_seen(1, 1, 0.1)]])
 
-    without_2 = gap.take([[_seen(0, 1, 0.1, 0.1, 0.1)], [_seen(1, 3, 0.1)]])
-    with_odd_2 = first.take([[_seen(0, 1, 0.1, 0.1)], [odd]])
+    without_2 = _take(gap, [[_seen(0, 1, 0.1, 0.1, 0.1)], [_seen(1, 3, 0.1)]])
+    with_odd_2 = _take(first, [[_seen(0, 1, 0.1, 0.1)], [odd]])
 
     assert [(one.first_step, one.steps) for one in without_2] == [(1, 1), (3, 1)]
     assert [one.modelled for one in with_odd_2] == [True, False]
@@ -178,18 +182,18 @@ def test_what_differs_is_not_put_together_although_exchanges_came_in_between() -
 
 def test_a_step_told_of_twice_counts_once() -> None:
     fold = Fold(Islands(((0, 1),)))
-    fold.take([[_seen(0, 1, 0.1)], [_seen(1, 1, 0.1)]])
+    _take(fold, [[_seen(0, 1, 0.1)], [_seen(1, 1, 0.1)]])
 
-    assert fold.take([[_seen(0, 1, 0.1)], []]) == ()
-    assert fold.take([[_seen(0, 2, 0.1)], [_seen(1, 2, 0.1)]])[0].first_step == 2
+    assert _take(fold, [[_seen(0, 1, 0.1)], []]) == ()
+    assert _take(fold, [[_seen(0, 2, 0.1)], [_seen(1, 2, 0.1)]])[0].first_step == 2
 
 
 def test_what_waits_for_a_silent_member_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evenstride.runtime.engines.replica_groups._MOST_PENDING", 2)
     fold = Fold(Islands(((0, 1),)))
-    fold.take([[_seen(0, 1, 0.1, 0.1, 0.1, 0.1)], []])
+    _take(fold, [[_seen(0, 1, 0.1, 0.1, 0.1, 0.1)], []])
 
-    (seen,) = fold.take([[], [_seen(1, 1, 0.1, 0.1, 0.1, 0.2)]])
+    (seen,) = _take(fold, [[], [_seen(1, 1, 0.1, 0.1, 0.1, 0.2)]])
 
     assert (seen.first_step, seen.busy_s) == (3, (0.1, 0.2))
 
@@ -197,14 +201,14 @@ def test_what_waits_for_a_silent_member_is_bounded(monkeypatch: pytest.MonkeyPat
 def test_where_a_member_saw_a_change_an_observation_begins() -> None:
     fold = Fold(Islands(((0, 1),)))
 
-    seen = fold.take([[_seen(0, 1, 0.1, 0.1), _seen(0, 3, 0.4)], [_seen(1, 1, 0.1, 0.1, 0.1)]])
+    seen = _take(fold, [[_seen(0, 1, 0.1, 0.1), _seen(0, 3, 0.4)], [_seen(1, 1, 0.1, 0.1, 0.1)]])
 
     assert [one.busy_s for one in seen] == [(0.1, 0.1), (0.4,)]
 
 
 @pytest.mark.parametrize("bad", [nan, 0.0, -1.0])
 def test_what_one_member_cannot_have_measured_is_not_hidden_by_another(bad: float) -> None:
-    seen = Fold(Islands(((0, 1),))).take([[_seen(0, 1, 0.2)], [_seen(1, 1, bad)]])
+    seen = _take(Fold(Islands(((0, 1),))), [[_seen(0, 1, 0.2)], [_seen(1, 1, bad)]])
 
     assert isnan(seen[0].busy_s[0])
     assert not Measurements.of(seen).sound.any()
@@ -215,7 +219,7 @@ def test_members_are_expected_to_be_as_fast_as_they_are() -> None:
     assert fold.expected((0.4, 0.8)) == (0.4, 0.4, 0.8, 0.8)
 
     told = [[_seen(rank, 1, *times_s)] for rank, times_s in enumerate([(0.1, 0.2), (0.4, 0.2)])]
-    fold.take([*told, [], []])
+    _take(fold, [*told, [], []])
 
     assert fold.expected((0.4, 0.8)) == (0.2, 0.4, 0.8, 0.8)
     assert fold.expected(()) == ()
@@ -316,7 +320,7 @@ def _formed(batch: int = 24) -> FleetFormed:
 
 def _replies(busy_s: Sequence[float], shares: Sequence[int], step: int = 1) -> list[Reply]:
     return [
-        Reply(3, 5, (), (Observation(rank, share, step, (time_s,), (0.01,)),))
+        Reply(3, 5, (), Measurements.of([Observation(rank, share, step, (time_s,), (0.01,))]))
         for rank, (time_s, share) in enumerate(zip(busy_s, shares, strict=True))
     ]
 

@@ -26,7 +26,7 @@ def test_a_policy_that_asks_gets_parts_of_what_there_is() -> None:
 
 def test_loads_travel_with_the_observations() -> None:
     recorder = Recorder(0, lambda: None, lambda: (0.25, 0.5))
-    recorder.add(StepRecord(0, 4, 0.1, 0.0, 0.0, 0.0, 0.0, True))
+    recorder.append(StepRecord(0, 4, 0.1, 0.0, 0.0, 0.0, 0.0, True))
 
     (seen,) = recorder.take()
 

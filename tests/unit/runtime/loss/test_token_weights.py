@@ -30,7 +30,7 @@ def test_a_weight_that_cannot_be_is_refused(weight: float) -> None:
 
 
 def test_alone_the_sum_is_the_weight_itself_and_may_be_asked_for_again() -> None:
-    exchange = WeightExchange(None, StepTimer(print).waiting)
+    exchange = WeightExchange(None, StepTimer([]).waiting)
 
     exchange.start(1e300)
     assert exchange.total() == exchange.total() == 1e300
@@ -40,7 +40,7 @@ def test_alone_the_sum_is_the_weight_itself_and_may_be_asked_for_again() -> None
 
 
 def test_a_bad_weight_never_reaches_the_others() -> None:
-    exchange = WeightExchange(None, StepTimer(print).waiting)
+    exchange = WeightExchange(None, StepTimer([]).waiting)
     exchange.start(5)
 
     with pytest.raises(ScaleError):

@@ -19,7 +19,7 @@ KNOWN = NoiseSummary(20, 150, 512.3, 430.1, 640.2, 3.5e-3, 6.8e-6, 2.314)
 
 
 def _meter(every: int = 20) -> NoiseMeter:
-    return NoiseMeter(every, 3, lambda: StepTimer(lambda _: None))
+    return NoiseMeter(every, 3, lambda: StepTimer([]))
 
 
 def test_a_scale_with_its_interval_is_one_sentence() -> None:

@@ -7,7 +7,7 @@ from evenstride.core.control.state import Control
 from evenstride.core.diagnostics.alerts import Alert
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.time_model.observation import Observation
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.coordination.messages import Reply
 from evenstride.runtime.coordination.notice_filter import RankNotices
@@ -70,10 +70,12 @@ def exchange(
             first + steps + 1,
             5,
             (),
-            (
-                Observation(
-                    worker, share, first, (mine_s,) * steps, (longest_s - mine_s,) * steps, 0.01
-                ),
+            Measurements.of(
+                [
+                    Observation(
+                        worker, share, first, (mine_s,) * steps, (longest_s - mine_s,) * steps, 0.01
+                    )
+                ]
             ),
             notice=told if worker == notice else None,
         )

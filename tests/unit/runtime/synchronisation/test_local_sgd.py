@@ -38,7 +38,7 @@ class Bench:
 
     def __init__(self, mode: LocalSgd, group: dist.ProcessGroup) -> None:
         self.clock, self.records = FakeClock(), list[StepRecord]()
-        self.timer = StepTimer(self.records.append, self.clock)
+        self.timer = StepTimer(self.records, self.clock)
         self.net = nn.Linear(2, 1).double()
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.5)
         self.sync = LocalTraining(
@@ -234,7 +234,7 @@ def test_a_round_that_never_ended_is_forgotten_where_the_position_jumps(
 
 
 def test_a_model_must_be_watched(group: dist.ProcessGroup) -> None:
-    timer = StepTimer(lambda _: None)
+    timer = StepTimer([])
     sync = LocalTraining(
         LocalSgd(every=2),
         lambda: WeightedAverage(group, group),

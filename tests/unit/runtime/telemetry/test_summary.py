@@ -12,7 +12,7 @@ from evenstride.core.control.events import FleetFormed
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.time_model.observation import Observation
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.coordination.messages import Reply
 from evenstride.runtime.telemetry.summary import Summary, WorkerSummary, summarise
@@ -177,10 +177,18 @@ def _leader(spec: str, busy_s: tuple[float, float], wait_s: tuple[float, float])
             9,
             0,
             ((0, 0, 0),),
-            (
-                Observation(
-                    k, leader.control.shares[k], 0, (busy_s[k],) * 8, (wait_s[k],) * 8, 0.5, 0.25
-                ),
+            Measurements.of(
+                [
+                    Observation(
+                        k,
+                        leader.control.shares[k],
+                        0,
+                        (busy_s[k],) * 8,
+                        (wait_s[k],) * 8,
+                        0.5,
+                        0.25,
+                    )
+                ]
             ),
         )
         for k in range(2)

@@ -80,7 +80,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.device, self.records = Device(), list[StepRecord]()
-        self.timer = DeviceTimer(self.records.append, self.device, self.device)
+        self.timer = DeviceTimer(self.records, self.device, self.device)
 
     def step(
         self,
@@ -366,7 +366,7 @@ def test_a_step_that_is_left_in_the_middle_is_not_reported() -> None:
 
 def test_it_goes_on_where_the_hosts_timer_stood() -> None:
     device, records = Device(), list[StepRecord]()
-    host = StepTimer(records.append, device)
+    host = StepTimer(records, device)
     host.fetch_started()
     host.fetch_ended(4, 8, modelled=True)
 
@@ -453,7 +453,7 @@ def test_the_first_step_at_a_size_is_not_modelled_where_it_is_slow(
 ) -> None:
     records: list[StepRecord] = []
     device, rank = Device(), Rank()
-    rank.scaling.timer = StepTimer(records.append, device)
+    rank.scaling.timer = StepTimer(records, device)
     monkeypatch.setattr(loss_scaling, "CudaMarks", lambda _: device)
     if why == "device":
         rank.scaling.time_on(torch.device("cuda", 0))
@@ -471,7 +471,7 @@ def test_the_first_step_at_a_size_is_not_modelled_where_it_is_slow(
 def test_on_the_host_the_first_step_at_a_size_is_like_any_other() -> None:
     records: list[StepRecord] = []
     rank = Rank()
-    rank.scaling.timer = StepTimer(records.append)
+    rank.scaling.timer = StepTimer(records)
     for number in range(2):
         rank.scaling.timer.fetch_started()
         rank.scaling.timer.fetch_ended(number, 4, modelled=True)

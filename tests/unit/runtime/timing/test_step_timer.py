@@ -20,7 +20,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.clock, self.records = FakeClock(100.0), list[StepRecord]()
-        self.timer = StepTimer(self.records.append, self.clock)
+        self.timer = StepTimer(self.records, self.clock)
 
     def fetch(
         self, step: int, data_s: float = 0.0, *, share: int = 8, modelled: bool = True

@@ -41,7 +41,7 @@ class _Both:
         self.bands.step(np.array(shares), np.array(busy_s))
         for rank, recorder in enumerate(self.recorders):
             mine = shares[rank], busy_s[rank], wait_s[rank]
-            recorder.add(StepRecord(step, *mine, 0.0, 0.0, 0.0, True))
+            recorder.append(StepRecord(step, *mine, 0.0, 0.0, 0.0, True))
 
     def expect(self, shares: tuple[int, ...]) -> None:
         self.bands.expect(Expect((1.0,) * WORKERS, (0.15,) * WORKERS), shares)
