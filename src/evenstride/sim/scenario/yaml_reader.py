@@ -18,156 +18,34 @@ DEEPEST = 10
 MOST_REPEATED = 100_000
 """Values that ``*`` and ``<<`` may repeat; a few lines could stand for billions."""
 
+_TOO_DEEP = f"it is nested too deep (allowed: lists and fields up to {DEEPEST} deep)"
+
+_EXACT = 2**53  # below it, every whole number has a float of its own
+
+_TAG = "tag:yaml.org,2002:"
 _LONGEST_NAME = 200
-_STANDARD = "tag:yaml.org,2002:"
+_TEXT = f"{_TAG}str"
+_MERGE = f"{_TAG}merge"
+_WRITTEN = "written "
 
-Field = tuple[yaml.Node, yaml.Node]
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # the stubs of yaml are not required
+    """Numbers are as in YAML 1.2: ``1e-3`` is one, ``1:30`` and ``yes`` are not.
 
-class Loader(yaml.SafeLoader):  # type: ignore[misc]  # the stubs of yaml are not required
-    """Composes a file, and refuses what no scenario may have.
-
-    Numbers are as in YAML 1.2: ``1e-3`` is one, ``1:30`` and ``yes`` are not. No field of a
-    scenario is true or false, so these words are texts, and not 1 or 0. What a value is can be
-    told from how it is written; a tag such as ``!!int`` could only contradict that.
-
-    Args:
-        text: what the file holds.
-        source: its path, or what else is shown for it.
-
-    Raises:
-        ScenarioError: a character of the text is none that YAML may have.
+    No field of a scenario is true or false, so these words are texts, and not 1 or 0.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
-    def __init__(self, text: str, source: str) -> None:
-        self.source = source
-        self._place: Place = ()
-        self._whole: dict[int, yaml.Node] = {}  # by id; mappings that have all their fields
-        self._merged = 0
-        try:
-            super().__init__(text)
-        except yaml.reader.ReaderError as error:
-            line = text.count("\n", 0, error.position) + 1
-            character = f"the character U+{error.character:04X} is in it"
-            self.refuse(line, (), f"{character} (allowed: characters that can be seen)")
-
-    def compose(self) -> yaml.Node | None:
-        """Return the node of all that the file holds; none if it is empty.
-
-        Raises:
-            ScenarioError: it is no YAML, or not that of a scenario.
-        """
-        try:
-            node: yaml.Node | None = self.get_single_node()
-        except ScenarioError:  # it is a ValueError too
-            raise
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark
-            line = self.line if mark is None else mark.line
-            self.refuse(line + 1, (), _in_plain_words(error))
-        except (ValueError, OverflowError) as error:  # of the number of a character or a version
-            problem = re.split("[\n;]", str(error))[0]
-            self.refuse(self.line + 1, (), f"it is not YAML that can be read ({problem})")
-        return node
-
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        """Return the next node; the index is its number, or the key that it belongs to."""
-        event, above = self.peek_event(), self._place
-        line = event.start_mark.line + 1
-        if isinstance(index, yaml.Node):
-            self._check_name(index)
-            self._place = (*above, index.value)
-        elif index is not None:
-            self._place = (*above, index)
-        elif parent is not None and not isinstance(event, yaml.ScalarEvent | yaml.AliasEvent):
-            self._refuse_name(line, "what stands before the colon")
-        self.check_depth(line, self._place)
-        if getattr(event, "tag", None) is not None:
-            tag = shown(event.tag.replace(_STANDARD, "!!"))
-            self.refuse(line, self._place, f"it has the tag {tag} (allowed: a value without a tag)")
+        """Return the next node; a tag that is written is told from one that is resolved."""
+        written = getattr(self.peek_event(), "tag", None)
         node: yaml.Node = super().compose_node(parent, index)
-        self._place = above
+        if written is not None:
+            node.tag = f"{_WRITTEN}{written}"
         return node
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        """Return the next mapping with all its fields, also those that are merged into it."""
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        own: dict[str, Field] = {}
-        merged: dict[str, Field] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in own:
-                self.refuse(line, self._place, f"{key.value} is given twice (allowed: once)")
-            own[key.value] = key, value
-            if key.tag == f"{_STANDARD}merge":
-                for field in self._merging(value, line):
-                    merged.setdefault(field[0].value, field)
-        own = {name: field for name, field in own.items() if not field[0].tag.endswith(":merge")}
-        node.value = list({**merged, **own}.values())
-        self._whole[id(node)] = node
-        return node
 
-    def _merging(self, value: yaml.Node, line: int) -> list[Field]:
-        """Return the fields that ``<<`` merges; of two of one name the first one counts."""
-        fields: list[Field] = []
-        for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-            if id(source) not in self._whole:
-                problem = "<< merges what has no fields (allowed: fields that end before it)"
-                self.refuse(line, self._place, problem)
-            fields += source.value
-            self._merged += len(source.value)
-            self.check_repeated(self._merged, line, self._place)
-        return fields
-
-    def _check_name(self, key: yaml.Node) -> None:
-        line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode):
-            self._refuse_name(line, "what stands before the colon")
-        if not (key.value.isprintable() and len(key.value) <= _LONGEST_NAME):
-            self._refuse_name(line, shown(key.value))
-        if not key.tag.endswith((":str", ":merge")):
-            self._refuse_name(line, key.value)
-
-    def _refuse_name(self, line: int, name: str) -> NoReturn:
-        # In braces a comma ends the value, so what follows is taken for the next name.
-        hint = "; a number has no thousands separator" if _THOUSANDS.fullmatch(name) else ""
-        problem = f"{name} is no name of a field (allowed: a short text{hint})"
-        self.refuse(line, self._place, problem)
-
-    def check_depth(self, line: int, place: Place) -> None:
-        """Raise if a value is in too many others, which it is if one contains itself."""
-        if len(place) > DEEPEST:
-            problem = f"it is nested too deep (allowed: lists and fields up to {DEEPEST} deep)"
-            self.refuse(line, place[:1], problem)
-
-    def check_repeated(self, count: int, line: int, place: Place) -> None:
-        """Raise if these are too many values to be repeated."""
-        if count > MOST_REPEATED:
-            problem = f"* and << repeat too many values (allowed: {MOST_REPEATED} in a file)"
-            self.refuse(line, place, problem)
-
-    def refuse(self, line: int, place: Place, problem: str) -> NoReturn:
-        """Raise what is said about a field of this file."""
-        raise ScenarioError(said(self.source, line, place, problem))
-
-
-def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
-    """Return what is wrong with the YAML, and what to look at where it is often that."""
-    problem, begun = error.problem or "it is not YAML", error.context_mark
-    if "'\\t'" in problem:
-        return f"{problem}: indent with spaces, not tabs"
-    if "<block end>" in problem and begun is not None:
-        return f"{problem}: check the indentation against line {begun.line + 1}"
-    if problem.startswith("mapping values are not allowed"):
-        return f"{problem}: check the indentation, and put a text that has a colon in quotes"
-    if "another document" in problem:
-        return f"{problem}: a file holds one scenario"
-    return str(problem)
-
-
-_THOUSANDS = re.compile(r"[0-9]{3}(\.[0-9]*)?")
 _NUMBERS = "-+.0123456789"
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -176,10 +54,7 @@ for _tag, _pattern, _first in (
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list(_NUMBERS)),
     ("merge", r"<<", ["<"]),
 ):
-    Loader.add_implicit_resolver(f"{_STANDARD}{_tag}", re.compile(f"(?:{_pattern})$"), _first)
-
-
-_EXACT = 2**53  # below it, every whole number has a float of its own
+    _Loader.add_implicit_resolver(f"{_TAG}{_tag}", re.compile(f"(?:{_pattern})$"), _first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,17 +85,45 @@ def read_yaml(path: Path) -> Parsed:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ScenarioError(f"{path} cannot be read: {problem}") from None
-    loader = Loader(text, str(path))
-    node, values = loader.compose(), _Values(loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+    except OSError as error:
+        raise ScenarioError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ScenarioError(f"{path} cannot be read: it is not UTF-8 text") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        problem = f"the character U+{error.character:04X} is in it (allowed: printable ones)"
+        raise ScenarioError(said(str(path), line, (), problem)) from None
+    except yaml.MarkedYAMLError as error:
+        problem = _in_plain_words(error)
+        raise ScenarioError(said(str(path), error.problem_mark.line + 1, (), problem)) from None
+    except RecursionError:
+        raise ScenarioError(said(str(path), loader.line + 1, (), _TOO_DEEP)) from None
+    except (ValueError, OverflowError):
+        problem = "an escape stands for no character"
+        raise ScenarioError(said(str(path), loader.line + 1, (), problem)) from None
     if not isinstance(node, yaml.MappingNode):
-        empty = "the file is empty; " if node is None else ""
-        fields = "names and values (name, global_batch, workers, ...)"
-        problem = f"{empty}a scenario is a list of {fields}"
-        loader.refuse(1, (), problem)
+        problem = "a scenario is a list of names and values (name, global_batch, workers, ...)"
+        raise ScenarioError(
+            said(str(path), 1, (), f"the file is empty; {problem}" if node is None else problem)
+        )
+    values = _Values(loader, str(path))
     return Parsed(str(path), values.of(node, (), 1), values.lines)
+
+
+def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
+    """Return what is wrong with the YAML, and what to look at where it is often that."""
+    problem = str(error.problem)
+    if "'\\t'" in problem:
+        return f"{problem}: indent with spaces, not tabs"
+    if "<block end>" in problem and error.context_mark is not None:
+        return f"{problem}: check the indentation against line {error.context_mark.line + 1}"
+    if problem.startswith("mapping values are not allowed"):
+        return f"{problem}: check the indentation, and put a text that has a colon in quotes"
+    if "another document" in problem:
+        return f"{problem}: a file holds one scenario"
+    return problem
 
 
 class _Values:
@@ -229,8 +132,9 @@ class _Values:
     What is repeated by an alias is read again wherever it is, so that every place has its line.
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: _Loader, source: str) -> None:
         self._loader = loader
+        self._source = source
         self._seen: set[int] = set()
         self._repeated = 0
         self.lines: dict[Place, int] = {}
@@ -238,18 +142,66 @@ class _Values:
     def of(self, node: yaml.Node, place: Place, line: int) -> Any:
         """Return the value of a node."""
         self.lines[place] = line
-        self._loader.check_depth(line, place)
-        self._repeated += id(node) in self._seen
-        self._loader.check_repeated(self._repeated, line, place[:1])
-        self._seen.add(id(node))
+        self._check_size(node, place)
+        # What a value is can be told from how it is written; a tag could only contradict that.
+        if node.tag.startswith(_WRITTEN):
+            tag = node.tag.removeprefix(_WRITTEN).replace(_TAG, "!!")
+            self._refuse(
+                node, place, f"it has the tag {shown(tag)} (allowed: a value without a tag)"
+            )
         if isinstance(node, yaml.MappingNode):
             return {
-                key.value: self.of(value, (*place, key.value), _line(key))
-                for key, value in node.value
+                name: self.of(value, (*place, name), _line(key))
+                for name, (key, value) in self._fields(node, place).items()
             }
         if isinstance(node, yaml.SequenceNode):
             return [self.of(v, (*place, n), _line(v)) for n, v in enumerate(node.value)]
         return self._scalar(node)
+
+    def _fields(
+        self, node: yaml.MappingNode, place: Place, depth: int = 0
+    ) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """Return key and value of each field, also of those that ``<<`` merges."""
+        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key, value in node.value:
+            self._check_name(key, place)
+            name = key.value
+            if name in own:
+                self._refuse(key, place, f"{shown(name)} is given twice (allowed: once)")
+            own[name] = key, value
+            if key.tag != _MERGE:
+                continue
+            for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if not isinstance(source, yaml.MappingNode) or depth == DEEPEST:
+                    self._refuse(key, place, "<< merges what has no fields, or merges too deep")
+                self._check_size(source, place)
+                # Of two that are merged the first counts.
+                merged = {**self._fields(source, place, depth + 1), **merged}
+        return {**merged, **{n: field for n, field in own.items() if field[0].tag != _MERGE}}
+
+    def _check_name(self, key: yaml.Node, place: Place) -> None:
+        if not isinstance(key, yaml.ScalarNode):
+            self._refuse(key, place, "what stands before a colon is a list, and no name of a field")
+        short = key.value.isprintable() and len(key.value) <= _LONGEST_NAME
+        if not short or key.tag not in {_TEXT, _MERGE}:
+            # In braces a comma ends the value, so what follows is taken for the next name.
+            allowed = "allowed: a short text; numbers have no thousands separators"
+            self._refuse(key, place, f"{shown(key.value)} is no name of a field ({allowed})")
+
+    def _check_size(self, node: yaml.Node, place: Place) -> None:
+        if len(place) > DEEPEST:
+            self._refuse(node, place[:1], _TOO_DEEP)
+        # A merge repeats all fields of its source at once.
+        size = len(node.value) if isinstance(node, yaml.MappingNode) else 1
+        self._repeated += size if id(node) in self._seen else 0
+        self._seen.add(id(node))
+        if self._repeated > MOST_REPEATED:
+            problem = f"* and << repeat too many values (allowed: {MOST_REPEATED} in a file)"
+            self._refuse(node, place[:1], problem)
+
+    def _refuse(self, node: yaml.Node, place: Place, problem: str) -> NoReturn:
+        raise ScenarioError(said(self._source, _line(node), place, problem))
 
     def _scalar(self, node: yaml.Node) -> Any:
         try:

