@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from evenstride.core.sampling.work_queue import Piece, WorkQueue
-from evenstride.errors import ConfigError
 
 WORKERS = st.integers(0, 4)
 
@@ -62,13 +60,6 @@ class Epoch(RuleBasedStateMachine):
         self.returned.update(*self.hands[worker])
         self.hands[worker] = []
 
-    @rule(workers=st.integers(1, 5))
-    def restart(self, workers: int) -> None:
-        saved = json.loads(json.dumps(self.handout.save()))
-        self.handout = WorkQueue.of(self.handout.end, workers).restored(saved)
-        self.returned.update(*(piece for hand in self.hands for piece in hand))
-        self.hands = [[] for _ in range(workers)]
-
     @invariant()
     def nothing_is_in_two_hands_and_counts_add_up(self) -> None:
         held = [positions(piece) for hand in self.handout.pieces for piece in hand]
@@ -108,7 +99,7 @@ def test_nothing_depends_on_how_many_samples_there_are(end: int, samples: int) -
     handout, piece = WorkQueue.of(end, 1).give(0, samples)
 
     assert piece == (range(min(end, samples)),)
-    assert handout.save() == {"begun": len(piece[0]), "returned": [[0, len(piece[0])]]}
+    assert (handout.begun, handout.lost(0).returned) == (len(piece[0]), piece)
     assert handout.trained(0).done == (samples >= end)
 
 
@@ -137,7 +128,6 @@ def test_pieces_of_the_lost_come_back_as_few_stretches() -> None:
         handout, _ = handout.give(worker, 3)
 
     assert handout.lost(0).lost(1).returned == (range(60),)
-    assert handout.save() == {"begun": 60, "returned": [[0, 60]]}
 
 
 def test_a_handout_does_not_change() -> None:
@@ -167,29 +157,3 @@ def test_counts_that_cannot_be_are_refused() -> None:
         WorkQueue.of(10, 0)
     with pytest.raises(ValueError, match="-1 samples for worker 0: at least 0"):
         WorkQueue.of(10, 1).give(0, -1)
-
-
-@pytest.mark.parametrize(
-    ("begun", "returned"),
-    [
-        (11, []),
-        (-1, []),
-        (10, [[-1, 2]]),
-        (10, [[8, 11]]),
-        (5, [[4, 6]]),
-        (10, [[4, 4]]),
-        (10, [[4, 6], [5, 8]]),
-        (10, [[6, 8], [1, 2]]),
-    ],
-)
-def test_what_was_saved_of_another_epoch_is_refused(begun: int, returned: list[list[int]]) -> None:
-    with pytest.raises(ConfigError, match=f"had given {begun} positions.* at most the 10 of this"):
-        WorkQueue.of(10, 2).restored({"begun": begun, "returned": returned})
-
-
-def test_a_saved_epoch_may_be_over() -> None:
-    handout, _ = WorkQueue.of(10, 2).give(0, 10)
-    over = WorkQueue.of(10, 3).restored(handout.trained(0).save())
-
-    assert over.done
-    assert over.give(2, 5) == (over, ())

@@ -10,10 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
-
-from evenstride.errors import ConfigError
 
 Piece = tuple[range, ...]
 """Positions given at once, in stretches: what one update trains."""
@@ -31,8 +27,8 @@ class WorkQueue:
             ascending, with gaps in between.
 
     Cost:
-        All but `save` and `restored` take O(W) and as many steps as the worker concerned has
-        pieces, or there are stretches that have come back. Nothing depends on the samples.
+        O(W) each, and as many steps as the worker concerned has pieces, or there are stretches
+        that have come back. Nothing depends on the samples.
 
     >>> handout, mine = WorkQueue.of(end=10, workers=2).give(0, 4)
     >>> handout, yours = handout.give(1, 3)
@@ -136,34 +132,6 @@ class WorkQueue:
         """
         back = _joined([*self.returned, *(s for piece in self._hand(worker) for s in piece)])
         return replace(self, returned=back)._with(worker, ())
-
-    def save(self) -> dict[str, Any]:
-        """Return which positions are not trained yet, as plain values; what is out came back.
-
-        Cost:
-            O(n log n) for n stretches that are out or have come back.
-        """
-        out = (s for pieces in self.pieces for piece in pieces for s in piece)
-        # After a restart no worker has anything in hand, so what was out has to be given again.
-        back = _joined([*self.returned, *out])
-        return {"begun": self.begun, "returned": [[s.start, s.stop] for s in back]}
-
-    def restored(self, saved: dict[str, Any]) -> WorkQueue:
-        """Return a saved epoch for the workers there are now, who have nothing in hand.
-
-        Raises:
-            ConfigError: it cannot have been saved in this epoch, which has other positions.
-        """
-        begun, returned = int(saved["begun"]), tuple(range(*pair) for pair in saved["returned"])
-        # Ascending throughout, these also show stretches that are empty, overlap or touch.
-        edges = [-1, *(edge for s in returned for edge in (s.start, s.stop)), begun + 1]
-        if not 0 <= begun <= self.end or any(a >= b for a, b in pairwise(edges)):
-            raise ConfigError(
-                f"the saved epoch had given {begun} positions, of which {saved['returned']} were "
-                f"not trained: the former must be at most the {self.end} of this epoch, the "
-                "latter among them and in order; restore with the data set it was saved with"
-            )
-        return WorkQueue(self.end, ((),) * len(self.pieces), begun, returned)
 
     def _hand(self, worker: int) -> tuple[Piece, ...]:
         if not 0 <= worker < len(self.pieces):

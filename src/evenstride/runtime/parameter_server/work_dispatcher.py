@@ -6,14 +6,15 @@ On the first server only. Workers ask it by RPC, and are answered as soon as the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from evenstride.core.sampling.work_queue import WorkQueue
-from evenstride.core.sync_modes.staleness import Clocks, Staleness, staleness_report
+from evenstride.core.sync_modes.async_schedule import AsyncSchedule
+from evenstride.core.sync_modes.staleness import Staleness, staleness_report
 
 Stretches = list[tuple[int, int]]
 Answer = torch.futures.Future[Stretches | None]
@@ -53,48 +54,26 @@ class Take(NamedTuple):
     answer: Answer
 
 
-@dataclass(slots=True)
-class _Due:
-    """Answers to give as soon as the lock is free."""
-
-    calls: list[Callable[[], None]] = field(default_factory=list)
-
-    def answer(self, future: torch.futures.Future[Any], value: object) -> None:
-        """Note an answer."""
-        self.calls.append(lambda: future.set_result(value))
-
-    def refuse(self, future: torch.futures.Future[Any], why: str) -> None:
-        """Note that there will be no answer."""
-        error: Any = RuntimeError(why)
-        self.calls.append(lambda: future.set_exception(error))
-
-    def give(self) -> None:
-        """Give all of them."""
-        for call in self.calls:
-            call()
-
-
 class WorkDispatcher:
-    """Hands out the samples of one epoch after the other, each once, and keeps the clocks.
+    """Hands out one epoch after the other by `AsyncSchedule`, and answers workers that wait.
 
     All workers begin an epoch together and end it together: who finds nothing left waits until all
-    that was given is trained, in case some of it comes back. Meanwhile nobody waits for it.
+    that was given is trained, in case some of it comes back.
 
     Args:
         workers: how many there are.
-        staleness: the bound for `Clocks`; ``None`` for none.
+        staleness: the bound for `AsyncSchedule`; ``None`` for none.
     """
 
     def __init__(self, workers: int, staleness: int | None) -> None:
         self._lock = threading.Lock()
         self._workers, self._live = workers, set(range(workers))
-        self._clocks = Clocks.of(workers, staleness)
+        self._schedule = AsyncSchedule.of(workers, staleness)
         self._stale = [Staleness() for _ in range(workers)]
-        self._epoch, self._handout = -1, WorkQueue.of(0, workers)
+        self._epoch = -1
         self._takes: list[Take] = []
         self._turns: list[tuple[int, Turn]] = []
-        self._idle: set[int] = set()  # have nothing to train, and there is nothing to give
-        self._away: set[int] = set()  # have left their loop
+        self._due: list[Callable[[], None]] = []  # answers to give as soon as the lock is free
         self._told = set(range(workers))  # that the epoch is over
         self._before = 0  # samples trained in earlier epochs
         self._trained = [0] * workers  # samples, in the present epoch
@@ -109,15 +88,11 @@ class WorkDispatcher:
 
         ``None`` if the epoch is over, and `LATER` if the worker has others in hand yet.
         """
-        asked = Take(worker, epoch, end, samples, most, torch.futures.Future())
-        with self._lock:
+        answer: Answer = torch.futures.Future()
+        with self._answering():
             self.require(worker)
-            self._away.discard(worker)
-            self._takes.append(asked)
-            due = self._look()
-        # Outside the lock: what waits for an answer runs inside the call that gives it.
-        due.give()
-        return asked.answer
+            self._takes.append(Take(worker, epoch, end, samples, most, answer))
+        return answer
 
     def require(self, worker: int) -> None:
         """Refuse the update of a worker that was taken for lost: others train its samples.
@@ -134,49 +109,39 @@ class WorkDispatcher:
         Raises:
             RuntimeError: the worker was taken for lost.
         """
-        with self._lock:
+        with self._answering():
             self.require(worker)
-            before = self._handout.position
-            self._handout = self._handout.trained(worker)
-            self._trained[worker] += self._handout.position - before
-            self._clocks = self._clocks.ticked(worker)
+            before = self._schedule.queue.position
+            self._schedule = self._schedule.made(worker)
+            position = self._schedule.queue.position
+            self._trained[worker] += position - before
             self._stale[worker] = self._stale[worker].counted(staleness)
-            self._ahead = max(self._ahead, self._waited_for(worker).ahead(worker))
-            may, position = self._may(worker), self._handout.position
-            due = self._look()
-        due.give()
-        return may, position
+            self._ahead = max(self._ahead, self._schedule.ahead(worker))
+            return self._schedule.may_begin(worker), position
 
     def turn(self, worker: int) -> Turn:
         """Return when the worker may begin its next update."""
         turn: Turn = torch.futures.Future()
-        with self._lock:
+        with self._answering():
             self.require(worker)
             self._turns.append((worker, turn))
-            due = self._look()
-        due.give()
         return turn
 
     def release(self, worker: int) -> None:
         """Take back what a worker has in hand: it left its loop, and is not waited for."""
-        with self._lock:
+        with self._answering():
             self.require(worker)
-            self._away.add(worker)
-            self._back(worker)
+            self._take_back(self._schedule.returned(worker))
             why = f"worker {worker} left its loop, and is given nothing; begin another to go on"
-            due = self._look(self._dropped(worker, why))
-        due.give()
+            self._refuse(worker, why)
 
     def gone(self, worker: int) -> None:
         """Take back what a worker has in hand, and wait for it no longer. May be told again."""
-        with self._lock:
-            if worker not in self._live:
-                return
-            self._live.discard(worker)
-            self._back(worker)
-            self._clocks = self._clocks.lost(worker)
-            due = self._look(self._dropped(worker, taken_for_lost(worker)))
-        due.give()
+        with self._answering():
+            if worker in self._live:
+                self._live.discard(worker)
+                self._take_back(self._schedule.lost(worker))
+                self._refuse(worker, taken_for_lost(worker))
 
     def present(self) -> tuple[int, ...]:
         """Return the workers that are not lost; one answer for all who ask between two epochs.
@@ -186,7 +151,7 @@ class WorkDispatcher:
         """
         with self._lock:
             now = tuple(sorted(self._live))
-            if not self._handout.done:
+            if not self._schedule.queue.done:
                 return now
             if self._present is None:
                 self._present = now
@@ -208,100 +173,89 @@ class WorkDispatcher:
                 "most_ahead": self._ahead,
                 "handed_out_again": self._again,
                 "gone": sorted(set(range(self._workers)) - self._live),
-                "position": self._handout.position,
+                "position": self._schedule.queue.position,
                 "trained": self._split,
             }
             return {**staleness_report(self._stale), **more}
 
-    def _back(self, worker: int) -> None:
-        before = self._handout.out
-        self._handout = self._handout.lost(worker)
-        self._again += before - self._handout.out
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Hold the lock for a change, then answer whoever can be answered after it."""
+        with self._lock:
+            yield
+            self._look()
+            due, self._due = self._due, []
+        # Outside the lock: what waits for an answer runs inside the call that gives it.
+        for call in due:
+            call()
 
-    def _dropped(self, worker: int, why: str) -> _Due:
+    def _answer(self, future: torch.futures.Future[Any], value: object) -> None:
+        self._due.append(lambda: future.set_result(value))
+
+    def _take_back(self, after: AsyncSchedule) -> None:
+        self._again += self._schedule.queue.out - after.queue.out
+        self._schedule = after
+
+    def _refuse(self, worker: int, why: str) -> None:
         """Refuse what a worker waits for: it is not to be given anything any more."""
-        due, takes, turns = _Due(), self._takes, self._turns
-        for take in takes:
-            if take.worker == worker:
-                due.refuse(take.answer, why)
-        for other, turn in turns:
+        takes = [(take.worker, take.answer) for take in self._takes]
+        waiting: list[tuple[int, torch.futures.Future[Any]]] = [*takes, *self._turns]
+        for other, future in waiting:
             if other == worker:
-                due.refuse(turn, why)
-        self._takes = [take for take in takes if take.worker != worker]
-        self._turns = [(other, turn) for other, turn in turns if other != worker]
-        return due
+                self._due.append(partial(future.set_exception, RuntimeError(why)))
+        self._takes = [take for take in self._takes if take.worker != worker]
+        self._turns = [(other, turn) for other, turn in self._turns if other != worker]
 
-    def _waited_for(self, worker: int) -> Clocks:
-        """Return the clocks of a worker and of those who have something to train."""
-        clocks = self._clocks.clocks
-        busy = tuple(
-            None if other in self._idle | self._away and other != worker else clock
-            for other, clock in enumerate(clocks)
-        )
-        return replace(self._clocks, clocks=busy)
+    def _look(self) -> None:
+        """Answer whoever can be answered by now."""
+        self._end_epoch()
+        # All are tried again, since samples of a lost worker may have come back.
+        self._takes = [take for take in self._takes if self._beyond(take) or not self._give(take)]
+        waiting, self._turns = self._turns, []
+        for worker, turn in waiting:
+            if self._schedule.may_begin(worker):
+                self._answer(turn, None)
+            else:
+                self._turns.append((worker, turn))
 
-    def _may(self, worker: int) -> bool:
-        return self._waited_for(worker).may_begin(worker)
-
-    def _look(self, due: _Due | None = None) -> _Due:
-        """Answer whoever can be answered by now, after whoever is noted already."""
-        due = due or _Due()
-        # Found out again below, since samples of a lost worker may have come back.
-        self._idle.clear()
-        self._end_epoch(due)
-        waiting, self._takes = self._takes, []
-        for take in waiting:
-            if self._beyond(take) or not self._give(take, due):
-                self._takes.append(take)
-        still = [(worker, turn) for worker, turn in self._turns if not self._may(worker)]
-        kept = {id(turn) for _, turn in still}
-        for _, turn in self._turns:
-            if id(turn) not in kept:
-                due.answer(turn, None)
-        self._turns = still
-        return due
-
-    def _end_epoch(self, due: _Due) -> None:
+    def _end_epoch(self) -> None:
         """Tell if the epoch is over, and begin the next when all have asked for it.
 
         Which is the next is for them to say: they may go back, or leave the rest of one.
         """
-        if self._handout.done:
+        if self._schedule.queue.done:
             self._split = tuple(self._trained) if any(self._trained) else ()
             for take in [take for take in self._takes if not self._beyond(take)]:
                 self._takes.remove(take)
                 self._told.add(take.worker)
-                due.answer(take.answer, None)
+                self._answer(take.answer, None)
             for _, turn in self._turns:  # nobody is behind any more
-                due.answer(turn, None)
+                self._answer(turn, None)
             self._turns = []
         ready = {take.worker for take in self._takes if self._beyond(take)}
         if ready and ready >= self._live:
             self._begin_epoch(self._takes[0])
-            if self._handout.done:  # the run has trained all that it is to
-                self._end_epoch(due)
+            if self._schedule.queue.done:  # the run has trained all that it is to
+                self._end_epoch()
 
     def _begin_epoch(self, first: Take) -> None:
-        self._before += self._handout.position
+        self._before += self._schedule.queue.position
         left = first.end if first.most is None else max(first.most - self._before, 0)
         self._epoch = first.epoch
-        self._handout = WorkQueue.of(min(first.end, left), self._workers)
-        self._clocks, self._told = self._clocks.aligned(), set()
+        self._schedule = self._schedule.opened(min(first.end, left))
+        self._told = set()
         self._trained, self._present = [0] * self._workers, None
 
     def _beyond(self, take: Take) -> bool:
         """Return whether a worker asks for another epoch than the present one."""
         return take.worker in self._told or take.epoch != self._epoch
 
-    def _give(self, take: Take, due: _Due) -> bool:
-        if self._handout.done:
+    def _give(self, take: Take) -> bool:
+        if self._schedule.queue.done:
             return False
-        self._handout, piece = self._handout.give(take.worker, take.samples)
+        self._schedule, piece = self._schedule.given(take.worker, take.samples)
         if piece:
-            due.answer(take.answer, [(s.start, s.stop) for s in piece])
-        elif self._handout.pieces[take.worker]:
-            due.answer(take.answer, LATER)
-        else:
-            self._idle.add(take.worker)
-            return False
-        return True
+            self._answer(take.answer, [(s.start, s.stop) for s in piece])
+        elif take.worker not in self._schedule.idle:
+            self._answer(take.answer, LATER)
+        return take.worker not in self._schedule.idle

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -24,9 +24,9 @@ from evenstride.core.control.events import Expect
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.membership.member_table import MembershipEvent
 from evenstride.core.policy import Policy
-from evenstride.core.sampling.work_queue import Piece, WorkQueue
+from evenstride.core.sampling.work_queue import Piece
+from evenstride.core.sync_modes.async_schedule import AsyncSchedule
 from evenstride.core.sync_modes.mode_specs import Asynchronous, StaleSynchronous
-from evenstride.core.sync_modes.staleness import Clocks
 from evenstride.core.time_model.observation import Measurements
 from evenstride.sim.engine.network import Queues
 from evenstride.sim.engine.simulated_controller import SimulatedController
@@ -38,22 +38,22 @@ from evenstride.sim.scoring.mode_result import Applied, Begun, Entry, Gone, Mode
 
 
 class SimulatedWorkQueue:
-    """Hands out one epoch after the other, and keeps the clocks of those who are waited for.
+    """Hands out one epoch after the other by `AsyncSchedule`, and keeps who waits.
 
     Args:
         workers: there ever are; nobody is there at first.
-        staleness: the bound for `Clocks`; ``None`` for none.
+        staleness: the bound for `AsyncSchedule`; ``None`` for none.
     """
 
     def __init__(self, workers: int, staleness: int | None) -> None:
-        self._clocks = Clocks(staleness, (None,) * workers)
-        self._handout = WorkQueue.of(0, workers)
+        self._schedule = AsyncSchedule.of(workers, staleness).counting([False] * workers)
+        # A dict, as workers get their samples in the order in which they began to wait.
         self._waiting: dict[int, None] = {}
 
     @property
     def done(self) -> bool:
         """Whether all of the epoch is trained."""
-        return self._handout.done
+        return self._schedule.queue.done
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -62,8 +62,7 @@ class SimulatedWorkQueue:
 
     def open(self, samples: int) -> None:
         """Begin an epoch of so many samples, when all have made their updates."""
-        self._handout = WorkQueue.of(samples, len(self._clocks.clocks))
-        self._clocks = self._clocks.aligned()
+        self._schedule = self._schedule.opened(samples)
 
     def wait(self, worker: int) -> None:
         """Note that a worker has nothing to do."""
@@ -75,43 +74,30 @@ class SimulatedWorkQueue:
         Args:
             share: returns that of a worker; 0 for who gets nothing, and is not waited for.
         """
-        may = dict[int | None, bool]()  # by clock, as few differ
+        # Giving samples moves no clock, so one look at all of them is enough.
+        latest = self._schedule.latest_start
         for worker in self.waiting:
-            if not self._handout.left:
+            if not self._schedule.queue.left:
                 return
-            samples, clock = share(worker), self._clocks.clocks[worker]
-            if samples and clock not in may:
-                may[clock] = self._clocks.may_begin(worker)
-            if samples and may[clock]:
-                self._handout, piece = self._handout.give(worker, samples)
+            clock = self._schedule.clocks.clocks[worker]
+            if clock is not None and clock <= latest and (samples := share(worker)):
+                self._schedule, piece = self._schedule.given(worker, samples)
                 del self._waiting[worker]
                 yield worker, piece
 
     def made(self, worker: int) -> None:
         """Book an update; the worker has nothing to do then."""
-        self._handout = self._handout.trained(worker)
-        if self._clocks.clocks[worker] is not None:
-            self._clocks = self._clocks.ticked(worker)
+        self._schedule = self._schedule.made(worker)
         self.wait(worker)
 
     def gone(self, worker: int) -> None:
         """Take back what a worker has in hand."""
-        self._handout = self._handout.lost(worker)
+        self._schedule = self._schedule.returned(worker)
         self._waiting.pop(worker, None)
 
     def count(self, counted: Sequence[bool]) -> None:
-        """Wait for these workers from now on, and for nobody else.
-
-        Who is counted anew is as far as the slowest of the others. An update under way of who is
-        counted no more is not waited for.
-
-        Args:
-            counted: whether each is, ``(W,)``.
-        """
-        pairs = list(zip(self._clocks.clocks, counted, strict=True))
-        left = replace(self._clocks, clocks=tuple(c if here else None for c, here in pairs))
-        clocks = tuple((left.slowest if c is None else c) if here else None for c, here in pairs)
-        self._clocks = replace(self._clocks, clocks=clocks)
+        """Wait for these workers from now on, and for nobody else."""
+        self._schedule = self._schedule.counting(counted)
 
 
 _PULL, _COMPUTED, _APPLIED = range(3)

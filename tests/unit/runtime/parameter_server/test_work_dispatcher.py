@@ -300,3 +300,14 @@ def test_a_limit_of_samples_ends_the_run_for_all_alike() -> None:
         rest = [office.take(worker, epoch, 6, 2, 8) for worker in (0, 1)]
         assert [one.value() for one in rest] == [None, None]
     assert (office.report()["position"], office.report()["trained"]) == (0, ())
+
+
+def test_nobody_waits_for_one_that_asks_for_the_next_epoch_already() -> None:
+    office = WorkDispatcher(2, 0)
+    for worker in (0, 1):
+        office.take(worker, 0, 20, 2)
+    office.release(0)
+    early = office.take(0, 1, 20, 2)
+
+    assert office.made(1, 0) == (True, 2)
+    assert not early.done()
