@@ -19,11 +19,7 @@ _MOST_NAMED = 8
 
 
 def of_device(device: DeviceProfile) -> Iterator[str]:
-    """Yield what is to be doubted of what was measured on one type.
-
-    Args:
-        device: as measured.
-    """
+    """Yield what is to be doubted of what was measured on one type."""
     curve = fitted(device.points)
     if curve.error > BADLY:
         yield (
@@ -40,12 +36,7 @@ def of_device(device: DeviceProfile) -> Iterator[str]:
 
 
 def of_accelerator(device: DeviceProfile, catalogue: Catalogue) -> str:
-    """Return why a type's steps say nothing of it: a processor computed them; empty if they do.
-
-    Args:
-        device: as measured.
-        catalogue: that tells which types have an accelerator.
-    """
+    """Return why a type's steps say nothing of it: a processor computed them; empty if they do."""
     if device.computed_on != "cpu":
         return ""
     own = {o.accelerator for o in catalogue.offers if o.instance_type == device.type}
@@ -60,12 +51,7 @@ def of_accelerator(device: DeviceProfile, catalogue: Catalogue) -> str:
 
 
 def of_spot(choice: ClusterChoice, saves: SaveCosts) -> list[str]:
-    """Return what a plan with machines that may be taken away takes for granted.
-
-    Args:
-        choice: the cluster.
-        saves: what saves and restarts are taken to cost.
-    """
+    """Return what a plan with machines that may be taken away takes for granted."""
     if not choice.spot:
         return []
     told = [
@@ -89,12 +75,7 @@ def _minutes(seconds: float) -> str:
 
 
 def nearest_types(name: str, catalogue: Catalogue) -> str:
-    """Return which types of a catalogue are called nearly so, or some of those there are.
-
-    Args:
-        name: that is asked for.
-        catalogue: in which it is not.
-    """
+    """Return which types of a catalogue are called nearly so, or some of those there are."""
     there = {offer.instance_type.lower(): offer.instance_type for offer in catalogue.offers}
     near = [there[found] for found in get_close_matches(name.lower(), there)]
     if near:
@@ -105,12 +86,7 @@ def nearest_types(name: str, catalogue: Catalogue) -> str:
 
 
 def no_machine(devices: Iterable[DeviceProfile], catalogue: Catalogue) -> str:
-    """Return why none of a catalogue's machines can be planned with, and what to do.
-
-    Args:
-        devices: that were measured.
-        catalogue: the whole of it.
-    """
+    """Return why none of a catalogue's machines can be planned with, and what to do."""
     there = {offer.instance_type for offer in catalogue.offers}
     missing = sorted({one.type for one in devices if one.type.partition("+")[0] not in there})
     if not missing:

@@ -33,10 +33,6 @@ def variables(one: TrainingForecast, sync: str = _USUAL_SYNC) -> dict[str, str]:
 
     ``EVENSTRIDE_EPOCHS`` is for a script to read, in whole epochs. ``EVENSTRIDE_GLOBAL_BATCH``
     counts where it leaves its batch open, ``EVENSTRIDE_SYNC`` where it leaves that.
-
-    Args:
-        one: of the chosen cluster.
-        sync: mode of synchronisation that was planned with.
     """
     told = {
         "EVENSTRIDE_EPOCHS": str(math.ceil(one.epochs.value - _A_PART)),
@@ -53,11 +49,6 @@ def start_lines(
     They can be run as they are on one machine. On several, what nobody can know before is taken
     from variables of the shell, ``HEAD`` and ``NODE_RANK``, without which they say what is missing.
     Where machines may be taken away, `evenstride launch` goes on without them.
-
-    Args:
-        choice: the cluster.
-        command: script and arguments.
-        told: `variables` of the plan; none if not given.
     """
     named = "".join(f"{name}={shlex.quote(value)} " for name, value in (told or {}).items())
     if choice.spot:
@@ -121,13 +112,6 @@ def skypilot_files(
 
     A task has machines of one kind, so a mix is a task for each: the first serves the meeting, and
     the others are given its address as ``_EVENSTRIDE_HEAD``. They must be able to reach each other.
-
-    Args:
-        choice: the cluster.
-        command: script and arguments, run in the folder that is sent along.
-        told: `variables` of the plan; none if not given.
-        name: of the tasks.
-        torch: version that the workload was measured with; any if not given.
 
     Source:
         SkyPilot's documentation, "SkyPilot YAML" (fields) and "Distributed Jobs on Many Nodes"

@@ -21,14 +21,7 @@ _TIMES = (0.25, 0.5, 1, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a plan comes to.
-
-    Args:
-        found: clusters that no other beats in time and cost.
-        chosen: one of them, and why.
-        wishes: that it was chosen by.
-        caveats: what makes the figures less sure than they look, one sentence each.
-    """
+    """What a plan comes to."""
 
     found: SearchResult
     chosen: ChosenCluster
@@ -116,14 +109,6 @@ def make_plan(
     mixed: bool = True,
 ) -> Plan:
     """Return the plan for a workload.
-
-    Args:
-        kinds: that may be rented, at least one.
-        task: what is to be trained.
-        wishes: what the choice must keep to.
-        batches: global batches to look at.
-        most_machines: in a cluster.
-        mixed: whether two kinds may be in one.
 
     Raises:
         ConfigError: nothing can be rented, no batch is known of, or nothing fits the wishes.

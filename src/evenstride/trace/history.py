@@ -95,14 +95,7 @@ def course_of(log: RunLog) -> TrainingHistory:
 
 
 class _DataPass(NamedTuple):
-    """A pass over the data.
-
-    Args:
-        step: with which it began.
-        epochs: where.
-        samples: of an epoch.
-        batch: of its steps.
-    """
+    """A pass over the data."""
 
     step: int
     epochs: float

@@ -127,9 +127,6 @@ def longest_record(workers: object) -> int:
 
     An exchange holds up to 512 steps of each worker, some 130 kB if each of them has another share.
     A longer line is damaged, or was never written by a run; to decode it could take minutes.
-
-    Args:
-        workers: the ``world_size`` of the run's header, of any type.
     """
     known = workers if isinstance(workers, int) else 1
     return _RECORD_BYTES + min(max(known, 1), _MOST_WORKERS) * _WORKER_BYTES
@@ -151,11 +148,7 @@ def _check_header(path: Path, number: int, record: dict[str, Any]) -> None:
 
 
 def foreign_format(version: Any) -> str:
-    """Return what is to be said of a trace's format that is not read here; else nothing.
-
-    Args:
-        version: that its header tells, of any type.
-    """
+    """Return what is to be said of a trace's format that is not read here; else nothing."""
     told = f"trace format {str(version)[:20]!r}"
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         return f"{told}, which no version of evenstride writes; restore the file"

@@ -20,9 +20,6 @@ _MOST_TOLD = 20
 class TraceTail:
     """Hands out the records of a trace that may still be growing, each once.
 
-    Args:
-        run: a run's folder or its trace file.
-
     Raises:
         TraceError: there is none.
     """

@@ -9,13 +9,7 @@ from evenstride.planner.catalogue.offers import Offer
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """What one worker's device can do at most.
-
-    Args:
-        flops_per_s: floating-point operations per second.
-        bytes_per_s: of its memory.
-        gib: of its memory; ``None`` if not known.
-    """
+    """What one worker's device can do at most."""
 
     flops_per_s: float
     bytes_per_s: float

@@ -83,11 +83,6 @@ def parse_catalogue(text: str, source: str, priced_on: date | None = None) -> Ca
     Lines that begin with ``#`` are comments. Which columns there may be, and how they are
     recognised: see docs/catalogue.md.
 
-    Args:
-        text: with a first row of names.
-        source: that messages name.
-        priced_on: day of the prices that have none of their own.
-
     Raises:
         ConfigError: a column that is needed is missing, or no row can be used.
     """

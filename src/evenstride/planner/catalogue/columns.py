@@ -78,14 +78,7 @@ _MOST_ACCELERATORS = 64  # of a machine; the largest have 16
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which column is which.
-
-    Args:
-        names: as the header has them.
-        at: where each field is.
-        memory_gib: what one of the column of memory is in GiB.
-        notes: what is not used, or taken for granted.
-    """
+    """Which column is which."""
 
     names: tuple[str, ...]
     at: dict[str, int]

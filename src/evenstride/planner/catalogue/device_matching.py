@@ -32,10 +32,6 @@ def identified(device: DeviceProfile, sorts: Sorts) -> tuple[str, str]:
     ``Tesla T4``, or the type's with the accelerator behind it, such as ``n1-standard-8+T4`` or
     ``n1-standard-8+none``.
 
-    Args:
-        device: as measured.
-        sorts: of all offers.
-
     Raises:
         ConfigError: it could be several.
 

@@ -101,11 +101,6 @@ def catalogue_of(items: Iterable[GpuhuntItem], on: date, source: str) -> Catalog
     which nothing but the price is known, a spot price of what cannot be had on demand, and
     repetitions. Refusals count the answer's items from 1.
 
-    Args:
-        items: as gpuhunt gives them.
-        on: the day on which it was asked.
-        source: that messages name.
-
     Raises:
         ConfigError: nothing can be used.
     """

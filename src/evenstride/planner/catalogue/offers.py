@@ -92,13 +92,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A row that is not used.
-
-    Args:
-        line: where it is, from 1.
-        instance_type: as far as it can be read.
-        why: what is wrong, and what would be right.
-    """
+    """A row that is not used."""
 
     line: int
     instance_type: str
@@ -137,12 +131,6 @@ class Catalogue:
 
         Names are compared without regard to case. Each must be in the catalogue; whether there is
         an offer with all of them is another question, and the answer may be none.
-
-        Args:
-            clouds: of one of these; of any if there is none. The same for the others:
-            regions: names of regions.
-            types: names of types.
-            accelerators: names, or ``none`` for machines without any.
 
         Raises:
             ConfigError: a name is not in the catalogue; the message has the nearest ones.

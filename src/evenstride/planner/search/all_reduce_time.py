@@ -54,9 +54,6 @@ class ServerLinks:
 def servers_of(sync: str) -> int:
     """Return how many parameter servers a mode has; 0 for the all-reduce.
 
-    Args:
-        sync: as users write it: ``bsp``, or ``bsp-ps(servers=2)``.
-
     Raises:
         ConfigError: it is no mode, or one that no plan can be made for.
     """

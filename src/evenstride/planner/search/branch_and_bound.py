@@ -43,14 +43,7 @@ _NONE = np.zeros(0)
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is looked at.
-
-    Args:
-        kinds: that may be rented.
-        batches: global batches in samples, at least one.
-        most_machines: in a cluster, at least 1.
-        mixed: whether two kinds may be in one.
-    """
+    """What is looked at."""
 
     kinds: tuple[Kind, ...]
     batches: tuple[int, ...]
@@ -85,12 +78,6 @@ def search(space: Space, task: TrainingTask, wishes: Wishes | None = None) -> Se
     """Return the best choices of a space.
 
     Larger spaces leave out kinds that another one beats in everything; all else is looked at.
-
-    Args:
-        space: kinds, batches and numbers of machines.
-        task: what is trained.
-        wishes: what is to be best, within which limits, and at which probability; if not given,
-            the frontier in expectation.
 
     Cost:
         Vectorised; ``O(pairs * machines^2 * batches)``, and some seconds of exact looks.

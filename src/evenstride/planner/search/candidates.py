@@ -256,10 +256,6 @@ def undominated(kinds: Sequence[Kind], *, ends: bool = False) -> list[Kind]:
     cluster slower or dearer, but for rounding of shares; so no best cluster is lost. Of equals, the
     first by name stays.
 
-    Args:
-        kinds: of one place.
-        ends: whether the ends of intervals count as well: who is less sure does not beat then.
-
     Cost:
         O(n log n + n * kept).
     """

@@ -27,12 +27,7 @@ _Key = tuple[tuple[tuple[Curve, int, int | None], ...], int]
 
 
 class ExactEvaluator:
-    """Looks at single choices; equal steps, as of one cluster in many places, are reckoned once.
-
-    Args:
-        task: what is trained.
-        bounds: of choices.
-    """
+    """Looks at single choices; equal steps, as of one cluster in many places, are reckoned once."""
 
     def __init__(self, task: TrainingTask, bounds: Bounds) -> None:
         self._task, self._bounds = task, bounds
@@ -40,13 +35,7 @@ class ExactEvaluator:
         self.work, self.judged = 0.0, 0
 
     def closely(self, choice: ClusterChoice, pair: Pair, some: Cells) -> tuple[float, float]:
-        """Return time and cost at least, from the exact step; infinite if there is none.
-
-        Args:
-            choice: to be looked at.
-            pair: of kinds, as the bounds have it.
-            some: its cell.
-        """
+        """Return time and cost at least, from the exact step; infinite if there is none."""
         self.work += _CLOSE
         step = self._step(choice)
         if step is None:

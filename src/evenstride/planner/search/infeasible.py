@@ -19,11 +19,6 @@ def why_none(kinds: Sequence[Kind], batches: Sequence[int], most_machines: int) 
     """Return what no cluster can keep to, and by how much to relax it, in one sentence.
 
     Memory and numbers of workers are judged by the batch that comes nearest to fitting.
-
-    Args:
-        kinds: that may be rented, at least one.
-        batches: in samples, at least one, whose epochs are known.
-        most_machines: in a cluster.
     """
     smallest, largest = min(batches), max(batches)
     fewest = min(kinds, key=lambda kind: kind.workers)
@@ -72,11 +67,6 @@ def selected(
     catalogue: Catalogue, regions: Iterable[str] = (), types: Iterable[str] = ()
 ) -> Catalogue:
     """Return the offers of some regions and types.
-
-    Args:
-        catalogue: whose offers they are.
-        regions: names; of any if there is none.
-        types: the same.
 
     Raises:
         ConfigError: a name is not in the catalogue, or each is but no offer has both; the message

@@ -63,13 +63,7 @@ class Least:
 
 
 def cells(most_machines: int, batches: int, *, mixed: bool) -> Cells:
-    """Return all clusters of one kind, or of two, crossed with batches.
-
-    Args:
-        most_machines: of a cluster.
-        batches: how many.
-        mixed: whether of two kinds, at least one machine of each.
-    """
+    """Return all clusters of one kind, or of two, crossed with batches."""
     each = np.arange(1, most_machines + 1)
     one, two = (axis.ravel() for axis in np.meshgrid(each, each, indexing="ij"))
     few = one + two <= most_machines
@@ -78,14 +72,7 @@ def cells(most_machines: int, batches: int, *, mixed: bool) -> Cells:
 
 
 class Bounds:
-    """What clusters take and cost at least.
-
-    Args:
-        task: what is trained.
-        batches: in samples, whose epochs are known.
-        most_workers: of a cluster.
-        confidence: probability at which times and costs are compared, one half or more.
-    """
+    """What clusters take and cost at least."""
 
     def __init__(
         self, task: TrainingTask, batches: Sequence[int], most_workers: int, confidence: float
@@ -137,15 +124,7 @@ class Bounds:
         *,
         fine: bool = False,
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the least time in seconds and the least cost in USD.
-
-        Args:
-            pair: of kinds.
-            some: clusters and batches, ``n`` of them.
-            compute_s: at least, of a step; ``(n,)``.
-            error: its deviation as a part, at least, ``(n,)``.
-            fine: whether to look at all rates of losses; slower.
-        """
+        """Return the least time in seconds and the least cost in USD."""
         workers = _workers(pair, some).sum(axis=0)
         sync_s = self._sync_s[workers]
         useful_s = self._useful_s(some, compute_s + sync_s)
@@ -216,13 +195,7 @@ def _workers(pair: Pair, some: Cells) -> IntArray:
 
 
 def price(pair: Pair, some: Cells, end: str) -> FloatArray:
-    """Return the price per hour of clusters, or an end of its interval.
-
-    Args:
-        pair: of kinds.
-        some: clusters.
-        end: ``value``, ``low`` or ``high``.
-    """
+    """Return the price per hour of clusters, or an end of its interval."""
     one, two = (getattr(kind.usd_per_h, end) for kind in pair)
     found: FloatArray = one * some.machines[0] + two * some.machines[1]
     return found

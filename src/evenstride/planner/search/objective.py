@@ -64,10 +64,6 @@ class NothingFits(ConfigError):
 def choose(outlooks: Sequence[TrainingForecast], wishes: Wishes) -> ChosenCluster:
     """Return the best of some outlooks.
 
-    Args:
-        outlooks: that no other beats in time and cost, the quickest first.
-        wishes: what it must keep to.
-
     Raises:
         NothingFits: none keeps to the limits, or there is none at all.
     """
@@ -130,10 +126,6 @@ def at_most(one: Interval, confidence: float) -> float:
 
 def knee(times_s: Sequence[float], usd: Sequence[float]) -> int:
     """Return which point of a frontier is its knee; the middle of two is the cheaper one.
-
-    Args:
-        times_s: rising.
-        usd: falling.
 
     Raises:
         ConfigError: kneed is not installed.

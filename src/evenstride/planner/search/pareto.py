@@ -22,13 +22,7 @@ _VERY_MUCH = 1e200
 def frontier(
     outlooks: Iterable[TrainingForecast], confidence: float = 0.5
 ) -> tuple[TrainingForecast, ...]:
-    """Return the outlooks that no other beats in time and cost, the quickest first.
-
-    Args:
-        outlooks: some.
-        confidence: probability at which times and costs are compared; one half is the expected
-            case.
-    """
+    """Return the outlooks that no other beats in time and cost, the quickest first."""
     figures = [(*_figures(one, confidence), one) for one in outlooks]
     kept, least = list[TrainingForecast](), inf
     for time_s, usd, one in sorted(figures, key=lambda figure: figure[:2]):
@@ -70,21 +64,12 @@ class ParetoFront:
         return self.of((*self.outlooks, *outlooks), self.wishes)
 
     def beaten(self, time_s: FloatArray, usd: FloatArray) -> npt.NDArray[np.bool_]:
-        """Return which of some points one of these is neither slower nor dearer than.
-
-        Args:
-            time_s: of the points, ``(n,)``.
-            usd: of the points, ``(n,)``; what is infinite counts as beaten.
-        """
+        """Return which of some points one of these is neither slower nor dearer than."""
         found: npt.NDArray[np.bool_] = usd >= self.least_usd(time_s)
         return found
 
     def least_usd(self, time_s: FloatArray) -> FloatArray:
-        """Return what the cheapest of these costs that is not slower; very much if all are.
-
-        Args:
-            time_s: ``(n,)``.
-        """
+        """Return what the cheapest of these costs that is not slower; very much if all are."""
         quicker = np.searchsorted(self.time_s, time_s, side="right")
         found: FloatArray = np.concatenate([[_VERY_MUCH], self.usd])[quicker]
         return found
@@ -98,9 +83,6 @@ class ParetoFront:
         Args:
             time_s: of the points, ``(n,)``.
             usd: of the points, ``(n,)``; what is infinite gains nothing.
-
-        Cost:
-            ``O(n log m)``.
         """
         finite = np.isfinite(time_s) & np.isfinite(usd)
         if not len(self.time_s):

@@ -74,9 +74,6 @@ def exact_step(fleet: Sequence[Workers], batch: int, ring: Reduces) -> StepEstim
 
     Raises:
         InfeasibleShares: no split fits the workers' memory, or there are more workers than samples.
-
-    Cost:
-        That of `equal_finish` over all workers.
     """
     counts = np.array([kind.count for kind in fleet])
     fixed_s, per_sample_s, noise = (
@@ -193,11 +190,7 @@ def _best_shares(
 
 @lru_cache(maxsize=8)
 def lateness(most: int) -> FloatArray:
-    """Return by how many deviations the last of ``0 .. most`` equal workers is late, expected.
-
-    Cost:
-        O(most), once.
-    """
+    """Return by how many deviations the last of ``0 .. most`` equal workers is late, expected."""
     late = [0.0, 0.0]
     late += [expected_max(np.zeros(n), np.ones(n)) for n in range(2, most + 1)]
     return np.array(late[: most + 1])

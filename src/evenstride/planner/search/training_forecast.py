@@ -130,11 +130,6 @@ def outlook(
     the step is the worst of its kinds: balanced workers all wait for the one that was judged too
     quick. ``None``, too, if machines are lost so often that it may never end.
 
-    Args:
-        choice: cluster and batch.
-        task: what is trained.
-        step: of the choice, where it is known already.
-
     Raises:
         InfeasibleShares: its batch does not fit.
     """

@@ -145,9 +145,6 @@ def from_recorded(
 
     Raises:
         ConfigError: no machine was lost, or one was older than the limit.
-
-    Cost:
-        that of the fits: about a second for a thousand lives.
     """
     lifetime, told = _lifetime(recorded, max_life_s)
     losses = int((recorded.gone < len(recorded.who)).sum())
@@ -201,12 +198,7 @@ def _rates_of_few(losses: int, up_s: float) -> FloatArray:
 
 
 def drift_factors(drift: float, count: int) -> FloatArray:
-    """Return equally likely factors, as many as are asked for, ascending: a normal logarithm.
-
-    Args:
-        drift: its standard deviation.
-        count: how many.
-    """
+    """Return equally likely factors, as many as are asked for, ascending: a normal logarithm."""
     normal = NormalDist()
     return np.exp([drift * normal.inv_cdf((n + 0.5) / count) for n in range(count)])
 

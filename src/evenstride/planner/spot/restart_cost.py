@@ -320,10 +320,6 @@ def _quantile(found: Sequence[_Taken | None], part: float) -> float:
 def waits_s(recorded: Machines, machines: int) -> tuple[float, ...]:
     """Return how long it took in a recording until enough machines were up again.
 
-    Args:
-        recorded: as `sim.scenario.spot_traces.machines` makes them of traces.
-        machines: how many a run needs.
-
     Returns:
         A wait for each tick at which a machine was lost and as many had been up: 0 where enough
         were left. What the end of the recording cuts off counts as far as it goes.

@@ -54,10 +54,6 @@ def _at(table: FloatArray, hazards_per_s: FloatArray) -> FloatArray:
 def stretches(saves: SaveCosts, hazards_per_s: FloatArray) -> FloatArray:
     """Return how many seconds a second of progress takes on average, by hazard.
 
-    Args:
-        saves: what saves and restarts take.
-        hazards_per_s: of all machines together, any shape; 0 costs as much as next to nothing.
-
     Returns:
         At most `expected_slowdown`, and off by less than 2 % of it where that is below 1,000.
     """
@@ -72,15 +68,6 @@ def mean_stretches(
 
     Rates of both kinds are high together. Of the twenty that are equally likely each fourth counts,
     for the three above it, too.
-
-    Args:
-        saves: what saves and restarts take.
-        one: how soon machines of the first kind are taken away; ``None`` for never.
-        two: the same of the second.
-        machines: of both kinds, ``(2, n)``.
-
-    Returns:
-        ``(n,)``.
     """
     return _mean(saves, one, two, machines, _LOOKED_AT)
 
@@ -125,13 +112,6 @@ def high_stretches(
     At the highest of twenty rates half of all runs, one in forty, take longer than the mean there
     less a standard deviation (Cantelli's inequality). Where restarts may differ, too, it is the
     highest rates at the longest restarts, as many of them.
-
-    Args:
-        saves: what saves and restarts take.
-        one: how soon machines of the first kind are taken away; ``None`` for never.
-        two: the same of the second.
-        machines: of both kinds, ``(2, n)``.
-        useful_s: at most what training takes without losses, ``(n,)``.
     """
     cases = _RATES * len(saves.drifted())
     least = _hazards(one, two, machines, _RATES - ceil(0.05 * cases))

@@ -184,9 +184,6 @@ def _of_lives(found: FloatArray) -> Machines:
 def recorded_transience(path: Path) -> PreemptionRate:
     """Return what a recording tells of losses, and of waits for as many machines as were usual.
 
-    Args:
-        path: of the recording, see `read_recording`.
-
     Raises:
         ConfigError: it cannot be read, or no machine was lost in it.
     """
@@ -204,10 +201,6 @@ def recorded_transience(path: Path) -> PreemptionRate:
 
 def with_recorded(kinds: Sequence[Kind], known: Mapping[str, PreemptionRate]) -> tuple[Kind, ...]:
     """Return kinds of machines with what was recorded of those that may be taken away.
-
-    Args:
-        kinds: that may be rented.
-        known: recordings by type; by an empty name for all other types.
 
     Raises:
         ConfigError: a type is not among the spot machines.

@@ -28,12 +28,7 @@ _LEAST_ERROR = 0.01  # by which even a measured step differs from those to come
 
 @dataclass(frozen=True, slots=True, order=True)
 class Configuration:
-    """A configuration.
-
-    Args:
-        workers: how many, the first of those there are.
-        batch: global batch in samples.
-    """
+    """A configuration."""
 
     workers: int
     batch: int
@@ -190,9 +185,6 @@ def foresee(
         probes: what was measured, at least one. Of a configuration that was measured several times
             all count, by their steps.
         trained: so far.
-
-    Cost:
-        One exact split per configuration.
     """
     model, found = _StepModel.of(job, probes), list[OnlineForecast]()
     left = job.left(trained)

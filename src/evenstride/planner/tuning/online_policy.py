@@ -76,10 +76,6 @@ def extremes(workers: Sequence[int], batches: Sequence[int]) -> tuple[Configurat
 
     A batch that has fewer samples than workers cannot be; the largest that is left counts.
 
-    Args:
-        workers: numbers of them, at least one.
-        batches: at least one.
-
     >>> extremes([1, 2, 4], [64, 256])
     (Configuration(workers=1, batch=64), Configuration(workers=4, batch=256))
     """
@@ -98,17 +94,7 @@ def decide(
     probes: Sequence[Probe],
     standing: OnlineStanding,
 ) -> OnlineDecision:
-    """Return what comes next, once the present configuration has been measured.
-
-    Args:
-        job: what is trained, and what for.
-        possible: the configurations to choose from.
-        probes: what was measured so far, the present one last.
-        standing: how training stands.
-
-    Cost:
-        That of `foresee`.
-    """
+    """Return what comes next, once the present configuration has been measured."""
     found = foresee(job, possible, probes, standing.trained)
     ranked = _ranked(found, job.objective)
     here = next((one for one in found if one.choice == standing.present), None)
@@ -317,12 +303,6 @@ def anew(here: OnlineForecast, given: int, samples: int, switch_s: float) -> boo
 
     With too few, the result would be missed, so it is started again in any case; with too many,
     only if those take longer than the switch.
-
-    Args:
-        here: the present configuration.
-        given: epochs that its processes were told.
-        samples: of an epoch.
-        switch_s: what a switch costs in seconds.
     """
     more = whole_epochs(here) - given
     saved_s = -more * samples / here.choice.batch * here.step_s.value
@@ -365,12 +345,5 @@ class Overhead:
 
 
 def overhead(search_s: float, samples: float, per_s: float, left_s: float) -> Overhead:
-    """Return what finding the configuration has cost, switches included.
-
-    Args:
-        search_s: from the first step to the first one where training stayed.
-        samples: trained meanwhile.
-        per_s: samples per second where it stayed.
-        left_s: seconds that were left then.
-    """
+    """Return what finding the configuration has cost, switches included."""
     return Overhead(search_s, samples / per_s, search_s + left_s)

@@ -137,10 +137,6 @@ class KnownEpochs:
 def epochs_of(profile: WorkloadProfile, epochs: float | None) -> Epochs:
     """Return the epochs of a workload.
 
-    Args:
-        profile: of the workload.
-        epochs: that the user gives for the profile's own batch; ``None`` for those measured.
-
     Raises:
         ConfigError: nothing is known, or the number is not above 0.
     """

@@ -44,10 +44,6 @@ def curve_points(trace: Path, worker: int = 0) -> tuple[Point, ...]:
     which much may be in a few slow ones. Of a lone process the first step of each size is left out,
     as the change is in it. Of many sizes, those with the most steps are taken.
 
-    Args:
-        trace: of the run.
-        worker: whose steps.
-
     Raises:
         TraceError: none was measured.
     """
@@ -92,10 +88,6 @@ def noise_of(course: TrainingHistory, until: float = inf) -> Noise | None:
     It is that of the whole run: all measured steps count alike, since epochs depend on how noisy
     the gradient was on the whole, and it usually is much noisier in the end. The interval takes the
     change over the run as scatter, and is the wider for it.
-
-    Args:
-        course: of the training.
-        until: epochs up to which steps count.
     """
     estimate, counted = NoiseEstimate(), [one for one in course.steps if not one.epochs > until]
     for step in counted:
@@ -116,11 +108,6 @@ def profile_of_run(trace: Path, types: Sequence[str]) -> WorkloadProfile:
     """Return the profile that a run makes.
 
     A run that was continued counts as a whole, but for its links, which are those of its last life.
-
-    Args:
-        trace: of the run.
-        types: of its workers' machines, one for each of its last life, or one for all; none if its
-            times are not to count.
 
     Raises:
         ConfigError: there are another number of types.

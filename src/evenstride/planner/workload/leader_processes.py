@@ -84,9 +84,6 @@ def lives_of(log: RunLog) -> tuple[ProcessRecord, ...]:
 
     Raises:
         TraceError: a record cannot be used, or there is no such life.
-
-    Cost:
-        Memory for all steps' times.
     """
     known = [(_facts(process, log.path), process) for process in log.processes]
     last = _last_known([of for of, _ in known], log.path)

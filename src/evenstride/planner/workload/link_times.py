@@ -24,14 +24,8 @@ def lateness(life: ProcessRecord) -> float | None:
     what counts is how late the last one was: the mean over all steps of the maximum over workers,
     each in proportion to its mean at that share.
 
-    Args:
-        life: of a run.
-
     Returns:
         ``None`` with one worker, or where too few steps were told of by all.
-
-    Cost:
-        O(steps of all workers).
     """
     workers = [rank for rank, share in enumerate(life.shares) if share]
     if len(workers) < 2:
@@ -71,10 +65,6 @@ def links(measured: Iterable[tuple[int, float]], gradient_bytes: float) -> Links
     A ring of ``W`` takes ``2 (W - 1) (latency + bytes / W / bandwidth)``, fitted by least squares
     on relative errors, neither part below 0. With one number of workers only, a latency of 0.1 ms
     is taken out, and the rest is bandwidth.
-
-    Args:
-        measured: workers, at least 2, and seconds of their communication.
-        gradient_bytes: that each sends.
 
     Returns:
         ``None`` if nothing was measured.
@@ -126,10 +116,6 @@ def mean_communication_s(measured: Measurements, shares: Shares) -> float | None
     As `evenstride.core.time_model.observation.communication_s`, whose median is what a usual step
     takes. The mean stands for the sum of all steps: now and then a message takes many times as
     long.
-
-    Args:
-        measured: of all workers.
-        shares: that are in force.
 
     Returns:
         ``None`` unless all workers with a share have told of steps.

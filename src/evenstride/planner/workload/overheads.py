@@ -32,12 +32,6 @@ def beside(lives: Iterable[ProcessRecord]) -> Overheads:
 
     Of each life with several whole passes the first one is left out, in which everything is slow.
     Then steps, and what is beside them, come to the time that the passes took by the clock.
-
-    Args:
-        lives: of the run.
-
-    Cost:
-        O(observations).
     """
     each = list(lives)
     known = [one for life in each for one in _passes(life)]

@@ -98,12 +98,6 @@ def fitted(points: Sequence[Point]) -> Curve:
     with the size as all fixed. With points of nearly one size only, as balanced workers have them,
     it is not known which part is fixed: half is taken to be, and the error grows with the distance
     from that size.
-
-    Args:
-        points: at least one.
-
-    Cost:
-        O(points).
     """
     samples = [float(point.samples) for point in points]
     times_s = [point.step_s for point in points]
@@ -164,12 +158,7 @@ def _own_error(point: Point) -> float:
 
 
 def _spread(found: Line, own: float) -> tuple[float, float, float]:
-    """Return the variance of a line's value.
-
-    Args:
-        found: the line.
-        own: error of a usual point, as a part: two points tell nothing of their own scatter.
-    """
+    """Return the variance of a line's value."""
     tail = t975(found.freedom) / Z95 if found.freedom else 1.0
     unit = (max(found.scatter, own) * tail) ** 2
     c00, c01, c11 = found.spread
@@ -182,12 +171,6 @@ def transferred(curve: Curve, own: Power, other: Power, source: str = "") -> Cur
     Time per sample is taken to lie between what arithmetic and what memory bandwidth make of it, in
     the middle of their logarithms; half their distance is the error, with what such rules are off
     by. The fixed time, which launches and the host take, is left as it is.
-
-    Args:
-        curve: of the measured type.
-        own: what its hardware can do.
-        other: what that of the other type can do.
-        source: name of the measured type.
 
     Source:
         The two ends of the roofline model (Williams et al., CACM 2009), without knowing where on

@@ -37,9 +37,6 @@ def scatter(times_s: Sequence[float] | FloatArray) -> float:
 
     Args:
         times_s: of consecutive steps, in seconds, at least one.
-
-    Cost:
-        O(steps).
     """
     steps = np.asarray(times_s, dtype=np.float64)
     if len(steps) < _TOGETHER:
@@ -69,9 +66,6 @@ def drift(times_s: Sequence[float] | FloatArray, ahead: float) -> float:
     Args:
         times_s: of consecutive steps, in seconds, at least one.
         ahead: how many times as long as these the steps to come last, above 0.
-
-    Cost:
-        O(steps).
 
     Source:
         The law of flicker noise, by which the variance of a mean over ``T`` within ``k T`` grows

@@ -25,12 +25,7 @@ number gives the same epochs."""
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What runs were to come to.
-
-    Args:
-        target: the value.
-        metric: name of what is to fall to it.
-    """
+    """What runs were to come to."""
 
     target: float
     metric: str = LOSS
@@ -42,12 +37,7 @@ class Aim:
 
 @dataclass(frozen=True, slots=True)
 class TargetResult:
-    """How a run stands to an aim.
-
-    Args:
-        of: what was compared: the metric, or ``training loss``.
-        reaching: when it came to the target, or how near.
-    """
+    """How a run stands to an aim."""
 
     of: str
     reaching: TimeToTarget
@@ -144,11 +134,6 @@ def _gamma(noise: Noise | None, batch: int) -> float | None:
 
 def require_target(profiles: Sequence[WorkloadProfile], aim: Aim, told: Iterable[str]) -> None:
     """Raise unless some training of the profiles came to an aim, and all that did to the same.
-
-    Args:
-        profiles: of runs and from files.
-        aim: of the plan.
-        told: of the runs that did not come to it.
 
     Raises:
         ConfigError: none did, or some came to another target.

@@ -68,13 +68,7 @@ class DeviceProfile(_Plain):
 
 
 class Model(_Plain):
-    """What is trained.
-
-    Args:
-        parameters: how many.
-        gradient_bytes: that a worker sends in a step.
-        digest: of the parameters' names and shapes, so that another model is noticed.
-    """
+    """What is trained."""
 
     parameters: _Count
     gradient_bytes: Annotated[float, Field(ge=0, le=1e15)]
@@ -82,12 +76,7 @@ class Model(_Plain):
 
 
 class Links(_Plain):
-    """The links between workers, as measured.
-
-    Args:
-        latency_s: of a message.
-        bytes_per_s: of the slowest link; ``None`` if messages of any size took as long.
-    """
+    """The links between workers, as measured."""
 
     latency_s: Annotated[float, Field(ge=0, le=1e3)]
     bytes_per_s: Annotated[float, Field(gt=0, le=1e18)] | None = None
@@ -178,10 +167,6 @@ def read_profile(path: Path) -> WorkloadProfile:
 def profile_of(plain: Any, source: str) -> WorkloadProfile:
     """Return the profile in JSON types.
 
-    Args:
-        plain: as read.
-        source: shown in errors.
-
     Raises:
         ConfigError: it is none.
     """
@@ -257,12 +242,6 @@ def require_versions(
 ) -> None:
     """Raise if a profile was measured with other versions.
 
-    Args:
-        profile: that a plan is to be made of.
-        evenstride: version that is installed.
-        torch: version that is installed; empty if none is.
-        force: whether to use it nevertheless.
-
     Raises:
         ConfigError: another minor version may take other times, and it is not forced.
     """
@@ -279,10 +258,6 @@ def require_versions(
 
 def require_same(profiles: Sequence[WorkloadProfile], *, force: bool = False) -> None:
     """Raise unless profiles are of the same workload.
-
-    Args:
-        profiles: at least one.
-        force: whether to take them nevertheless.
 
     Raises:
         ConfigError: they differ in model, data or torch.

@@ -60,12 +60,7 @@ def _field_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFile:
-    """What a scenario file holds, before it is known what counts instead of some of it.
-
-    Args:
-        scenario: its scenario, of which events may lie after the last step.
-        parsed: its values and their lines.
-    """
+    """What a scenario file holds, before it is known what counts instead of some of it."""
 
     scenario: Scenario
     parsed: Parsed

@@ -254,10 +254,6 @@ class Scenario(Part):
 def check_scenario(scenario: Scenario, *, to_its_end: bool = True) -> None:
     """Raise unless the scenario can be simulated.
 
-    Args:
-        scenario: to check.
-        to_its_end: whether every event has to begin within its steps.
-
     Raises:
         PydanticCustomError: names the field that does not fit.
     """

@@ -150,10 +150,6 @@ def machines(
 ) -> Machines:
     """Return the machines of recordings that were made together, side by side.
 
-    Args:
-        traces: of the same gap; the longer ones are cut.
-        leaves: who it is that goes when some of a recording's machines do.
-
     Raises:
         ScenarioError: there is none, gaps differ, or more than `MOST_UP` machines are up.
     """

@@ -87,12 +87,7 @@ class FleetChange:
 
 
 class Presence(_Walk[IntArray]):
-    """The numbers of those who are there, ascending.
-
-    Args:
-        here: who is there before any move.
-        moves: in any order; of one step they count in this order.
-    """
+    """The numbers of those who are there, ascending."""
 
     def __init__(self, here: Mask, moves: Sequence[FleetChange]) -> None:
         self._here = here
@@ -166,10 +161,6 @@ class Timeline:
 
     What happens after the last step is left out; it has no part in what happens before. To ask
     for one step after another is cheap, to go back is not.
-
-    Args:
-        scenario: whose events to work out.
-        seed: of the random ones.
 
     Raises:
         ScenarioError: a recording that is asked for is not there.

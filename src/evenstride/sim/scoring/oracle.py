@@ -30,11 +30,6 @@ def informed_mean_s(scenario: Scenario, seed: int, timeline: Timeline | None = N
 
     Its decisions hang on no measurement. So wherever the exchanges do not either, its whole run
     is known without one: the same as by `Simulation`, without estimating what is known.
-
-    Args:
-        scenario: to run in.
-        seed: of its random events.
-        timeline: of both, if it is there already.
     """
     timeline = timeline or Timeline(scenario, seed)
     if scenario.exchange.every == "leader":
@@ -225,13 +220,7 @@ class Yardsticks:
 
 
 def yardsticks(scenario: Scenario, seed: int, timeline: Timeline | None = None) -> Yardsticks:
-    """Return what the oracle and the equal split take, under the same noise as any policy.
-
-    Args:
-        scenario: to run in.
-        seed: of its noise and its random events.
-        timeline: of both, if it is there already.
-    """
+    """Return what the oracle and the equal split take, under the same noise as any policy."""
     cluster = Cluster(scenario, seed)
     times, linear_s = np.zeros((4, scenario.steps)), np.zeros(2)
     opening: IntArray | None = None

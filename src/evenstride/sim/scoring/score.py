@@ -148,10 +148,6 @@ def _ratio(one: FloatArray, other: FloatArray) -> float:
 def steps_to_find(parts: FloatArray, events: Sequence[int]) -> list[int | None]:
     """Return how many steps after each event the split is good over the next ten steps.
 
-    Args:
-        parts: oracle's time over the policy's, step by step, noise-free.
-        events: the steps to count from.
-
     Returns:
         For each event, the steps from it to the first one from which the mean of the next ten
         parts is at least 0.95; ``None`` where there is none. Where fewer than ten are left,

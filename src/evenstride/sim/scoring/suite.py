@@ -65,13 +65,7 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What to simulate.
-
-    Args:
-        cases: each scenario with its policies, in the order of the result.
-        seeds: of each of them.
-        left_out: what cannot be simulated.
-    """
+    """What to simulate."""
 
     cases: tuple[tuple[Scenario, tuple[str, ...]], ...]
     seeds: tuple[int, ...]
