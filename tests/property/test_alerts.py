@@ -15,6 +15,7 @@ from evenstride.core.diagnostics.debounce import WHILE_S, WHILE_STEPS, Debounced
 from evenstride.core.diagnostics.redundant_workers import best_s, unneeded
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.time_model.step_times import TimeModel
+from tests.effort import dear
 from tests.unit.sim.watched import watched, worker
 
 # After a slow-down: the while that it must last, what an exchange may come later than that, and
@@ -72,6 +73,7 @@ def test_noise_alone_names_nobody() -> None:
     assert wrong <= 1
 
 
+@dear
 @given(
     speed=st.floats(0.2, 0.6),
     at=st.integers(150, 400),

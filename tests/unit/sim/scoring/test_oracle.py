@@ -26,11 +26,13 @@ from evenstride.sim.scoring.oracle import (
     yardsticks,
 )
 from evenstride.sim.scoring.score import ScoredScenario
+from tests.effort import dear
 from tests.unit.sim.clusters import FAST, REFERENCE, SLOW, scenario, scenarios
 
 POLICIES = ["adaptive", "dynamic-batching", "dbs", "uniform"]
 
 
+@dear
 @given(scenarios(every=st.integers(1, 5) | st.just("leader")), st.sampled_from(POLICIES))
 def test_without_noise_no_policy_is_ever_faster_than_the_oracle(
     made: Scenario, policy: str
@@ -77,6 +79,7 @@ def test_noise_is_the_same_for_oracle_equal_split_and_policies(made: Scenario) -
     assert (sticks.oracle_s > 0).all()
 
 
+@dear
 @given(scenarios())
 def test_the_informed_controller_takes_what_the_simulator_says(made: Scenario) -> None:
     simulated = Simulation(made, Informed(), 2).run().mean_s
@@ -84,6 +87,7 @@ def test_the_informed_controller_takes_what_the_simulator_says(made: Scenario) -
     np.testing.assert_array_equal(informed_mean_s(made, 2), simulated)
 
 
+@dear
 @given(scenarios(every=st.just("leader")))
 def test_the_informed_controller_keeps_to_the_leaders_cadence(made: Scenario) -> None:
     simulated = Simulation(made, Informed(), 2).run().mean_s
