@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,57 +20,43 @@ _OURS, _EQUAL = "adaptive", "uniform"
 _STEPS = 120
 
 
-@dataclass(frozen=True, slots=True)
-class RealRequest:
-    """What was asked for on the command line; ``None`` where nothing was.
+def real_plan(
+    command: Sequence[str] | None,
+    policies: Sequence[str] | None,
+    speeds: str,
+    changes: Sequence[str],
+    *,
+    repeats: int,
+    steps: int | None,
+) -> LabPlan:
+    """Return the lab session for what the command line says; ``None`` where it says nothing.
 
-    Args:
-        command: script and arguments; the package's own script if not given.
-        policies: specifications, some of them in lists; all there are if not given.
-        speeds: of the workers.
-        changes: of speed during each run.
-        repeats: runs of each policy.
-        steps: of each run.
-        plot: folder to draw into.
+    Raises:
+        ConfigError: something is not understood.
     """
+    from evenstride.cli.arguments import every_policy, split_policies
+    from evenstride.core.policies import policy_from_spec
+    from evenstride.lab.comparison.lab_session import LabPlan
+    from evenstride.lab.limits.speeds import parse_change, parse_speeds
 
-    command: Sequence[str] | None
-    policies: Sequence[str] | None
-    speeds: str
-    changes: Sequence[str]
-    repeats: int
-    steps: int | None
-    plot: Path | None
-
-    def plan(self) -> LabPlan:
-        """Return the lab session that answers it.
-
-        Raises:
-            ConfigError: something is not understood.
-        """
-        from evenstride.cli.arguments import every_policy, split_policies
-        from evenstride.core.policies import policy_from_spec
-        from evenstride.lab.comparison.lab_session import LabPlan
-        from evenstride.lab.limits.speeds import parse_change, parse_speeds
-
-        _refuse_scenario(self.command)
-        speeds = parse_speeds(self.speeds)
-        names = split_policies(self.policies) if self.policies else every_policy()
-        for name in names:
-            policy_from_spec(name)
-        # The lab counts the speed-up for the last one, and begins with the first.
-        names = tuple(sorted(names, key=lambda name: (name != _EQUAL, name == _OURS)))
-        folder = Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
-        return LabPlan(
-            command=tuple(self.command or [own_script()]),
-            speeds=speeds,
-            policies=names,
-            steps=self.steps or _STEPS,
-            repeats=self.repeats,
-            changes=tuple(parse_change(text, len(speeds)) for text in self.changes),
-            folder=folder.resolve(),
-            calibrate=True,
-        )
+    _refuse_scenario(command)
+    wanted = parse_speeds(speeds)
+    names = split_policies(policies) if policies else every_policy()
+    for name in names:
+        policy_from_spec(name)
+    # The lab counts the speed-up for the last one, and begins with the first.
+    names = tuple(sorted(names, key=lambda name: (name != _EQUAL, name == _OURS)))
+    folder = Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
+    return LabPlan(
+        command=tuple(command or [own_script()]),
+        speeds=wanted,
+        policies=names,
+        steps=steps or _STEPS,
+        repeats=repeats,
+        changes=tuple(parse_change(text, len(wanted)) for text in changes),
+        folder=folder.resolve(),
+        calibrate=True,
+    )
 
 
 def _refuse_scenario(command: Sequence[str] | None) -> None:
@@ -89,22 +74,21 @@ def own_script() -> str:
     return str(spec.origin)
 
 
-def compare_real(asked: RealRequest, as_json: bool) -> None:
+def compare_real(plan: LabPlan, plot: Path | None, as_json: bool) -> None:
     """Run the policies in the lab, print what they came to, and leave with its exit code.
 
     Raises:
         EvenstrideError: it cannot be, or failed.
     """
-    from evenstride.cli.commands.lab import perform, tell
     from evenstride.cli.exit_codes import conclude
+    from evenstride.cli.lab_output import perform, tell
     from evenstride.lab.comparison.step_blocks import mean_step_s
 
-    plan = asked.plan()
-    if asked.plot:
+    if plot:
         from evenstride.report.suite_figures import check_plotting, check_writable
 
         check_plotting()
-        check_writable(_plot(plan, asked.plot))
+        check_writable(_plot(plan, plot))
     outcome, traces = perform(plan)
     means = {policy: mean_step_s(traces[policy]) for policy in plan.policies}
     try:
@@ -119,8 +103,8 @@ def compare_real(asked: RealRequest, as_json: bool) -> None:
             },
         )
     finally:  # after the figures, which a plot that fails must not cost
-        if asked.plot:
-            _draw(traces, plan, _plot(plan, asked.plot))
+        if plot:
+            _draw(traces, plan, _plot(plan, plot))
 
 
 def _rows(outcome: Comparison) -> list[dict[str, Any]]:

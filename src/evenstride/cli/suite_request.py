@@ -34,46 +34,42 @@ SHOWN = 6
 """Scenarios that a line names."""
 
 
-@dataclass(frozen=True, slots=True)
-class SuiteRequest:
-    """What was asked for on the command line; ``None`` where nothing was.
+def asked_suite(
+    files: Sequence[Path] | None,
+    policies: Sequence[str] | None,
+    *,
+    example: str,
+    leave_out: bool,
+    seeds: str,
+    lag: str | None,
+    cold_lag: int | None,
+    steps: int | None,
+    every: str | None,
+) -> Suite:
+    """Return what to simulate, given what the command line says; ``None`` where it says nothing.
 
     Args:
         files: scenario files and folders.
         policies: specifications, some of them in lists; all there are if not given.
+        example: of a command that would be understood.
+        leave_out: whether to leave out what a policy cannot serve.
         seeds: a number of them, or a list.
         lag: one or a list.
         cold_lag: of a fleet's first exchange, and of its policy's opening.
         steps: to simulate.
         every: steps between exchanges, or ``leader``.
+
+    Raises:
+        ConfigError: something is not understood, or cannot be simulated.
     """
+    from evenstride.sim.scoring.suite import Overrides, load_all, plan
 
-    files: Sequence[Path] | None
-    policies: Sequence[str] | None
-    seeds: str
-    lag: str | None
-    cold_lag: int | None
-    steps: int | None
-    every: str | None
-
-    def suite(self, example: str, *, leave_out: bool) -> Suite:
-        """Return what to simulate.
-
-        Args:
-            example: of a command that would be understood.
-            leave_out: whether to leave out what a policy cannot serve.
-
-        Raises:
-            ConfigError: something is not understood, or cannot be simulated.
-        """
-        from evenstride.sim.scoring.suite import Overrides, load_all, plan
-
-        names = split_policies(self.policies) if self.policies else every_policy()
-        seeds, lags = split_seeds(self.seeds), split_lags(self.lag)
-        overrides = Overrides(lags, self.cold_lag, self.steps, read_every(self.every))
-        if not self.files:
-            raise ConfigError(f"no scenario to simulate; give files or folders of them: {example}")
-        return plan(load_all(self.files), names, seeds, overrides, leave_out=leave_out)
+    names = split_policies(policies) if policies else every_policy()
+    numbers = split_seeds(seeds)
+    overrides = Overrides(split_lags(lag), cold_lag, steps, read_every(every))
+    if not files:
+        raise ConfigError(f"no scenario to simulate; give files or folders of them: {example}")
+    return plan(load_all(files), names, numbers, overrides, leave_out=leave_out)
 
 
 @dataclass(slots=True, eq=False)

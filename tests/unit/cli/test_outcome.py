@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from evenstride.cli.commands.lab import split_policies
+from evenstride.cli.arguments import split_policies
 from evenstride.lab.comparison.comparison_result import Comparison, Oracle, PolicyRun
 from evenstride.lab.comparison.lab_session import LabPlan, Viewer
 from evenstride.lab.demo.demo_schedule import DemoSchedule

@@ -9,7 +9,7 @@ import typer
 
 from evenstride.cli import shared_options as common
 from evenstride.cli.render.terminal_text import say
-from evenstride.cli.suite_request import SuiteRequest
+from evenstride.cli.suite_request import asked_suite
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,18 +81,31 @@ def compare(
     """
     if real:
         _refuse("--real", seeds=seeds, lag=lag, cold_lag=cold_lag, every=every)
-        from evenstride.cli.compare_on_machine import RealRequest, compare_real
+        from evenstride.cli.compare_on_machine import compare_real, real_plan
 
-        asked = RealRequest(
-            files, policies, speeds or "1,0.5,0.2", change or [], repeats or 1, steps, plot
+        plan = real_plan(
+            files,
+            policies,
+            speeds or "1,0.5,0.2",
+            change or [],
+            repeats=repeats or 1,
+            steps=steps,
         )
-        compare_real(asked, as_json)
+        compare_real(plan, plot, as_json)
         return
     _refuse("scenario files; add --real", speeds=speeds, change=change, repeats=repeats)
-    paths = [Path(file) for file in files or []]
-    _compare(
-        SuiteRequest(paths, policies, seeds or _SEEDS, lag, cold_lag, steps, every), plot, as_json
+    suite = asked_suite(
+        [Path(file) for file in files or []],
+        policies,
+        example=_EXAMPLE,
+        leave_out=True,
+        seeds=seeds or _SEEDS,
+        lag=lag,
+        cold_lag=cold_lag,
+        steps=steps,
+        every=every,
     )
+    _compare(suite, plot, as_json)
 
 
 def _refuse(what: str, **options: object) -> None:
@@ -101,10 +114,9 @@ def _refuse(what: str, **options: object) -> None:
         raise ConfigError(f"--{given[0].replace('_', '-')} does not go with {what}")
 
 
-def _compare(asked: SuiteRequest, plot: Path | None, as_json: bool) -> None:
+def _compare(suite: Suite, plot: Path | None, as_json: bool) -> None:
     from evenstride.cli.suite_request import print_rows, run_suite
 
-    suite = asked.suite(_EXAMPLE, leave_out=True)
     drawing = None
     if plot is not None:
         from evenstride.cli.render.simulation_progress import Drawing

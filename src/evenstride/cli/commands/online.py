@@ -9,7 +9,6 @@ import shlex
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,23 +80,7 @@ def check(context: typer.Context, *, online: bool) -> None:
         raise ConfigError(f"{option} is for plan --online; add --online, or leave it out")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line says; see there."""
-
-    command: tuple[str, ...]
-    workers: str | None
-    batches: str | None
-    epochs: float | None
-    objective: str | None
-    usd_per_h: float
-    speeds: str | None
-    folder: Path | None
-    probe_steps: int
-    restore: bool = False
-
-
-def perform(options: Options, *, as_json: bool) -> None:
+def perform(asked: OnlineRequest, *, as_json: bool) -> None:
     """Train the script, and print what was found.
 
     Raises:
@@ -105,7 +88,6 @@ def perform(options: Options, *, as_json: bool) -> None:
     """
     from evenstride.lab.online.online_search import search
 
-    asked = asked_of(options)
     try:
         found = search(asked, lambda line: say(line, err=True))
     except KeyboardInterrupt:
@@ -118,8 +100,20 @@ def perform(options: Options, *, as_json: bool) -> None:
     typer.echo(json.dumps(to_dict(found)) if as_json else tell(found))
 
 
-def asked_of(options: Options) -> OnlineRequest:
-    """Return what is searched for.
+def request_of(
+    command: tuple[str, ...],
+    *,
+    workers: str | None,
+    batches: str | None,
+    epochs: float | None,
+    objective: str | None,
+    usd_per_h: float,
+    speeds: str | None,
+    folder: Path | None,
+    probe_steps: int,
+    restore: bool,
+) -> OnlineRequest:
+    """Return what is searched for, given what the command line says.
 
     Raises:
         ConfigError: something is not understood, or missing.
@@ -128,38 +122,38 @@ def asked_of(options: Options) -> OnlineRequest:
     from evenstride.lab.limits.speeds import parse_speeds
     from evenstride.lab.online.online_request import OnlineRequest
 
-    if not options.command:
+    if not command:
         raise ConfigError(
             "plan --online trains a script; give it after --, such as evenstride plan --online "
             "--workers 1,2,4 --epochs 30 -- train.py"
         )
-    speeds = parse_speeds(options.speeds) if options.speeds else ()
-    workers = _workers(options.workers, len(speeds))
-    if options.epochs is None or not 0 < options.epochs < math.inf:
+    limits = parse_speeds(speeds) if speeds else ()
+    counts = _workers(workers, len(limits))
+    if epochs is None or not 0 < epochs < math.inf:
         raise ConfigError(
-            f"--epochs is {'missing' if options.epochs is None else options.epochs}; plan --online "
+            f"--epochs is {'missing' if epochs is None else epochs}; plan --online "
             "needs to know how many epochs the script trains at its smallest batch, such as "
             "--epochs 30"
         )
-    if not 0 < options.usd_per_h < math.inf:
-        raise ConfigError(f"--usd-per-h is {options.usd_per_h}; give a price above 0, such as 1.2")
-    batches = arguments.wholes(options.batches, "--batches") if options.batches else ()
-    if batches and batches[-1] < workers[0]:
+    if not 0 < usd_per_h < math.inf:
+        raise ConfigError(f"--usd-per-h is {usd_per_h}; give a price above 0, such as 1.2")
+    sizes = arguments.wholes(batches, "--batches") if batches else ()
+    if sizes and sizes[-1] < counts[0]:
         raise ConfigError(
-            f"--batches has {batches[-1]} at most, fewer samples than the {workers[0]} workers; "
+            f"--batches has {sizes[-1]} at most, fewer samples than the {counts[0]} workers; "
             "give larger ones, or fewer workers"
         )
     return OnlineRequest(
-        command=options.command,
-        workers=workers,
-        batches=batches,
-        epochs=options.epochs,
-        objective=_objective(options.objective),
-        usd_per_h=options.usd_per_h,
-        speeds=speeds,
-        folder=options.folder or Path("runs") / time.strftime("online-%Y%m%d-%H%M%S"),
-        probe_steps=options.probe_steps,
-        restore=options.restore,
+        command=command,
+        workers=counts,
+        batches=sizes,
+        epochs=epochs,
+        objective=_objective(objective),
+        usd_per_h=usd_per_h,
+        speeds=limits,
+        folder=folder or Path("runs") / time.strftime("online-%Y%m%d-%H%M%S"),
+        probe_steps=probe_steps,
+        restore=restore,
     )
 
 

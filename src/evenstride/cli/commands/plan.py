@@ -13,7 +13,7 @@ from evenstride.cli.commands import online as by_training
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
-    from evenstride.cli.plan_inputs import PlanRequest
+    from evenstride.cli.plan_request import PlanRequest
 
 _Runs = Annotated[
     list[str],
@@ -191,21 +191,40 @@ def plan(
     """
     by_training.check(context, online=online)
     if online:
-        asked_online = by_training.Options(
-            *(tuple(runs), workers, batches, epochs, objective, usd_per_h, speeds, folder),
-            probe_steps,
-            restore,
+        request = by_training.request_of(
+            tuple(runs),
+            workers=workers,
+            batches=batches,
+            epochs=epochs,
+            objective=objective,
+            usd_per_h=usd_per_h,
+            speeds=speeds,
+            folder=folder,
+            probe_steps=probe_steps,
+            restore=restore,
         )
-        by_training.perform(asked_online, as_json=as_json)
+        by_training.perform(request, as_json=as_json)
         return
-    from evenstride.cli.plan_inputs import PlanRequest
+    from evenstride.cli.plan_request import PlanRequest
 
     if plot is not None:
         _check_plot(plot)
-    paths = tuple(map(Path, runs))
     asked = PlanRequest(
-        *(paths, catalog, epochs, deadline, budget, objective, confidence, spot, batches),
-        *(max_nodes, mixed, regions, types, transfer, links),
+        runs=tuple(map(Path, runs)),
+        catalog=catalog,
+        epochs=epochs,
+        deadline=deadline,
+        budget=budget,
+        objective=objective,
+        confidence=confidence,
+        spot=spot,
+        batches=batches,
+        max_nodes=max_nodes,
+        mixed=mixed,
+        regions=regions,
+        types=types,
+        transfer=transfer,
+        links=links,
         trained=tuple(trained or ()),
         target_loss=target_loss,
         metric=metric,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evenstride.cli import shared_options as common
 from evenstride.cli.render.terminal_text import say
-from evenstride.cli.suite_request import SuiteRequest
+from evenstride.cli.suite_request import asked_suite
 from evenstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evenstride.core.sync_modes.mode_specs import SyncMode
+    from evenstride.sim.scoring.suite import Suite
 
 _EXAMPLE = "evenstride simulate cluster.yaml --policy adaptive"
 
@@ -74,20 +78,28 @@ def simulate(
         return
     if not policies:
         raise ConfigError(f"no policy to simulate; give at least one: {_EXAMPLE}")
-    _simulate(
-        SuiteRequest(files, policies, seeds, lag, cold_lag, steps, every), sync, plot, as_json
+    from evenstride.cli.simulate_modes import read_modes
+
+    modes = read_modes(",".join(sync) if sync else None)
+    suite = asked_suite(
+        files,
+        policies,
+        example=_EXAMPLE,
+        leave_out=False,
+        seeds=seeds,
+        lag=lag,
+        cold_lag=cold_lag,
+        steps=steps,
+        every=every,
     )
+    _simulate(suite, modes, plot, as_json)
 
 
-def _simulate(
-    asked: SuiteRequest, sync: list[str] | None, plot: Path | None, as_json: bool
-) -> None:
-    from evenstride.cli.simulate_modes import in_modes, read_modes, simulate_in_modes
+def _simulate(suite: Suite, modes: tuple[SyncMode, ...], plot: Path | None, as_json: bool) -> None:
+    from evenstride.cli.simulate_modes import in_modes, simulate_in_modes
     from evenstride.cli.suite_request import print_rows, print_table, run_suite
     from evenstride.report.suite_text import means_line, simulation_sentence, simulation_table
 
-    modes = read_modes(",".join(sync) if sync else None)
-    suite, drawing = asked.suite(_EXAMPLE, leave_out=False), None
     if in_modes(suite, modes):
         if plot is not None:
             raise ConfigError(
@@ -96,6 +108,7 @@ def _simulate(
             )
         simulate_in_modes(suite, modes, as_json)
         return
+    drawing = None
     if plot is not None:
         from evenstride.cli.render.simulation_progress import Drawing
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from evenstride import __version__
-from evenstride.cli.plan_inputs import installed_torch
+from evenstride.cli.plan_workload import installed_torch
 from evenstride.planner.search.infeasible import MOST_MACHINES
 from evenstride.planner.workload.workload_profile import (
     DeviceProfile,

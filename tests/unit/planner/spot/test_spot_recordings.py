@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenstride.cli.preemption_files import with_preemptions
+from evenstride.cli.plan_machines import with_preemptions
 from evenstride.errors import ConfigError
 from evenstride.planner.search.training_forecast import ClusterChoice, outlook
 from evenstride.planner.spot.preemption_rate import WAITS_DRIFT, from_recorded

@@ -1,8 +1,9 @@
-"""``evenstride lab --sync``: what modes of synchronisation come to on real processes."""
+"""Runs a lab session while it is shown, and prints what policies or modes came to."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,6 +13,7 @@ from evenstride.cli.render.terminal_text import say
 from evenstride.cli.suite_request import print_table
 
 if TYPE_CHECKING:
+    from evenstride.lab.comparison.comparison_result import Comparison
     from evenstride.lab.comparison.lab_session import LabPlan
     from evenstride.lab.comparison.mode_comparison import ModesComparison
     from evenstride.lab.comparison.run_rates import Rates
@@ -22,6 +24,63 @@ _HEADINGS = (
     *("sync", "policy", "samples/s", "over\nequal", "waiting", "staleness\nmean"),
     *("staleness\nmost", "period\nshortest", "period\nlongest", "samples"),
 )
+
+
+def perform(plan: LabPlan) -> tuple[Comparison, dict[str, list[Path]]]:
+    """Return what a lab session came to, and each policy's traces; show it meanwhile.
+
+    Raises:
+        EvenstrideError: it cannot be, or failed.
+    """
+    from evenstride.cli.render.live_table import LiveTable
+    from evenstride.lab.comparison.lab_session import Viewer
+    from evenstride.lab.comparison.policy_runs import run_lab
+
+    traces: dict[str, list[Path]] = {}
+    with LiveTable(plan.speeds) as board:
+
+        def begins(trace: Path, policy: str) -> None:
+            traces.setdefault(policy, []).append(trace)
+            board.follow(trace, policy)
+
+        return run_lab(plan, Viewer(board.say, begins, lambda _: board.refresh())), traces
+
+
+def tell(outcome: Comparison) -> str:
+    """Return the outcome of a lab session as people read it."""
+    lines = [
+        f"\n{cluster_line(outcome)}\n",
+        f"{'policy':24}{'step':>12}{'samples/s':>12}{'efficiency':>12}{'changes':>9}  samples",
+    ]
+    for run in outcome.runs:
+        efficiency = "" if run.efficiency is None else f"{run.efficiency:.2f}"
+        lines.append(
+            f"{run.policy:24}{run.step_s * 1e3:>9.1f} ms{run.samples_per_s:>12.0f}{efficiency:>12}"
+            f"{run.changes:>9}  {'/'.join(map(str, run.shares))}"
+        )
+    if outcome.oracle is not None:
+        shares = "/".join(map(str, outcome.oracle.shares))
+        lines.append(
+            f"{'best fixed split':24}{outcome.oracle.step_s * 1e3:>9.1f} ms{'':33}  {shares}"
+        )
+    if outcome.speedup is not None:
+        bound = "" if outcome.bound is None else f", bound {outcome.bound:.2f}"
+        lines.append(f"\nspeed-up over equal batches {outcome.speedup:.2f}{bound}")
+    return "\n".join([*lines, f"trace {outcome.trace}"])
+
+
+def cluster_line(outcome: Comparison | ModesComparison) -> str:
+    """Return what the figures were measured on."""
+    measured = outcome.achieved_speeds
+    return (
+        f"{outcome.workers} workers at speeds {_numbers(outcome.speeds)}"
+        + (f" (measured {_numbers(measured)})" if measured else "")
+        + f", global batch {outcome.global_batch}"
+    )
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " / ".join(f"{value:.3g}" for value in values)
 
 
 def compare_modes(plan: LabPlan, as_json: bool) -> None:
@@ -47,8 +106,6 @@ def compare_modes(plan: LabPlan, as_json: bool) -> None:
 
 
 def _tell(outcome: ModesComparison) -> None:
-    from evenstride.cli.commands.lab import cluster_line
-
     say(f"\n{cluster_line(outcome)}\n")
     print_table(modes_table(outcome.by_arm()))
     typer.echo(f"\ntraces {outcome.folder}")

@@ -1,0 +1,145 @@
+"""What ``evenstride plan`` knows of a workload, from the profiles and runs that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from evenstride._version import __version__
+from evenstride.cli import arguments
+from evenstride.cli.plan_request import PlanRequest
+from evenstride.errors import ConfigError
+from evenstride.planner.workload.from_trace import profile_of_run
+from evenstride.planner.workload.target_runs import LOSS, Aim, require_target, towards
+from evenstride.planner.workload.workload_profile import (
+    ReachedTraining,
+    WorkloadProfile,
+    merged,
+    read_profile,
+    require_same,
+    require_versions,
+)
+from evenstride.trace.read import TRACE_NAME, trace_path
+
+
+def workload_of(asked: PlanRequest) -> tuple[WorkloadProfile, list[str]]:
+    """Return what is to be trained, and what is to be known of the runs that tell it."""
+    profiles, told = _profiles(asked)
+    if asked.epochs is not None or asked.trained:
+        # Epochs are given, so it does not matter what the trainings of the profiles came to.
+        profiles = [one.model_copy(update={"target": ""}) for one in profiles]
+    profile = merged(profiles, force=asked.force)
+    if asked.trained:
+        profile = profile.model_copy(update={"trainings": tuple(map(_training, asked.trained))})
+    return profile, told
+
+
+def _profiles(asked: PlanRequest) -> tuple[list[WorkloadProfile], list[str]]:
+    """Return what the runs and profiles tell, and what is to be known of the runs."""
+    aim, profiles, told = _aim(asked), list[WorkloadProfile](), list[str]()
+    measured = not all(_is_run(path) for path in asked.runs)
+    for path in _each_once(asked.runs):
+        if not _is_run(path):
+            profiles.append(read_profile(path))
+            continue
+        _refuse_a_search(path)
+        types = _types(path, asked.types_of_run, needed=not measured)
+        trace = trace_path(path)
+        found = profile_of_run(trace, types)
+        found, note = (found, "") if aim is None else towards(found, trace, aim)
+        profiles.append(found)
+        told += [note] if note else []
+    _check(profiles, asked)
+    if aim is not None:
+        require_target(profiles, aim, told)
+    return profiles, told
+
+
+def _each_once(paths: Sequence[Path]) -> list[Path]:
+    """Return paths without those that lead to the same file as an earlier one."""
+    found = dict[Path, Path]()
+    for path in paths:
+        found.setdefault((path / TRACE_NAME if path.is_dir() else path).resolve(), path)
+    return list(found.values())
+
+
+def _aim(asked: PlanRequest) -> Aim | None:
+    given = {
+        "--epochs": asked.epochs is not None,
+        "--trained": bool(asked.trained),
+        "--target-loss": asked.target_loss is not None,
+    }
+    named = [option for option, there in given.items() if there]
+    if len(named) > 1:
+        raise ConfigError(
+            f"how long training lasts is said twice; give {' or '.join(named)}, not both"
+        )
+    if asked.target_loss is None:
+        if asked.metric != LOSS:
+            raise ConfigError(
+                f"--metric is {asked.metric!r}, and no --target-loss says what it is to come to; "
+                "give that, or leave --metric out"
+            )
+        return None
+    return Aim(asked.target_loss, asked.metric)
+
+
+def _refuse_a_search(path: Path) -> None:
+    """Refuse the folder of a search, which has several runs."""
+    phases = sorted(path.glob(f"phase-*/{TRACE_NAME}"), key=lambda one: one.stat().st_size)
+    if phases and not (path / TRACE_NAME).exists():
+        raise ConfigError(
+            f"{path} is of a search by plan --online, with a run in each of its phases; give one "
+            f"of them, such as the longest, {phases[-1].parent}"
+        )
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() or path.suffix == ".jsonl"
+
+
+def _types(path: Path, types: str, *, needed: bool) -> tuple[str, ...]:
+    named = arguments.names(types)
+    if needed and not named:
+        raise ConfigError(
+            f"{path} is a run, which does not say what its machines are called; give --as TYPE, or "
+            "a type for each worker, such as --as g5.xlarge,g4dn.xlarge, or a profile beside it "
+            "(evenstride profile), whose times count then"
+        )
+    return named
+
+
+def _training(text: str) -> ReachedTraining:
+    batch, _, epochs = text.partition(":")
+    try:
+        return ReachedTraining(batch=int(batch), epochs=float(epochs))
+    except ValueError:  # pydantic's is one, too
+        raise ConfigError(
+            f"--trained is {text!r}; give a batch and the epochs it took to the target, such as "
+            "256:12.5"
+        ) from None
+
+
+def _check(profiles: Sequence[WorkloadProfile], asked: PlanRequest) -> None:
+    for profile in profiles:
+        require_versions(profile, __version__, installed_torch(), force=asked.force)
+    require_same(profiles, force=asked.force)
+    # Runs beside a profile tell of noise and links, at whatever batch they trained.
+    own = [profile for profile in profiles if profile.devices] or profiles
+    batches = sorted({profile.global_batch for profile in own})
+    if asked.epochs is not None and len(batches) > 1:
+        raise ConfigError(
+            f"what was measured are scripts with batches of {' and '.join(map(str, batches))}, so "
+            "it is not clear at which of them --epochs counts; give --trained BATCH:EPOCHS instead "
+            "(of one training, 25 % either way are assumed), or leave out all but one"
+        )
+
+
+def installed_torch() -> str:
+    """Return torch's version without importing it; empty if there is none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
