@@ -72,10 +72,6 @@ _MOST_DIGITS = 18  # of a number; far longer ones, Python refuses to read
 def split_policies(texts: str | Iterable[str], option: str = "--policy") -> tuple[str, ...]:
     """Return the policies in comma-separated lists; the commas of ``static:1,2`` stay.
 
-    Args:
-        texts: the lists, or a single one.
-        option: that they were given by.
-
     Raises:
         ConfigError: there is none, or one is given twice.
 

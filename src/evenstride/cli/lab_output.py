@@ -112,11 +112,7 @@ def _tell(outcome: ModesComparison) -> None:
 
 
 def modes_table(arms: dict[tuple[str, str], list[Rates]]) -> Table:
-    """Return a line for each mode and policy: means over its runs.
-
-    Args:
-        arms: the runs of each mode and policy.
-    """
+    """Return a line for each mode and policy: means over its runs."""
     from evenstride.report.text_tables import Table
 
     equal = {sync: _rate(runs) for (sync, policy), runs in arms.items() if policy == _EQUAL}

@@ -27,11 +27,11 @@ def planned_for(asked: PlanRequest, today: date) -> Planned:
     Raises:
         ConfigError: something in it is not understood, or nothing fits.
     """
-    wishes, links = asked.wishes(), asked.network()
+    links = asked.network()
     profile, told = workload_of(asked)
     task = TrainingTask(
         samples=profile.samples,
-        epochs=epochs_of(profile, asked.epochs),
+        epochs=epochs_of(profile, asked.length.epochs),
         gradient_bytes=profile.model.gradient_bytes,
         links=links or profile.links,
         saves=asked.saves(),
@@ -47,7 +47,7 @@ def planned_for(asked: PlanRequest, today: date) -> Planned:
     made = make_plan(
         kinds,
         task,
-        wishes,
+        asked.wishes,
         batches or (profile.global_batch,),
         most_machines=asked.max_nodes,
         mixed=asked.mixed,

@@ -10,7 +10,38 @@ from evenstride.errors import ConfigError
 from evenstride.planner.search.objective import Objective, Wishes
 from evenstride.planner.search.training_forecast import USUAL_SAVES
 from evenstride.planner.spot.restart_cost import SaveCosts
+from evenstride.planner.workload.target_runs import LOSS, Aim
 from evenstride.planner.workload.workload_profile import Links
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLength:
+    """How long training lasts, as on the command line, where one of three options says it."""
+
+    epochs: float | None
+    trained: tuple[str, ...]
+    target_loss: float | None
+    metric: str
+
+    def aim(self) -> Aim | None:
+        given = {
+            "--epochs": self.epochs is not None,
+            "--trained": bool(self.trained),
+            "--target-loss": self.target_loss is not None,
+        }
+        named = [option for option, there in given.items() if there]
+        if len(named) > 1:
+            raise ConfigError(
+                f"how long training lasts is said twice; give {' or '.join(named)}, not both"
+            )
+        if self.target_loss is None:
+            if self.metric != LOSS:
+                raise ConfigError(
+                    f"--metric is {self.metric!r}, and no --target-loss says what it is to come "
+                    "to; give that, or leave --metric out"
+                )
+            return None
+        return Aim(self.target_loss, self.metric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +50,8 @@ class PlanRequest:
 
     runs: tuple[Path, ...]
     catalog: Path | None
-    epochs: float | None
-    deadline: str | None
-    budget: float | None
-    objective: str | None
-    confidence: float
+    length: TrainingLength
+    wishes: Wishes
     spot: bool
     batches: str | None
     max_nodes: int
@@ -32,9 +60,6 @@ class PlanRequest:
     types: str
     transfer: bool
     links: str | None
-    trained: tuple[str, ...]
-    target_loss: float | None
-    metric: str
     types_of_run: str
     restart: str
     live: str
@@ -42,19 +67,6 @@ class PlanRequest:
     preemptions: tuple[str, ...] = ()
     sync: str = "bsp"
     script: tuple[str, ...] | None = None
-
-    def wishes(self) -> Wishes:
-        inf = float("inf")
-        if self.budget is not None and not 0 < self.budget < inf:
-            raise ConfigError(
-                f"--budget is {self.budget}; give an amount in USD above 0, such as 40"
-            )
-        return Wishes(
-            None if self.objective is None else _objective(self.objective),
-            inf if self.deadline is None else arguments.seconds(self.deadline, "--deadline"),
-            inf if self.budget is None else self.budget,
-            self.confidence,
-        )
 
     def saves(self) -> SaveCosts:
         if self.restart and not self.spot:
@@ -77,6 +89,25 @@ class PlanRequest:
                 f"--links is {text!r}; give milliseconds and Gbit/s, such as 0.1:10"
             ) from None
         return found
+
+
+def wishes_of(
+    objective: str | None, deadline: str | None, budget: float | None, confidence: float
+) -> Wishes:
+    """Return what a plan is to be good at, and its limits.
+
+    Raises:
+        ConfigError: something is not understood.
+    """
+    inf = float("inf")
+    if budget is not None and not 0 < budget < inf:
+        raise ConfigError(f"--budget is {budget}; give an amount in USD above 0, such as 40")
+    return Wishes(
+        None if objective is None else _objective(objective),
+        inf if deadline is None else arguments.seconds(deadline, "--deadline"),
+        inf if budget is None else budget,
+        confidence,
+    )
 
 
 def _objective(text: str) -> Objective:

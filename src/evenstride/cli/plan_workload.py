@@ -10,7 +10,7 @@ from evenstride.cli import arguments
 from evenstride.cli.plan_request import PlanRequest
 from evenstride.errors import ConfigError
 from evenstride.planner.workload.from_trace import profile_of_run
-from evenstride.planner.workload.target_runs import LOSS, Aim, require_target, towards
+from evenstride.planner.workload.target_runs import require_target, towards
 from evenstride.planner.workload.workload_profile import (
     ReachedTraining,
     WorkloadProfile,
@@ -25,18 +25,20 @@ from evenstride.trace.read import TRACE_NAME, trace_path
 def workload_of(asked: PlanRequest) -> tuple[WorkloadProfile, list[str]]:
     """Return what is to be trained, and what is to be known of the runs that tell it."""
     profiles, told = _profiles(asked)
-    if asked.epochs is not None or asked.trained:
+    if asked.length.epochs is not None or asked.length.trained:
         # Epochs are given, so it does not matter what the trainings of the profiles came to.
         profiles = [one.model_copy(update={"target": ""}) for one in profiles]
     profile = merged(profiles, force=asked.force)
-    if asked.trained:
-        profile = profile.model_copy(update={"trainings": tuple(map(_training, asked.trained))})
+    if asked.length.trained:
+        profile = profile.model_copy(
+            update={"trainings": tuple(map(_training, asked.length.trained))}
+        )
     return profile, told
 
 
 def _profiles(asked: PlanRequest) -> tuple[list[WorkloadProfile], list[str]]:
     """Return what the runs and profiles tell, and what is to be known of the runs."""
-    aim, profiles, told = _aim(asked), list[WorkloadProfile](), list[str]()
+    aim, profiles, told = asked.length.aim(), list[WorkloadProfile](), list[str]()
     measured = not all(_is_run(path) for path in asked.runs)
     for path in _each_once(asked.runs):
         if not _is_run(path):
@@ -61,27 +63,6 @@ def _each_once(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         found.setdefault((path / TRACE_NAME if path.is_dir() else path).resolve(), path)
     return list(found.values())
-
-
-def _aim(asked: PlanRequest) -> Aim | None:
-    given = {
-        "--epochs": asked.epochs is not None,
-        "--trained": bool(asked.trained),
-        "--target-loss": asked.target_loss is not None,
-    }
-    named = [option for option, there in given.items() if there]
-    if len(named) > 1:
-        raise ConfigError(
-            f"how long training lasts is said twice; give {' or '.join(named)}, not both"
-        )
-    if asked.target_loss is None:
-        if asked.metric != LOSS:
-            raise ConfigError(
-                f"--metric is {asked.metric!r}, and no --target-loss says what it is to come to; "
-                "give that, or leave --metric out"
-            )
-        return None
-    return Aim(asked.target_loss, asked.metric)
 
 
 def _refuse_a_search(path: Path) -> None:
@@ -127,7 +108,7 @@ def _check(profiles: Sequence[WorkloadProfile], asked: PlanRequest) -> None:
     # Runs beside a profile tell of noise and links, at whatever batch they trained.
     own = [profile for profile in profiles if profile.devices] or profiles
     batches = sorted({profile.global_batch for profile in own})
-    if asked.epochs is not None and len(batches) > 1:
+    if asked.length.epochs is not None and len(batches) > 1:
         raise ConfigError(
             f"what was measured are scripts with batches of {' and '.join(map(str, batches))}, so "
             "it is not clear at which of them --epochs counts; give --trained BATCH:EPOCHS instead "

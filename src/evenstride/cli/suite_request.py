@@ -102,11 +102,7 @@ class Results:
             self.unjudged.add((row.scenario, row.lag, row.seed))
 
     def finish(self, interrupted: str = "") -> None:
-        """Put the rows in the order of the suite, as no more follow.
-
-        Args:
-            interrupted: how far the suite was, if it did not run to its end.
-        """
+        """Put the rows in the order of the suite, as no more follow."""
         from evenstride.sim.scoring.suite import in_order
 
         self.rows = in_order(self.suite, self.rows)

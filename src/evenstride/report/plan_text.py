@@ -35,10 +35,6 @@ def text(plan: Plan, width: int) -> str:
     """Return the table as lines; where it is too wide, all until the time first, then the rest.
 
     Samples of each worker are left out then, if the rest would still be too wide: JSON has them.
-
-    Args:
-        plan: that was made.
-        width: of the terminal.
     """
     whole = table(plan)
     if whole.width <= width:

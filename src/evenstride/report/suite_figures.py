@@ -137,12 +137,7 @@ def draw(panels: Sequence[Panel], title: str, path: Path) -> None:
 
 
 def _draw_scenario(rows: Sequence[tuple[Panel, Sequence[Axes]]], *, legend: bool) -> None:
-    """Draw the panels of one scenario, which share their axes.
-
-    Args:
-        rows: each panel, and its axes for times and for shares.
-        legend: whether its workers are named beside it.
-    """
+    """Draw the panels of one scenario, which share their axes."""
     (_, first), wide = rows[0], any(panel.wide for panel, _ in rows)
     for number, (panel, (times, shares)) in enumerate(rows):
         if number:

@@ -34,11 +34,7 @@ def plain(text: object, most: int = 1000) -> str:
 
 
 def not_measured_text(reason: str) -> str:
-    """Return the sentences about a run whose steps could not be measured.
-
-    Args:
-        reason: why, as a part of a sentence.
-    """
+    """Return the sentences about a run whose steps could not be measured."""
     return (
         f"Not measured: {reason}. The shares stayed as they were set at the start, and evenstride "
         "does not know who worked and who waited."

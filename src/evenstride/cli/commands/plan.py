@@ -191,7 +191,7 @@ def plan(
     """
     by_training.check(context, online=online)
     if online:
-        request = by_training.request_of(
+        asked_online = by_training.request_of(
             tuple(runs),
             workers=workers,
             batches=batches,
@@ -203,20 +203,14 @@ def plan(
             probe_steps=probe_steps,
             restore=restore,
         )
-        by_training.perform(request, as_json=as_json)
+        by_training.perform(asked_online, as_json=as_json)
         return
-    from evenstride.cli.plan_request import PlanRequest
+    from evenstride.cli.plan_request import PlanRequest, TrainingLength, wishes_of
 
-    if plot is not None:
-        _check_plot(plot)
     asked = PlanRequest(
         runs=tuple(map(Path, runs)),
         catalog=catalog,
-        epochs=epochs,
-        deadline=deadline,
-        budget=budget,
-        objective=objective,
-        confidence=confidence,
+        length=TrainingLength(epochs, tuple(trained or ()), target_loss, metric),
         spot=spot,
         batches=batches,
         max_nodes=max_nodes,
@@ -225,9 +219,6 @@ def plan(
         types=types,
         transfer=transfer,
         links=links,
-        trained=tuple(trained or ()),
-        target_loss=target_loss,
-        metric=metric,
         types_of_run=types_of_run,
         restart=restart,
         live=live,
@@ -235,6 +226,7 @@ def plan(
         preemptions=tuple(preemptions or ()),
         sync=sync,
         script=None if script is None else _words(script),
+        wishes=wishes_of(objective, deadline, budget, confidence),
     )
     _perform(asked, sky, plot, as_json=as_json)
 
@@ -243,6 +235,8 @@ def _perform(asked: PlanRequest, sky: Path | None, plot: Path | None, *, as_json
     """Make the plan, write what is to be written of it, and print it."""
     from evenstride.cli import plan_inputs, plan_output
 
+    if plot is not None:
+        _check_plot(plot)
     one = plan_inputs.planned_for(asked, date.today())
     files = plan_output.write_sky(one, sky) if sky is not None else []
     if plot is not None:

@@ -84,12 +84,7 @@ class Advance:
 
 @contextmanager
 def waiting(what: str, about_s: float) -> Iterator[Callable[[float], None]]:
-    """Yield what is told, over and over, for how many seconds there has been waiting.
-
-    Args:
-        what: is done meanwhile.
-        about_s: how long it takes, as far as that is known.
-    """
+    """Yield what is told, over and over, for how many seconds there has been waiting."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
         print(f"{what}, some {about_s:.0f} s", file=sys.stderr)

@@ -16,10 +16,6 @@ def say(text: str, *, err: bool = False) -> None:
 
     Elsewhere lines stay whole, for scripts. Not for lines that people copy, such as commands.
     What a terminal would act on is replaced: names of files and hosts are others' texts.
-
-    Args:
-        text: of any number of lines.
-        err: whether it goes to stderr.
     """
     text = "\n".join(plain(line, max(len(line), 1)) for line in text.split("\n"))
     stream = sys.stderr if err else sys.stdout

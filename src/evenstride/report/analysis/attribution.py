@@ -180,10 +180,6 @@ class Study:
 def blames_of(generation: RecordedGeneration, study: Study | None = None) -> tuple[Blame, ...]:
     """Return what each worker cost the others, who cost most first.
 
-    Args:
-        generation: of them.
-        study: of it, where there is one already.
-
     Cost:
         some 30 ms for each worker that caused anything worth mentioning.
     """

@@ -119,12 +119,7 @@ def gaps(damaged: int, unsound: int, not_replayed: str) -> Iterator[str]:
 
 
 def untold(generation: RecordedGeneration | None, summary: dict[str, Any] | None) -> str:
-    """Return in a sentence how many steps a process took beyond those that it told of.
-
-    Args:
-        generation: the latest of it.
-        summary: that it ended with.
-    """
+    """Return in a sentence how many steps a process took beyond those that it told of."""
     steps = number_of((summary or {}).get("step"))
     if generation is None or steps is None or not generation.lockstep or generation.not_measured:
         return ""

@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from evenstride.core.allocation.memory_caps import PeakMemory
 from evenstride.core.control.events import Exchanged, FleetFormed, SetShares
+from evenstride.core.sync_modes.mode_specs import sync_from_spec
 from evenstride.core.time_model.observation import Measurements
+from evenstride.errors import EvenstrideError
 
 MOST_STEPS = 10**15
 _MOST_SAMPLES = 10**12
@@ -66,11 +68,6 @@ def shallow(value: Any, most: int = _DEEPEST) -> Any:
 def whole_of(value: Any, most: int, low: int = 0) -> int:
     """Return a whole number that lies within bounds.
 
-    Args:
-        value: of any type.
-        most: the largest that there can be.
-        low: the smallest.
-
     Raises:
         ValueError: it is no such number.
     """
@@ -86,6 +83,14 @@ def batch_of(value: Any) -> int:
         ValueError: it is none.
     """
     return whole_of(value, _MOST_SAMPLES, 1)
+
+
+def lockstep_of(header: dict[str, Any]) -> bool:
+    """Return whether all workers of a process take the same steps."""
+    try:
+        return sync_from_spec(str(header.get("sync") or "bsp")).lockstep
+    except EvenstrideError:  # a mode of another version
+        return True
 
 
 def check_formed(event: FleetFormed) -> None:
@@ -141,10 +146,6 @@ def possible(told: Measurements, batch: int) -> npt.NDArray[np.bool_]:
     """Return which reports there can be, bool ``(n,)``.
 
     They are sound, of no more than the batch, and of no step that took under a nanosecond.
-
-    Args:
-        told: by the workers.
-        batch: samples of a step of all of them.
     """
     owner = np.repeat(np.arange(len(told)), told.steps)
     short = np.bincount(owner, weights=told.busy_s < _SHORTEST_S, minlength=len(told))

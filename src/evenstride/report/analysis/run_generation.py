@@ -147,13 +147,7 @@ class RecordedGeneration:
     def remember(
         self, standing: tuple[str, ...], curves: CurveEstimates | None, serving: tuple[int, ...]
     ) -> None:
-        """Keep what is known of the ranks at present.
-
-        Args:
-            standing: what each is to the run.
-            curves: of those that serve; the former ones stay if there are none.
-            serving: their ranks.
-        """
+        """Keep what is known of the ranks at present."""
         self.standing = standing
         if curves is not None:
             self.curves, self.serving = curves, serving

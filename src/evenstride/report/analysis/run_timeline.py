@@ -32,8 +32,7 @@ from evenstride.core.control.events import (
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Shares
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.sync_modes.mode_specs import sync_from_spec
-from evenstride.errors import EvenstrideError, TraceError
+from evenstride.errors import TraceError
 from evenstride.report.analysis.completeness import gaps, unlike_summary, untold
 from evenstride.report.analysis.record_validation import (
     MOST_STEPS,
@@ -41,6 +40,7 @@ from evenstride.report.analysis.record_validation import (
     check_exchanged,
     check_formed,
     check_shares,
+    lockstep_of,
     number_of,
     possible,
     seconds_of,
@@ -249,7 +249,7 @@ class RunTimeline(TraceFold):
             global_batch=event.global_batch,
             workers=tuple(plain(worker.name, _LONGEST_NAME) for worker in event.workers),
             table=StepTable(event.step, len(event.workers)),
-            lockstep=_lockstep(life.header),
+            lockstep=lockstep_of(life.header),
             not_measured=life.generations[-1].not_measured if life.generations else "",
         )
         for one in event.happenings:
@@ -363,23 +363,12 @@ class RunTimeline(TraceFold):
                 pass
 
 
-def _lockstep(header: dict[str, Any]) -> bool:
-    try:
-        return sync_from_spec(str(header.get("sync") or "bsp")).lockstep
-    except EvenstrideError:  # a mode of another version
-        return True
-
-
 def _step_of(record: dict[str, Any]) -> int:
     return whole_of(int(record["step"]), MOST_STEPS, -MOST_STEPS)
 
 
 def nothing_to_show(story: RunTimeline) -> TraceError:
-    """Return the error of a run in which no workers have met, with what is missing.
-
-    Args:
-        story: of it, read to its end.
-    """
+    """Return the error of a run in which no workers have met, with what is missing."""
     told = "; ".join(map(plain, story.unread))
     if not told:
         told = "its header is there, but its workers have not met yet; look again once they train"

@@ -37,10 +37,6 @@ class Slowdown:
 def slowed_of(study: Study, ranks: Iterable[int]) -> tuple[Slowdown, ...]:
     """Return who of some workers slowed down, who lost most first.
 
-    Args:
-        study: of their generation.
-        ranks: of the workers to look at.
-
     Cost:
         that of their phases, some 20 ms for each worker.
     """

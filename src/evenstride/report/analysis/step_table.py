@@ -69,11 +69,7 @@ class StepTable:
         return np.asarray(~np.isnan(self.busy_s).any(axis=1))
 
     def add(self, measured: Measurements) -> int:
-        """Take what was measured; return how many observations were of no step there can be.
-
-        Args:
-            measured: of workers of this generation.
-        """
+        """Take what was measured; return how many observations were of no step there can be."""
         left_out = 0
         for seen in measured:
             at = seen.first_step - self.first

@@ -32,11 +32,7 @@ class Card:
 
 
 def headline(run: ReportedRun) -> str:
-    """Return in one or two sentences what a run came to.
-
-    Args:
-        run: any.
-    """
+    """Return in one or two sentences what a run came to."""
     totals = run.totals
     why = next((one.not_measured for one in reversed(run.story.generations)), "")
     if why:
@@ -124,11 +120,7 @@ def _part(value: float | None) -> str:
 
 
 def who_waited(run: ReportedRun) -> list[str]:
-    """Return who made the others wait, since when and why, who cost most first.
-
-    Args:
-        run: any.
-    """
+    """Return who made the others wait, since when and why, who cost most first."""
     if not run.legs:
         return []
     if not run.lockstep:

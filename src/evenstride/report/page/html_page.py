@@ -42,9 +42,6 @@ _MOST_OF_SECTIONS = 4_800_000  # bytes, so that the page of any number of runs i
 def page_of(runs: Sequence[ReportedRun]) -> str:
     """Return the page of one or several runs.
 
-    Args:
-        runs: at least one; with several, they are compared first.
-
     Cost:
         about a second for each run, and 20 ms for each of its workers.
     """

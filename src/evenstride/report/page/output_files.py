@@ -15,21 +15,12 @@ _TRACE = b'{"kind":"header"'
 
 
 def place_of(trace: Path, given: Path | None) -> Path:
-    """Return the file that a report is written to: the given one, or one beside the trace.
-
-    Args:
-        trace: of the first run.
-        given: by the user.
-    """
+    """Return the file that a report is written to: the given one, or one beside the trace."""
     return trace.parent / REPORT_NAME if given is None else given
 
 
 def check_place(path: Path, *, force: bool) -> None:
     """Raise unless a report may be written there.
-
-    Args:
-        path: of the file.
-        force: whether a file that is no report may be overwritten.
 
     Raises:
         ConfigError: it is a folder, or a file that is no report of ours.
@@ -58,9 +49,6 @@ def check_place(path: Path, *, force: bool) -> None:
 
 def check_folder(path: Path) -> None:
     """Raise unless figures can be written into a folder, which is made where it is not there.
-
-    Args:
-        path: of the folder.
 
     Raises:
         ConfigError: it cannot be made, or not be written into.

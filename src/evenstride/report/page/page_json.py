@@ -19,11 +19,7 @@ _FIGURES = ("efficiency_model", "speedup_model", "bound_model", "saved_s", "wait
 
 
 def run_data(run: ReportedRun) -> dict[str, Any]:
-    """Return a run as JSON types; what is no finite number is ``None``.
-
-    Args:
-        run: any.
-    """
+    """Return a run as JSON types; what is no finite number is ``None``."""
     totals = {**asdict(run.totals), **{name: getattr(run.totals, name) for name in _FIGURES}}
     told = {
         "name": run.name,

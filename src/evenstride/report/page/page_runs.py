@@ -194,12 +194,7 @@ class ReportedRun:
         return self.column(lambda leg: leg.left_s), self.column(lambda leg: leg.right_s)
 
     def of_lane(self, lane: int, of: Callable[[Leg, int], FloatArray]) -> FloatArray:
-        """Return a worker's value in each bucket; not a number where it was not there.
-
-        Args:
-            lane: of the worker.
-            of: gives the values of a rank in a leg's buckets.
-        """
+        """Return a worker's value in each bucket; not a number where it was not there."""
 
         def one(leg: Leg) -> FloatArray:
             rank = leg.rank(lane)

@@ -44,12 +44,7 @@ class WorkerFigures:
 
 
 def figures_of(run: ReportedRun, lane: int) -> WorkerFigures:
-    """Return what a worker did.
-
-    Args:
-        run: with at least one step.
-        lane: number of the worker in it.
-    """
+    """Return what a worker did."""
     leg = next(one for one in reversed(run.legs) if one.rank(lane) is not None)
     rank = leg.rank(lane)
     assert rank is not None

@@ -34,15 +34,7 @@ def write_decisions(file: EventFile, tracks: LeaderTracks, placed: Placed, windo
 def write_notes(
     file: EventFile, tracks: LeaderTracks, life: LeaderProcess, placed: Placed, window: Window
 ) -> None:
-    """Write what a process noted beside its decisions, such as alerts.
-
-    Args:
-        file: to write to.
-        tracks: of the leader.
-        life: of the process.
-        placed: a generation of it, for its clock.
-        window: of time.
-    """
+    """Write what a process noted beside its decisions, such as alerts."""
     for note in life.notes:
         at_s = note.get("at_s")
         if not isinstance(at_s, int | float) or not at_s >= 0:

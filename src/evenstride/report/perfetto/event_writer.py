@@ -61,13 +61,7 @@ class EventFile:
         self._file.write(_encode(head)[:-1] + ',"traceEvents":[')
 
     def group(self, pid: int, name: str, order: int) -> None:
-        """Name a group of tracks.
-
-        Args:
-            pid: its number.
-            name: what is shown.
-            order: those with a lower one are shown above.
-        """
+        """Name a group of tracks."""
         self._named(ThreadTrack(pid, 0), "process_name", {"name": plain(name)})
         self._named(ThreadTrack(pid, 0), "process_sort_index", {"sort_index": order})
 

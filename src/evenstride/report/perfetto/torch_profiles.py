@@ -115,13 +115,7 @@ def write_profile(file: EventFile, groups: Groups, profile: TorchProfile, base_n
 
 
 def beside(merged: Merged, began_ns: int, ended_ns: int) -> str:
-    """Return a sentence if nothing of an export falls into the run, else nothing.
-
-    Args:
-        merged: the export.
-        began_ns: when the run's first step began.
-        ended_ns: when its last one ended.
-    """
+    """Return a sentence if nothing of an export falls into the run, else nothing."""
     if merged.began_ns is None or merged.ended_ns is None:
         return f"{plain(merged.path)} holds nothing that took any time"
     early_ns, late_ns = began_ns - merged.ended_ns, merged.began_ns - ended_ns

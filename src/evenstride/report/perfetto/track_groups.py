@@ -62,13 +62,7 @@ class Groups:
         return self._workers[rank, name]
 
     def foreign(self, rank: int, name: str, place: int) -> int:
-        """Return the number of a group of another trace.
-
-        Args:
-            rank: that it belongs to, below whose tracks it is shown.
-            name: of the group.
-            place: among those of the rank.
-        """
+        """Return the number of a group of another trace."""
         order = (rank + 1) * _ROOM + 1 + min(place, _ROOM - 2)
         return self._open(f"worker {rank}: {name}", order)
 

@@ -59,10 +59,6 @@ def figures_of(runs: Sequence[ReportedRun], folder: Path) -> list[Path]:
 
     The same runs give the same SVG, byte for byte. Runs without steps have no charts.
 
-    Args:
-        runs: any.
-        folder: made if needed.
-
     Raises:
         ConfigError: a file cannot be written.
     """
