@@ -34,18 +34,12 @@ DAMAGED = (
 
 @dataclass(slots=True, eq=False)
 class GenerationLog:
-    """One generation of workers, from the forming of its group to the next one's.
+    """One generation of workers, from the forming of its group to the next one's."""
 
-    Args:
-        workers: names, in rank order.
-        global_batch: samples of a step.
-        splits: that were set, in order.
-        exchanges: what was measured, in the order it was reported.
-    """
-
-    workers: tuple[str, ...]
-    global_batch: int
-    splits: list[Shares] = field(default_factory=list)
+    workers: tuple[str, ...]  # names, in rank order
+    global_batch: int  # samples of a step
+    splits: list[Shares] = field(default_factory=list)  # that were set, in order
+    # what was measured, in the order it was reported
     exchanges: list[Exchanged] = field(default_factory=list)
 
     @property
@@ -56,16 +50,11 @@ class GenerationLog:
 
 @dataclass(slots=True, eq=False)
 class ProcessLog:
-    """What one process of the leader has written: from its header to the next one.
+    """What one process of the leader has written: from its header to the next one."""
 
-    Args:
-        header: facts about it.
-        generations: of its workers.
-        notes: records of all other kinds, as they are in the trace.
-    """
-
-    header: dict[str, Any]
-    generations: list[GenerationLog] = field(default_factory=list)
+    header: dict[str, Any]  # facts about it
+    generations: list[GenerationLog] = field(default_factory=list)  # of its workers
+    # records of all other kinds, as they are in the trace
     notes: list[dict[str, Any]] = field(default_factory=list)
 
     def of_kind(self, kind: str) -> Iterator[dict[str, Any]]:

@@ -31,10 +31,6 @@ class ServerLinks:
 
     seconds: the last worker's weights come after ``W + S - 1`` parts, and its gradient takes ``S``.
 
-    Args:
-        model: servers and links; that a server's machine trains as well, and its link carries
-            both, is not in it.
-
     Source:
         ``sim.engine.network.Queues``, step after step.
 
@@ -42,6 +38,8 @@ class ServerLinks:
     6.0
     """
 
+    # Servers and links; that a server's machine trains as well, and its link carries both, is not
+    # in it
     model: ParameterServers
 
     def all_reduce_s(self, workers: int) -> float:

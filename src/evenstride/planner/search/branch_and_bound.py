@@ -61,24 +61,17 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search came to.
+    """What a search came to."""
 
-    Args:
-        outlooks: that no other beats in time and cost, the quickest first, of those that were
-            judged.
-        looked_at: choices, by their bounds.
-        judged: exactly.
-        gap: by which part another choice could be better than the best of these, as it is wished,
-            at most; 0 if this is the best, infinite if it is not known whether another one keeps
-            to the limits.
-        front_gap: the same for the whole frontier: by how much both time and cost of one that is
-            not in it could be less.
-    """
-
+    # That no other beats in time and cost, the quickest first, of those that were judged
     outlooks: tuple[TrainingForecast, ...]
-    looked_at: int
-    judged: int = 0
+    looked_at: int  # choices, by their bounds
+    judged: int = 0  # exactly
+    # By which part another choice could be better than the best of these, as it is wished, at most;
+    # 0 if this is the best, infinite if it is not known whether another one keeps to the limits
     gap: float = 0.0
+    # The same for the whole frontier: by how much both time and cost of one that is not in it could
+    # be less
     front_gap: float = 0.0
 
 

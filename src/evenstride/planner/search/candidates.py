@@ -33,18 +33,12 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Rentable:
-    """What a catalogue comes to for a workload.
+    """What a catalogue comes to for a workload."""
 
-    Args:
-        kinds: that can be planned with.
-        unknown: types of which nothing can be said.
-        measured: types of the catalogue that were measured.
-        pretended: of these, types with an accelerator whose steps a processor computed.
-    """
-
-    kinds: tuple[Kind, ...]
-    unknown: tuple[str, ...]
-    measured: tuple[str, ...]
+    kinds: tuple[Kind, ...]  # that can be planned with
+    unknown: tuple[str, ...]  # types of which nothing can be said
+    measured: tuple[str, ...]  # types of the catalogue that were measured
+    # Of these, types with an accelerator whose steps a processor computed
     pretended: tuple[str, ...] = ()
 
 
@@ -199,30 +193,20 @@ def _kinds(
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One type of machine in one place, on demand or as spot.
+    """One type of machine in one place, on demand or as spot."""
 
-    Args:
-        type: as the catalogue names it.
-        place: cloud, region and zone, between which links are known; machines of one cluster are
-            in one place.
-        workers: of a machine, at least 1: its accelerators, or one.
-        curve: of one worker.
-        usd_per_h: price of a machine.
-        most_samples: that fit into a worker's memory; ``None`` for no limit.
-        transience: how soon machines are taken away; ``None`` on demand.
-        accelerators: of a machine, such as ``T4:2``; empty without any, or with a part of one.
-        told_apart: whether the name needs them: the type is on offer with others, too.
-    """
-
-    type: str
+    type: str  # as the catalogue names it
+    # Cloud, region and zone, between which links are known; machines of one cluster are in one
+    # place
     place: str
-    workers: int
-    curve: Curve
-    usd_per_h: Interval
-    most_samples: int | None = None
-    transience: PreemptionRate | None = None
+    workers: int  # of a machine, at least 1: its accelerators, or one
+    curve: Curve  # of one worker
+    usd_per_h: Interval  # price of a machine
+    most_samples: int | None = None  # that fit into a worker's memory; ``None`` for no limit
+    transience: PreemptionRate | None = None  # how soon machines are taken away; ``None`` on demand
+    # Of a machine, such as ``T4:2``; empty without any, or with a part of one
     accelerators: str = ""
-    told_apart: bool = False
+    told_apart: bool = False  # whether the name needs them: the type is on offer with others, too
 
     @property
     def spot(self) -> bool:

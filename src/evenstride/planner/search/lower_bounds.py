@@ -29,15 +29,10 @@ _Shape = tuple[Curve, Curve, int, int, int | None, int | None, bool]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cells:
-    """Clusters and batches that are looked at of a pair of kinds.
+    """Clusters and batches that are looked at of a pair of kinds."""
 
-    Args:
-        machines: of both kinds, ``(2, n)``; none of the second if they are the same.
-        batch: by its number, ``(n,)``.
-    """
-
-    machines: IntArray
-    batch: IntArray
+    machines: IntArray  # of both kinds, ``(2, n)``; none of the second if they are the same
+    batch: IntArray  # by its number, ``(n,)``
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -49,17 +44,11 @@ class Cells:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Least:
-    """What steps take at least, arrays of ``(n,)``.
+    """What steps take at least, arrays of ``(n,)``."""
 
-    Args:
-        compute_s: of a step.
-        error: its deviation, as a part.
-        useful_s: the whole training, communication included, losses not.
-    """
-
-    compute_s: FloatArray
-    error: FloatArray
-    useful_s: FloatArray
+    compute_s: FloatArray  # of a step
+    error: FloatArray  # its deviation, as a part
+    useful_s: FloatArray  # the whole training, communication included, losses not
 
 
 def cells(most_machines: int, batches: int, *, mixed: bool) -> Cells:

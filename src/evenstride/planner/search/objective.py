@@ -23,20 +23,15 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a choice must keep to.
+    """What a choice must keep to."""
 
-    Args:
-        objective: what it is to be best in; ``None`` for cost where a deadline is given, time where
-            a budget is, and else the knee.
-        deadline_s: for the whole training; infinite for none.
-        budget_usd: likewise.
-        confidence: probability with which deadline and budget are to be kept, and at which times
-            and costs are compared; one half (the expected case) or more, below 1.
-    """
-
+    # What it is to be best in; ``None`` for cost where a deadline is given, time where a budget is,
+    # and else the knee
     objective: Objective | None = None
-    deadline_s: float = inf
-    budget_usd: float = inf
+    deadline_s: float = inf  # for the whole training; infinite for none
+    budget_usd: float = inf  # likewise
+    # Probability with which deadline and budget are to be kept, and at which times and costs are
+    # compared; one half (the expected case) or more, below 1
     confidence: float = 0.5
 
     @property

@@ -38,19 +38,12 @@ def _figures(one: TrainingForecast, confidence: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParetoFront:
-    """A frontier, and what it leaves to gain.
+    """A frontier, and what it leaves to gain."""
 
-    Args:
-        wishes: at whose confidence times and costs are compared.
-        outlooks: that none of them beats, the quickest first.
-        time_s: of each, rising.
-        usd: falling.
-    """
-
-    wishes: Wishes
-    outlooks: tuple[TrainingForecast, ...]
-    time_s: FloatArray
-    usd: FloatArray
+    wishes: Wishes  # at whose confidence times and costs are compared
+    outlooks: tuple[TrainingForecast, ...]  # that none of them beats, the quickest first
+    time_s: FloatArray  # of each, rising
+    usd: FloatArray  # falling
 
     @classmethod
     def of(cls, outlooks: Iterable[TrainingForecast], wishes: Wishes) -> Self:

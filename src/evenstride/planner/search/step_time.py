@@ -28,31 +28,20 @@ _BALANCED = 1e-9  # by which times that are equal may differ
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Workers of one kind.
+    """Workers of one kind."""
 
-    Args:
-        curve: of each.
-        count: how many.
-        most_samples: that fit into one's memory; ``None`` for no limit.
-    """
-
-    curve: Curve
-    count: int
-    most_samples: int | None = None
+    curve: Curve  # of each
+    count: int  # how many
+    most_samples: int | None = None  # that fit into one's memory; ``None`` for no limit
 
 
 @dataclass(frozen=True, slots=True)
 class StepEstimate:
-    """What a step takes.
+    """What a step takes."""
 
-    Args:
-        compute_s: until the last worker is done, noise included.
-        communication_s: after that.
-        shares: of one worker of each kind; the largest, where they differ by rounding.
-    """
-
-    compute_s: float
-    communication_s: float
+    compute_s: float  # until the last worker is done, noise included
+    communication_s: float  # after that
+    # Of one worker of each kind; the largest, where they differ by rounding
     shares: tuple[int, ...]
 
     @property

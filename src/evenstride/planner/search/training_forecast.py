@@ -26,24 +26,15 @@ USUAL_SAVES = SaveCosts(save_s=2.0, restart_s=(120.0,))
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
-    """What is to be trained.
+    """What is to be trained."""
 
-    Args:
-        samples: of an epoch.
-        epochs: by batch.
-        gradient_bytes: that a worker sends in a step.
-        links: between workers, as measured; ``None`` if they were not.
-        saves: what saves and restarts take, where machines are taken away.
-        servers: parameter servers on the workers' machines; 0 for an all-reduce.
-        beside_s: of an epoch beside its steps, such as evaluation; the same on all machines.
-    """
-
-    samples: int
-    epochs: Epochs
-    gradient_bytes: float
-    links: Links | None = None
-    saves: SaveCosts = USUAL_SAVES
-    servers: int = 0
+    samples: int  # of an epoch
+    epochs: Epochs  # by batch
+    gradient_bytes: float  # that a worker sends in a step
+    links: Links | None = None  # between workers, as measured; ``None`` if they were not
+    saves: SaveCosts = USUAL_SAVES  # what saves and restarts take, where machines are taken away
+    servers: int = 0  # parameter servers on the workers' machines; 0 for an all-reduce
+    # Of an epoch beside its steps, such as evaluation; the same on all machines
     beside_s: float = 0.0
 
     @property
@@ -61,17 +52,11 @@ class TrainingTask:
 
 @dataclass(frozen=True, slots=True)
 class ClusterChoice:
-    """A cluster, and the batch it trains.
+    """A cluster, and the batch it trains."""
 
-    Args:
-        kinds: of its machines, at least one.
-        counts: machines of each kind.
-        batch: global batch in samples.
-    """
-
-    kinds: tuple[Kind, ...]
-    counts: tuple[int, ...]
-    batch: int
+    kinds: tuple[Kind, ...]  # of its machines, at least one
+    counts: tuple[int, ...]  # machines of each kind
+    batch: int  # global batch in samples
 
     @property
     def name(self) -> str:
@@ -102,23 +87,14 @@ class ClusterChoice:
 
 @dataclass(frozen=True, slots=True)
 class TrainingForecast:
-    """What a choice comes to.
+    """What a choice comes to."""
 
-    Args:
-        choice: cluster and batch.
-        step: that it takes.
-        time_s: of the whole training, with a 95 % interval.
-        cost_usd: the same.
-        stretch: factor that losses of machines make it longer by; in ``time_s`` already.
-        epochs: that it trains at its batch; in ``time_s`` already.
-    """
-
-    choice: ClusterChoice
-    step: StepEstimate
-    time_s: Interval
-    cost_usd: Interval
-    stretch: float
-    epochs: Interval
+    choice: ClusterChoice  # cluster and batch
+    step: StepEstimate  # that it takes
+    time_s: Interval  # of the whole training, with a 95 % interval
+    cost_usd: Interval  # the same
+    stretch: float  # factor that losses of machines make it longer by; in ``time_s`` already
+    epochs: Interval  # that it trains at its batch; in ``time_s`` already
 
 
 def outlook(

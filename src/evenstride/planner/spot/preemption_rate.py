@@ -39,19 +39,14 @@ _FEWEST_LOSSES = 5
 
 @dataclass(frozen=True, slots=True)
 class PreemptionRate:
-    """How soon machines of a kind are taken away.
+    """How soon machines of a kind are taken away."""
 
-    Args:
-        lifetime: of one machine.
-        rates_per_s: at which one is lost, equally likely, ascending; twenty of them.
-        reason: where this is from, one plain sentence.
-        waits_s: for as many machines as before a loss, as recorded and equally likely; empty if
-            they are not known.
-    """
-
-    lifetime: Lifetime
+    lifetime: Lifetime  # of one machine
+    # At which one is lost, equally likely, ascending; twenty of them
     rates_per_s: tuple[float, ...]
-    reason: str
+    reason: str  # where this is from, one plain sentence
+    # For as many machines as before a loss, as recorded and equally likely; empty if they are not
+    # known
     waits_s: tuple[float, ...] = ()
 
     @property

@@ -56,23 +56,19 @@ _LARGEST = 600.0  # exponent whose power is a float, also times some seconds
 class SaveCosts:
     """What saves and losses take.
 
-    Args:
-        save_s: how long training stands still for a save, above 0.
-        restart_s: from a loss until training goes on: times that are equally likely, one or more.
-        every_s: of training between saves; ``None`` for as often as runs decide it themselves.
-        drift: by what all restarts of a run may be off together, standard deviation of the
-            logarithm; `transience.WAITS_DRIFT` for waits that were recorded.
-        together: correlation of that with what rates of losses are off by, -1 to 1.
-
     Raises:
         ConfigError: one is no such time.
     """
 
-    save_s: float
+    save_s: float  # how long training stands still for a save, above 0
+    # From a loss until training goes on: times that are equally likely, one or more
     restart_s: tuple[float, ...]
+    # Of training between saves; ``None`` for as often as runs decide it themselves
     every_s: float | None = None
+    # By what all restarts of a run may be off together, standard deviation of the logarithm;
+    # `transience.WAITS_DRIFT` for waits that were recorded
     drift: float = 0.0
-    together: float = TOGETHER
+    together: float = TOGETHER  # correlation of that with what rates of losses are off by, -1 to 1
 
     def __post_init__(self) -> None:
         sound = 0.0 < self.save_s < inf and (self.every_s is None or 0.0 < self.every_s < inf)
@@ -172,20 +168,13 @@ def expected_slowdown(saves: SaveCosts, hazard_per_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What losses cost at one hazard.
+    """What losses cost at one hazard."""
 
-    Args:
-        count: of losses in a second of progress, on average.
-        mean_s: what one costs.
-        variance: of what a second of progress is lengthened by; that of a run grows with its
-            length.
-        costs_s: what one costs, equally likely, ``(n,)``.
-    """
-
-    count: float
-    mean_s: float
+    count: float  # of losses in a second of progress, on average
+    mean_s: float  # what one costs
+    # Of what a second of progress is lengthened by; that of a run grows with its length
     variance: float
-    costs_s: FloatArray
+    costs_s: FloatArray  # what one costs, equally likely, ``(n,)``
 
 
 def loss(saves: SaveCosts, hazard_per_s: float) -> Loss:
@@ -248,17 +237,11 @@ def slowdown(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Taken:
-    """How long a run takes, as a distribution.
+    """How long a run takes, as a distribution."""
 
-    Args:
-        least_s: without any loss.
-        cell_s: width of a cell of what losses add.
-        upto: part of runs that are over by the end of each cell, ``(cells,)``.
-    """
-
-    least_s: float
-    cell_s: float
-    upto: FloatArray
+    least_s: float  # without any loss
+    cell_s: float  # width of a cell of what losses add
+    upto: FloatArray  # part of runs that are over by the end of each cell, ``(cells,)``
 
     @property
     def most_s(self) -> float:

@@ -44,28 +44,18 @@ Trained = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """What is trained, and what is to be best.
+    """What is trained, and what is to be best."""
 
-    Args:
-        samples: of an epoch.
-        epochs: that it lasts at the base batch.
-        base: batch at which they count.
-        gradient_bytes: that a worker sends in a step.
-        objective: time, cost or the knee of both.
-        usd_per_h: price of a worker.
-        noise: scale of the gradient; ``None`` if it is not known: then only the base batch can be
-            chosen, as what others need is not known.
-        batches: how many there are to choose from.
-    """
-
-    samples: int
-    epochs: float
-    base: int
-    gradient_bytes: float
-    objective: Objective = Objective.TIME
-    usd_per_h: float = 1.0
+    samples: int  # of an epoch
+    epochs: float  # that it lasts at the base batch
+    base: int  # batch at which they count
+    gradient_bytes: float  # that a worker sends in a step
+    objective: Objective = Objective.TIME  # time, cost or the knee of both
+    usd_per_h: float = 1.0  # price of a worker
+    # Scale of the gradient; ``None`` if it is not known: then only the base batch can be chosen, as
+    # what others need is not known
     noise: Noise | None = None
-    batches: int = 1
+    batches: int = 1  # how many there are to choose from
 
     @property
     def compares(self) -> bool:
@@ -96,28 +86,19 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a configuration was measured to take.
-
-    Args:
-        choice: the configuration.
-        steps: that were measured.
-        step_s: mean time of one, from the first sample asked for to the next one's, once shares had
-            settled.
-        points: own steps by share, of each worker.
-        communication_s: part of a step in which nobody waits for a slower worker; ``None`` with
-            one worker, or if it was not measured.
-        noise: scale of the gradient, if it was measured.
-        drift: standard deviation of the mean of later steps, as a part of it.
-        beside_s: of an epoch beside its steps; ``None`` if no whole one was measured.
-    """
+    """What a configuration was measured to take."""
 
     choice: Configuration
-    steps: int
+    steps: int  # that were measured
+    # Mean time of one, from the first sample asked for to the next one's, once shares had settled
     step_s: float
-    points: tuple[tuple[Point, ...], ...]
+    points: tuple[tuple[Point, ...], ...]  # own steps by share, of each worker
+    # Part of a step in which nobody waits for a slower worker; ``None`` with one worker, or if it
+    # was not measured
     communication_s: float | None = None
-    noise: Noise | None = None
-    drift: float = 0.0
+    noise: Noise | None = None  # scale of the gradient, if it was measured
+    drift: float = 0.0  # standard deviation of the mean of later steps, as a part of it
+    # Of an epoch beside its steps; ``None`` if no whole one was measured
     beside_s: float | None = None
 
     def to_plain(self) -> dict[str, Any]:
@@ -152,25 +133,16 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class OnlineForecast:
-    """What is left of a training in one configuration; intervals are of 95 %.
-
-    Args:
-        choice: the configuration.
-        step_s: of a step.
-        time_s: until the end.
-        cost_usd: the same.
-        epochs: that the whole training lasts, those that are trained already included.
-        measured: whether this configuration itself was.
-        own_s: as ``time_s``, but without what the machine wanders by, which makes all
-            configurations quicker or slower together, and which no look at another one tells.
-    """
+    """What is left of a training in one configuration; intervals are of 95 %."""
 
     choice: Configuration
-    step_s: Interval
-    time_s: Interval
-    cost_usd: Interval
-    epochs: float
-    measured: bool
+    step_s: Interval  # of a step
+    time_s: Interval  # until the end
+    cost_usd: Interval  # the same
+    epochs: float  # that the whole training lasts, those that are trained already included
+    measured: bool  # whether this configuration itself was
+    # As ``time_s``, but without what the machine wanders by, which makes all configurations quicker
+    # or slower together, and which no look at another one tells
     own_s: Interval
 
 

@@ -39,35 +39,22 @@ _SMALL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class OnlineStanding:
-    """How a training stands.
+    """How a training stands."""
 
-    Args:
-        present: where it is.
-        trained: samples at each batch so far.
-        switch_s: what a switch costs in seconds.
-        visits: configurations that were gone to so far, this one included.
-    """
-
-    present: Configuration
-    trained: Trained
-    switch_s: float = USUAL_SWITCH_S
-    visits: int = 1
+    present: Configuration  # where it is
+    trained: Trained  # samples at each batch so far
+    switch_s: float = USUAL_SWITCH_S  # what a switch costs in seconds
+    visits: int = 1  # configurations that were gone to so far, this one included
 
 
 @dataclass(frozen=True, slots=True)
 class OnlineDecision:
-    """What comes next.
+    """What comes next."""
 
-    Args:
-        to: configuration to go to; ``None`` to stay until the end.
-        probe: whether it is tried only to learn from it.
-        reason: one sentence for people.
-        foreseen: all configurations of which something can be said, the best first.
-    """
-
-    to: Configuration | None
-    probe: bool
-    reason: str
+    to: Configuration | None  # configuration to go to; ``None`` to stay until the end
+    probe: bool  # whether it is tried only to learn from it
+    reason: str  # one sentence for people
+    # All configurations of which something can be said, the best first
     foreseen: tuple[OnlineForecast, ...] = ()
 
 
@@ -321,17 +308,12 @@ def surest(measured: Sequence[Noise | None]) -> Noise | None:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What finding the configuration has cost.
+    """What finding the configuration has cost."""
 
-    Args:
-        search_s: from the first step to the first one where training stayed.
-        useful_s: what the chosen configuration would have taken for the samples trained meanwhile.
-        total_s: that the whole training takes, search included.
-    """
-
-    search_s: float
+    search_s: float  # from the first step to the first one where training stayed
+    # What the chosen configuration would have taken for the samples trained meanwhile
     useful_s: float
-    total_s: float
+    total_s: float  # that the whole training takes, search included
 
     @property
     def lost_s(self) -> float:

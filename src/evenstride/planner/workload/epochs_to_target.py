@@ -35,15 +35,10 @@ class Epochs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredEpochs:
-    """From trainings that reached the target, at two batches or more.
+    """From trainings that reached the target, at two batches or more."""
 
-    Args:
-        convergence: fitted to them.
-        batches: at how many.
-    """
-
-    convergence: Convergence
-    batches: int
+    convergence: Convergence  # fitted to them
+    batches: int  # at how many
 
     @property
     def why(self) -> str:
@@ -74,17 +69,12 @@ class ByNoise:
 
     ``e(B) = e(B0) (phi + B) / (phi + B0)``: the law of large batches, with the learning rate well
     set at every batch. The interval is that of the noise scale, and of the epochs if they have one.
-
-    Args:
-        epochs: at the base.
-        base: ``B0`` in samples.
-        noise: ``phi``.
-        within: 95 % interval of the epochs at the base; ``None`` where they are as the user says.
     """
 
-    epochs: float
-    base: int
-    noise: Noise
+    epochs: float  # at the base
+    base: int  # ``B0`` in samples
+    noise: Noise  # ``phi``
+    # 95 % interval of the epochs at the base; ``None`` where they are as the user says
     within: Interval | None = None
 
     @property
@@ -108,16 +98,11 @@ class ByNoise:
 
 @dataclass(frozen=True, slots=True)
 class KnownEpochs:
-    """As the user says or trainings took, for one batch only: what another needs is not known.
+    """As the user says or trainings took, for one batch only: what another needs is not known."""
 
-    Args:
-        epochs: at the batch.
-        batch: in samples.
-        within: 95 % interval of the epochs; ``None`` where they are as the user says.
-    """
-
-    epochs: float
-    batch: int
+    epochs: float  # at the batch
+    batch: int  # in samples
+    # 95 % interval of the epochs; ``None`` where they are as the user says
     within: Interval | None = None
 
     @property

@@ -16,31 +16,18 @@ from evenstride.trace.run_log import ProcessLog, RunLog, field_of
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a trace says of its workload.
+    """What a trace says of its workload."""
 
-    Args:
-        evenstride: version that ran.
-        torch: the same.
-        global_batch: samples per step.
-        workers: how many there were.
-        parameters: numbers that are trained.
-        gradient_bytes: of all of them.
-        digest: of their names and shapes.
-        samples: of an epoch.
-        device: of the leader, as its maker calls it; empty for a processor.
-        started_unix_s: when the run began.
-    """
-
-    evenstride: str
-    torch: str
-    global_batch: int
-    workers: int
-    parameters: int
-    gradient_bytes: float
-    digest: str
-    samples: int
-    device: str
-    started_unix_s: float
+    evenstride: str  # version that ran
+    torch: str  # the same
+    global_batch: int  # samples per step
+    workers: int  # how many there were
+    parameters: int  # numbers that are trained
+    gradient_bytes: float  # of all of them
+    digest: str  # of their names and shapes
+    samples: int  # of an epoch
+    device: str  # of the leader, as its maker calls it; empty for a processor
+    started_unix_s: float  # when the run began
 
     @property
     def computed_on(self) -> Literal["cpu", "cuda"]:
@@ -50,20 +37,13 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """What one process of the leader has written: from its header to the next one.
+    """What one process of the leader has written: from its header to the next one."""
 
-    Args:
-        facts: of what it trained.
-        workers: names of the machines' workers, as ``host/rank``.
-        shares: that were in force last.
-        observations: what was measured, in the order it was reported.
-        passes: when passes over the data began, in seconds, and with which step.
-    """
-
-    facts: Facts
-    workers: tuple[str, ...]
-    shares: Shares
-    observations: tuple[Observation, ...]
+    facts: Facts  # of what it trained
+    workers: tuple[str, ...]  # names of the machines' workers, as ``host/rank``
+    shares: Shares  # that were in force last
+    observations: tuple[Observation, ...]  # what was measured, in the order it was reported
+    # When passes over the data began, in seconds, and with which step
     passes: tuple[tuple[float, int], ...] = ()
 
 

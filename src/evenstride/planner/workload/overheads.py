@@ -15,15 +15,12 @@ from evenstride.planner.workload.leader_processes import ProcessRecord
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What the steps' own times and waits leave out, on average.
+    """What the steps' own times and waits leave out, on average."""
 
-    Args:
-        step_s: of each step: what takes longer than usual between steps, and waits for decisions.
-        epoch_s: of each pass beside its usual steps: evaluation, saving, and the start of loading;
-            ``None`` if no pass was recorded from its beginning to that of the next one.
-    """
-
+    # Of each step: what takes longer than usual between steps, and waits for decisions
     step_s: float
+    # Of each pass beside its usual steps: evaluation, saving, and the start of loading; ``None`` if
+    # no pass was recorded from its beginning to that of the next one
     epoch_s: float | None
 
 

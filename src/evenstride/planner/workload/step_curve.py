@@ -27,31 +27,21 @@ _RULE_ERROR, _FAR_ERROR = 0.2, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """``fixed_s + per_sample_s * b``, for one worker of a type.
+    """``fixed_s + per_sample_s * b``, for one worker of a type."""
 
-    Args:
-        fixed_s: seconds that no share changes, at least 0.
-        per_sample_s: seconds per sample, above 0.
-        error: standard deviation of its mean step from the curve, as a part.
-        noise: standard deviation of one step from its mean, as a part.
-        measured: whether the type itself was measured.
-        largest: samples that were measured, or of the type that it was carried over from.
-        spread: variance of the line's value, in seconds squared: what does not change with the
-            share, twice by the share, and by its square; for Student's t of so few points. It grows
-            beyond the sizes that were measured.
-        source: type that it was carried over from; empty if it was measured.
-        floor: samples that were measured to take the least time, and the lower end of that in
-            seconds; what a step of so many or more cannot be below.
-    """
-
-    fixed_s: float
-    per_sample_s: float
-    error: float
-    noise: float = 0.0
-    measured: bool = True
-    largest: int = 0
+    fixed_s: float  # seconds that no share changes, at least 0
+    per_sample_s: float  # seconds per sample, above 0
+    error: float  # standard deviation of its mean step from the curve, as a part
+    noise: float = 0.0  # standard deviation of one step from its mean, as a part
+    measured: bool = True  # whether the type itself was measured
+    largest: int = 0  # samples that were measured, or of the type that it was carried over from
+    # Variance of the line's value, in seconds squared: what does not change with the share, twice
+    # by the share, and by its square; for Student's t of so few points. It grows beyond the sizes
+    # that were measured
     spread: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    source: str = ""
+    source: str = ""  # type that it was carried over from; empty if it was measured
+    # Samples that were measured to take the least time, and the lower end of that in seconds; what
+    # a step of so many or more cannot be below
     floor: tuple[int, float] = (1, 0.0)
 
     def at(self, samples: float) -> float:

@@ -30,40 +30,28 @@ class _Plain(BaseModel):
 
 
 class Point(_Plain):
-    """Steps of one batch size on one worker alone.
+    """Steps of one batch size on one worker alone."""
 
-    Args:
-        samples: in each step.
-        step_s: mean seconds of a step.
-        scatter: standard deviation of a step, as a part of the mean; where steps are not normal,
-            that of normal ones the last of which is as late.
-        steps: how many were measured.
-        drift: standard deviation of the mean of later steps, as a part, by how far blocks of steps
-            lay apart; 0 if not known.
-    """
-
-    samples: _Count
-    step_s: _Seconds
+    samples: _Count  # in each step
+    step_s: _Seconds  # mean seconds of a step
+    # Standard deviation of a step, as a part of the mean; where steps are not normal, that of
+    # normal ones the last of which is as late
     scatter: Annotated[float, Field(ge=0, le=100)] = 0.0
-    steps: _Count = 1
+    steps: _Count = 1  # how many were measured
+    # Standard deviation of the mean of later steps, as a part, by how far blocks of steps lay
+    # apart; 0 if not known
     drift: Annotated[float, Field(ge=0, le=100)] = 0.0
 
 
 class DeviceProfile(_Plain):
-    """One type of machine, and what one of its workers takes.
+    """One type of machine, and what one of its workers takes."""
 
-    Args:
-        type: as a catalogue names it, or any name of the user's own.
-        device: accelerator, as its maker calls it; empty for a processor, or if not known.
-        points: steps of several sizes.
-        most_samples: that fit into a worker's memory; ``None`` if no limit was met.
-        computed_on: where the model's parameters were: ``cpu`` or ``cuda``; empty if not known.
-    """
-
-    type: _Name
-    device: str = ""
+    type: _Name  # as a catalogue names it, or any name of the user's own
+    device: str = ""  # accelerator, as its maker calls it; empty for a processor, or if not known
+    # Where the model's parameters were: ``cpu`` or ``cuda``; empty if not known
     computed_on: Literal["", "cpu", "cuda"] = ""
-    points: tuple[Point, ...] = Field(min_length=1)
+    points: tuple[Point, ...] = Field(min_length=1)  # steps of several sizes
+    # That fit into a worker's memory; ``None`` if no limit was met
     most_samples: _Count | None = None
 
 
@@ -83,67 +71,41 @@ class Links(_Plain):
 
 
 class Noise(_Plain):
-    """The noise scale of the gradient: samples at which it is as noisy as it is large.
+    """The noise scale of the gradient: samples at which it is as noisy as it is large."""
 
-    Args:
-        scale: in samples.
-        low: lower end of its 95 % interval.
-        high: upper end; ``None`` if there is none.
-    """
-
-    scale: Annotated[float, Field(ge=0)]
-    low: Annotated[float, Field(ge=0)] = 0.0
-    high: Annotated[float, Field(ge=0)] | None = None
+    scale: Annotated[float, Field(ge=0)]  # in samples
+    low: Annotated[float, Field(ge=0)] = 0.0  # lower end of its 95 % interval
+    high: Annotated[float, Field(ge=0)] | None = None  # upper end; ``None`` if there is none
 
 
 class ReachedTraining(_Plain):
-    """A training that reached its target.
+    """A training that reached its target."""
 
-    Args:
-        batch: global batch in samples.
-        epochs: until then.
-        gamma: its gradients' normalised gain, from 0 to 1; ``None`` if it was not measured.
-    """
-
-    batch: _Count
-    epochs: Annotated[float, Field(gt=0, le=1e9)]
+    batch: _Count  # global batch in samples
+    epochs: Annotated[float, Field(gt=0, le=1e9)]  # until then
+    # Its gradients' normalised gain, from 0 to 1; ``None`` if it was not measured
     gamma: Annotated[float, Field(gt=0, le=1.5)] | None = None
 
 
 class WorkloadProfile(_Plain):
-    """What was measured of a workload.
-
-    Args:
-        format: of the file.
-        evenstride: version that measured it.
-        torch: version that it ran with.
-        made_on: date.
-        script: what was run, with its arguments as for a shell; empty if not known.
-        model: what is trained.
-        samples: of an epoch.
-        global_batch: of the script.
-        devices: what steps take on them; none in what a run tells if its times do not count.
-        links: between workers, if measured.
-        noise: of the gradient, if measured.
-        trainings: that reached their target.
-        target: that they reached, such as ``loss 0.35``; empty if there was none.
-        beside_s: seconds of an epoch beside its steps, such as evaluation; ``None`` if no whole
-            epoch was measured.
-    """
+    """What was measured of a workload."""
 
     format: int = FORMAT
-    evenstride: str
-    torch: str
+    evenstride: str  # version that measured it
+    torch: str  # version that it ran with
     made_on: str
-    script: str = ""
-    model: Model
-    samples: _Count
-    global_batch: _Count
+    script: str = ""  # what was run, with its arguments as for a shell; empty if not known
+    model: Model  # what is trained
+    samples: _Count  # of an epoch
+    global_batch: _Count  # of the script
+    # What steps take on them; none in what a run tells if its times do not count
     devices: tuple[DeviceProfile, ...] = ()
-    links: Links | None = None
-    noise: Noise | None = None
-    trainings: tuple[ReachedTraining, ...] = ()
-    target: str = ""
+    links: Links | None = None  # between workers, if measured
+    noise: Noise | None = None  # of the gradient, if measured
+    trainings: tuple[ReachedTraining, ...] = ()  # that reached their target
+    target: str = ""  # that they reached, such as ``loss 0.35``; empty if there was none
+    # Seconds of an epoch beside its steps, such as evaluation; ``None`` if no whole epoch was
+    # measured
     beside_s: Annotated[float, Field(ge=0, le=1e9)] | None = None
 
 

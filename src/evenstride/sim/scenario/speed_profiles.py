@@ -16,16 +16,11 @@ _BLOCK = 16  # phases that are drawn at once; fixed, so that the first ones are 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpeedProfile:
-    """The speed of ``n`` workers as a multiple of the usual one; usual before the first step.
+    """The speed of ``n`` workers as a multiple of the usual one; usual before the first step."""
 
-    Args:
-        workers: their numbers, ``(n,)``.
-        steps: from which another speed holds, ascending, all within the run.
-        speeds: one for each of the steps, ``(steps,)``, or for each worker, ``(steps, n)``.
-    """
-
-    workers: IntArray
-    steps: IntArray
+    workers: IntArray  # their numbers, ``(n,)``
+    steps: IntArray  # from which another speed holds, ascending, all within the run
+    # One for each of the steps, ``(steps,)``, or for each worker, ``(steps, n)``
     speeds: FloatArray
 
     @classmethod

@@ -35,17 +35,11 @@ MOST_UP = 10_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpotTrace:
-    """How many machines were up.
+    """How many machines were up."""
 
-    Args:
-        name: as recorded; what is before the last slash is the group.
-        gap_s: seconds from one tick to the next.
-        up: machines at each tick, int64 ``(ticks,)``.
-    """
-
-    name: str
-    gap_s: float
-    up: IntArray
+    name: str  # as recorded; what is before the last slash is the group
+    gap_s: float  # seconds from one tick to the next
+    up: IntArray  # machines at each tick, int64 ``(ticks,)``
 
     @property
     def group(self) -> str:
@@ -107,20 +101,13 @@ def spot_traces(name: str) -> tuple[SpotTrace, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Machines:
-    """The machines of a recording, one after another in some slots.
+    """The machines of a recording, one after another in some slots."""
 
-    Args:
-        gap_s: seconds from one tick to the next.
-        slot: where each machine was, int64 ``(n,)``.
-        came: the tick at which it was up first, ``(n,)``.
-        gone: the one at which it was no longer, or the number of ticks, ``(n,)``.
-        who: the machine in each slot at each tick, ``(ticks, slots)``; -1 where there is none.
-    """
-
-    gap_s: float
-    slot: IntArray
-    came: IntArray
-    gone: IntArray
+    gap_s: float  # seconds from one tick to the next
+    slot: IntArray  # where each machine was, int64 ``(n,)``
+    came: IntArray  # the tick at which it was up first, ``(n,)``
+    gone: IntArray  # the one at which it was no longer, or the number of ticks, ``(n,)``
+    # The machine in each slot at each tick, ``(ticks, slots)``; -1 where there is none
     who: IntArray
 
     def lives(self) -> Lives:

@@ -59,17 +59,11 @@ for _tag, _pattern, _first in (
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a file holds.
+    """What a file holds."""
 
-    Args:
-        source: its path, or what else is shown for it.
-        plain: its values.
-        lines: where they are; empty if they come from no file.
-    """
-
-    source: str
-    plain: dict[str, Any]
-    lines: dict[Place, int]
+    source: str  # its path, or what else is shown for it
+    plain: dict[str, Any]  # its values
+    lines: dict[Place, int]  # where they are; empty if they come from no file
 
     def said(self, place: Place, problem: str) -> str:
         """Return a complaint about a field: file, line, field, problem."""

@@ -20,21 +20,13 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a worker did became part of the model.
-
-    Args:
-        worker: who did it.
-        at_s: when it was applied; who takes part in all updates hears of it later.
-        epoch: counted from 0.
-        positions: of the epoch that it trained.
-        staleness: of the update.
-    """
+    """What a worker did became part of the model."""
 
     worker: int
-    at_s: float
-    epoch: int
-    positions: Piece
-    staleness: int
+    at_s: float  # when it was applied; who takes part in all updates hears of it later
+    epoch: int  # counted from 0
+    positions: Piece  # of the epoch that it trained
+    staleness: int  # of the update
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +42,14 @@ Entry = Begun | Applied | Gone
 
 @dataclass(frozen=True, slots=True)
 class WorkerOutcome:
-    """What one worker did.
-
-    Args:
-        name: of it.
-        updates: that it made, or in lockstep its steps; what was lost does not count.
-        samples: that it trained in them.
-        busy_s: seconds at its own work, as the controller was told.
-        wait_s: seconds for which it was there besides.
-        staleness: of its updates; in lockstep of all.
-    """
+    """What one worker did."""
 
     name: str
-    updates: int
-    samples: int
-    busy_s: float
-    wait_s: float
-    staleness: Staleness
+    updates: int  # that it made, or in lockstep its steps; what was lost does not count
+    samples: int  # that it trained in them
+    busy_s: float  # seconds at its own work, as the controller was told
+    wait_s: float  # seconds for which it was there besides
+    staleness: Staleness  # of its updates; in lockstep of all
 
     @property
     def period_s(self) -> float:
@@ -76,27 +59,16 @@ class WorkerOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ModeResult:
-    """What a run came to.
-
-    Args:
-        sync: the mode.
-        time_s: simulated seconds until all samples are trained and all have the weights.
-        updates: of the model.
-        epochs: that were trained.
-        samples: trained, each once per epoch.
-        staleness: of the updates.
-        moves: changes of the split.
-        workers: all there ever were.
-    """
+    """What a run came to."""
 
     sync: str
-    time_s: float
-    updates: int
-    epochs: int
-    samples: int
-    staleness: Staleness
-    moves: int
-    workers: tuple[WorkerOutcome, ...]
+    time_s: float  # simulated seconds until all samples are trained and all have the weights
+    updates: int  # of the model
+    epochs: int  # that were trained
+    samples: int  # trained, each once per epoch
+    staleness: Staleness  # of the updates
+    moves: int  # changes of the split
+    workers: tuple[WorkerOutcome, ...]  # all there ever were
 
     @property
     def waiting(self) -> float:
@@ -133,23 +105,14 @@ class ModeResult:
 
 @dataclass(slots=True)
 class Account:
-    """What one worker has done so far.
+    """What one worker has done so far."""
 
-    Args:
-        since_s: when it came; ``None`` while it is not there.
-        there_s: seconds for which it was there before.
-        busy_s: seconds at its own work.
-        updates: that it made.
-        samples: that it trained.
-        staleness: of its updates.
-    """
-
-    since_s: float | None = None
-    there_s: float = 0.0
-    busy_s: float = 0.0
-    updates: int = 0
-    samples: int = 0
-    staleness: Staleness = field(default_factory=Staleness)
+    since_s: float | None = None  # when it came; ``None`` while it is not there
+    there_s: float = 0.0  # seconds for which it was there before
+    busy_s: float = 0.0  # seconds at its own work
+    updates: int = 0  # that it made
+    samples: int = 0  # that it trained
+    staleness: Staleness = field(default_factory=Staleness)  # of its updates
 
     def comes(self, at_s: float) -> None:
         """Begin to count the time for which it is there."""

@@ -199,24 +199,16 @@ def best_split(times: StepTimes, fleet: Fleet, near: IntArray | None = None) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Yardsticks:
-    """The noise-free and noisy times of fixed rules that need no controller.
+    """The noise-free and noisy times of fixed rules that need no controller."""
 
-    Args:
-        oracle_mean_s: of the best integer split for the true mean curves, at each step.
-        oracle_s: of the same split with the step's noise.
-        equal_mean_s: of the equal split.
-        equal_s: of the equal split with noise.
-        linear_bound: time of the equal split over that of the best one, if times were in
-            proportion to the share: mean over slowest speed where nothing changes.
-        best: the oracle's split at the start, over those present.
-    """
-
-    oracle_mean_s: FloatArray
-    oracle_s: FloatArray
-    equal_mean_s: FloatArray
-    equal_s: FloatArray
+    oracle_mean_s: FloatArray  # of the best integer split for the true mean curves, at each step
+    oracle_s: FloatArray  # of the same split with the step's noise
+    equal_mean_s: FloatArray  # of the equal split
+    equal_s: FloatArray  # of the equal split with noise
+    # Time of the equal split over that of the best one, if times were in proportion to the share:
+    # mean over slowest speed where nothing changes
     linear_bound: float
-    best: IntArray
+    best: IntArray  # the oracle's split at the start, over those present
 
 
 def yardsticks(scenario: Scenario, seed: int, timeline: Timeline | None = None) -> Yardsticks:

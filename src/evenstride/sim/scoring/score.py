@@ -31,45 +31,31 @@ NEEDLESS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """One policy in one scenario under one seed.
-
-    Args:
-        scenario: its name.
-        policy: specification.
-        lag: steps from a measured step to its decision.
-        seed: of noise and random events.
-        efficiency: time of the oracle's split over the policy's, same noise for both.
-        efficiency_mean: the same on noise-free curves.
-        informed: `efficiency_mean` of a controller told the true curves, with the same lag.
-        efficiency_settled: `efficiency_mean` over the steps later than ``2 (lag + 3)`` after
-            any event; ``None`` if there are none.
-        speedup: time of the equal split over the policy's, same noise.
-        bound: time of the equal split over the oracle's, noise-free.
-        linear_bound: the bound if times were in proportion to the share; mean over slowest speed
-            where nothing changes.
-        steps_to_95_cold: first step from which the mean `efficiency_mean` of the next ten steps
-            is at least 0.95; ``None`` if there is none, as in a run of fewer than ten steps.
-        steps_to_95_after_change: the same after an event, counted from it; the worst of them.
-            Only those of `ScoredScenario.judged` count; ``None`` if there is none of them too.
-        needless_changes: re-splits whose true gain was under 0.5 %.
-        decide_s: median time of a decision, in seconds; ``None`` if none was worked out.
-    """
+    """One policy in one scenario under one seed."""
 
     scenario: str
-    policy: str
-    lag: int
-    seed: int
-    efficiency: float
-    efficiency_mean: float
-    informed: float
+    policy: str  # specification
+    lag: int  # steps from a measured step to its decision
+    seed: int  # of noise and random events
+    efficiency: float  # time of the oracle's split over the policy's, same noise for both
+    efficiency_mean: float  # the same on noise-free curves
+    informed: float  # `efficiency_mean` of a controller told the true curves, with the same lag
+    # `efficiency_mean` over the steps later than ``2 (lag + 3)`` after any event; ``None`` if there
+    # are none
     efficiency_settled: float | None
-    speedup: float
-    bound: float
+    speedup: float  # time of the equal split over the policy's, same noise
+    bound: float  # time of the equal split over the oracle's, noise-free
+    # The bound if times were in proportion to the share; mean over slowest speed where nothing
+    # changes
     linear_bound: float
+    # First step from which the mean `efficiency_mean` of the next ten steps is at least 0.95;
+    # ``None`` if there is none, as in a run of fewer than ten steps
     steps_to_95_cold: int | None
+    # The same after an event, counted from it; the worst of them. Only those of
+    # `ScoredScenario.judged` count; ``None`` if there is none of them too
     steps_to_95_after_change: int | None
-    needless_changes: int
-    decide_s: float | None
+    needless_changes: int  # re-splits whose true gain was under 0.5 %
+    decide_s: float | None  # median time of a decision, in seconds; ``None`` if none was worked out
 
 
 FIELDS = tuple(field.name for field in fields(ScoreRow))

@@ -21,19 +21,12 @@ from evenstride.sim.scoring.score import ScoredScenario, ScoreRow
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What counts instead of what the scenarios say; ``None`` and nothing leave it as it is.
+    """What counts instead of what the scenarios say; ``None`` and nothing leave it as it is."""
 
-    Args:
-        lags: each scenario is simulated with each of them.
-        cold_lag: lag of a fleet's first exchange, and of its policy's opening.
-        steps: length; events that it leaves no room for do not happen.
-        every: steps between exchanges, or ``leader``.
-    """
-
-    lags: tuple[int, ...] = ()
-    cold_lag: int | None = None
-    steps: int | None = None
-    every: int | str | None = None
+    lags: tuple[int, ...] = ()  # each scenario is simulated with each of them
+    cold_lag: int | None = None  # lag of a fleet's first exchange, and of its policy's opening
+    steps: int | None = None  # length; events that it leaves no room for do not happen
+    every: int | str | None = None  # steps between exchanges, or ``leader``
 
     def of(self, scenario: Scenario) -> list[Scenario]:
         """Return the scenario once for each lag.
