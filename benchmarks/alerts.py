@@ -72,9 +72,8 @@ class Watched(Simulation):
         super()._exchange(step)
         assert self._heard is not None
         sound = self._control.roster.inward(self._heard.only(self._heard.sound))
-        self.alerts, found = self.alerts.after(
-            self._control, sound, step + 1, lockstep=self._lockstep
-        )
+        situation = self._control.situation(step + 1, sound)
+        self.alerts, found = self.alerts.after(situation, lockstep=self._lockstep)
         self.found += found
 
 

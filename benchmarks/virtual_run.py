@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import (
     EpochEnded,

@@ -1,9 +1,10 @@
-"""The workers of one generation, and what each of them can hold."""
+"""The workers of one generation, and what each of them can hold; the types of their arrays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from evenstride.errors import ConfigError, InfeasibleShares
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 Shares = tuple[int, ...]
 """Samples of each worker in one step, in rank order."""
@@ -106,6 +108,18 @@ class Fleet:
 
     def __len__(self) -> int:
         return len(self.workers)
+
+
+class StepTimes(Protocol):
+    """Any non-decreasing time curves ``t_k(b)`` of ``W`` workers."""
+
+    def at(self, shares: IntArray) -> FloatArray:
+        """Return each worker's time in seconds at its share; both of shape ``(W,)``."""
+        ...
+
+    def capacity(self, deadline_s: float) -> IntArray:
+        """Return per worker the largest share that ends by the deadline (0 if none does)."""
+        ...
 
 
 @lru_cache(maxsize=4)

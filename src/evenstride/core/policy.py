@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from evenstride.core.fleet import Fleet, Shares
+from evenstride.core.fleet import Fleet, Shares, as_array
 from evenstride.core.time_model.kalman import Estimate
 from evenstride.core.time_model.observation import Measurements
 
@@ -57,6 +57,13 @@ class Situation:
     estimate: Estimate
     communication_s: float = 0.0
     epoch: int | None = None
+
+    @property
+    def in_force(self) -> Measurements:
+        """What was soundly measured at the very shares in force."""
+        seen, shares = self.observations, as_array(self.shares)
+        current = (seen.share > 0) & (seen.share == shares[seen.worker])
+        return seen.only(seen.modelled & seen.sound & current)
 
 
 class Policy(Protocol[StateT]):

@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields
 from math import isfinite, nan
 from typing import Any
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.control.events import (
     EpochEnded,
     Event,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from benchmarks import virtual_run
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.trace.write import TraceWriter
 

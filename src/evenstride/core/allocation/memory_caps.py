@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
 
-from evenstride.core.allocation.memory_model import MemoryModel
+from evenstride.core.allocation.memory_model import MemoryModel, PeakMemory
 from evenstride.core.allocation.min_max import apportion
 from evenstride.core.allocation.quantum import whole_lower
 from evenstride.core.fleet import Fleet, Shares, Worker, as_array, as_shares
@@ -15,23 +15,6 @@ from evenstride.errors import InfeasibleShares
 # How often the factor is halved by which caps are raised that leave too little room.
 # Eight leave less than half a per cent of the factor between too little and enough.
 _HALVINGS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class PeakMemory:
-    """The most memory that one worker has held between two exchanges.
-
-    Args:
-        worker: rank.
-        samples: of the largest batch it held at once.
-        peak_bytes: the most it held meanwhile; ``None`` if not known.
-        limit_bytes: the most it can have at this moment; ``None`` if not known.
-    """
-
-    worker: int
-    samples: int
-    peak_bytes: int | None
-    limit_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,23 @@ _MOST_GROWTH = 2
 
 
 @dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """The most memory that one worker has held between two exchanges.
+
+    Args:
+        worker: rank.
+        samples: of the largest batch it held at once.
+        peak_bytes: the most it held meanwhile; ``None`` if not known.
+        limit_bytes: the most it can have at this moment; ``None`` if not known.
+    """
+
+    worker: int
+    samples: int
+    peak_bytes: int | None
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryLine:
     """The least straight line of its slope above all peaks, in whole numbers.
 

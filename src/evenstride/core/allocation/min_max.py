@@ -11,8 +11,7 @@ from evenstride.core.allocation.quantum import (
     whole_lower,
     with_rest,
 )
-from evenstride.core.fleet import FloatArray, IntArray
-from evenstride.core.time_model.step_times import StepTimes
+from evenstride.core.fleet import FloatArray, IntArray, StepTimes
 from evenstride.errors import InfeasibleShares
 
 # Units left over from the bisection, to be handed out all at once: so many, or one for so many

@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray, IntArray
-from evenstride.core.time_model.step_times import StepTimes
+from evenstride.core.fleet import FloatArray, IntArray, StepTimes
 from evenstride.errors import InfeasibleShares
 
 _TIED = 9  # decimals of a remainder, as a part of the quantum

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from evenstride.core.allocation.memory_caps import Memory, PeakMemory, within
+from evenstride.core.allocation.memory_caps import Memory, within
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.control.batch_size import epoch_ended
 from evenstride.core.control.events import (
     EpochEnded,
@@ -29,9 +30,8 @@ from evenstride.core.control.events import (
 )
 from evenstride.core.control.fleet_changes import change, form, not_measured, recall
 from evenstride.core.control.state import Control, allowed, expected
-from evenstride.core.fleet import Fleet, IntArray
-from evenstride.core.policy import Move, Situation
-from evenstride.core.time_model.curve_estimates import Mask
+from evenstride.core.fleet import Fleet, IntArray, Mask
+from evenstride.core.policy import Move
 from evenstride.core.time_model.observation import Measurements, communication_s
 
 _SMOOTHING = 0.3  # of the communication time, per exchange
@@ -96,12 +96,8 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
     if event.last:
         never = ExchangeAfter(control.cadence.fewest_steps, False)
         return control, (KeepShares("the run ends"), never)
-    fleet, estimate, shared_s = control.fleet, control.estimate, control.communication_s
-    assert fleet is not None, "it was there before"
-    assert estimate is not None, "it was there before"
-    situation = Situation(
-        fleet, control.shares, event.step, measured, estimate, shared_s, event.epoch
-    )
+    situation = control.situation(event.step, measured, event.epoch)
+    fleet, shared_s = situation.fleet, control.communication_s
     policy_state, decision = control.policy.decide(control.policy_state, situation)
     shares = decision.shares if isinstance(decision, Move) else control.shares
     # Also for a policy that keeps its shares: memory may have narrowed the bounds since it set

@@ -22,6 +22,7 @@ from math import inf
 import numpy as np
 
 from evenstride.core.allocation.min_max import apportion
+from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.control.events import (
     EpochEnded,
     ExchangeAfter,
@@ -34,7 +35,6 @@ from evenstride.core.control.fleet_changes import serving
 from evenstride.core.control.state import Control, allowed, expected
 from evenstride.core.convergence.batch_efficiency import efficiency
 from evenstride.core.fleet import Fleet, as_array, as_shares
-from evenstride.core.policies.adaptive import StepForecast
 from evenstride.core.policy import Move
 from evenstride.errors import ConfigError
 

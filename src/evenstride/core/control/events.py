@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.fleet import Shares, Worker
 from evenstride.core.membership.member_table import Happening
 from evenstride.core.membership.worker_profiles import WorkerProfile

@@ -23,8 +23,7 @@ from evenstride.core.membership.departure import DepartureOrder, leave
 from evenstride.core.membership.member_table import Member, Membership, MembershipEvent, MemberState
 from evenstride.core.membership.roster import Roster
 from evenstride.core.membership.worker_profiles import merged, recalled
-from evenstride.core.policies.static import is_fixed
-from evenstride.core.policies.uniform import Uniform
+from evenstride.core.policies.static import Uniform, is_fixed
 from evenstride.core.policy import Move, Situation
 from evenstride.core.time_model.kalman import Estimate
 from evenstride.core.time_model.observation import Measurements
@@ -104,7 +103,7 @@ def serving(
     # First what was measured in this run; profiles fill only what is then still unknown.
     estimate = _remembered(control, fleet)
     if not control.not_measured:
-        estimate = recalled(estimate, fleet.workers, profiles)
+        estimate = estimate.knowing(*recalled(estimate.steps, fleet.workers, profiles))
     if estimate.steps.any():
         # A policy waits until all workers are measured, so the unknown ones are guessed here. With
         # that, a run that knows its workers has its split before its first step.

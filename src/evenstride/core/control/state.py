@@ -16,8 +16,9 @@ from evenstride.core.fleet import Fleet, Shares, as_array, as_shares
 from evenstride.core.membership.member_table import Membership
 from evenstride.core.membership.roster import Roster
 from evenstride.core.membership.worker_profiles import WorkerProfile, merged, profiles_of
-from evenstride.core.policy import Policy
+from evenstride.core.policy import Policy, Situation
 from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.observation import Measurements
 from evenstride.errors import InfeasibleShares
 
 # How far a step may stray from its expected time before its rank asks for an exchange: this
@@ -74,7 +75,25 @@ class Control:
         """What is known of the workers that are here or were."""
         if self.fleet is None or self.estimate is None:
             return self.profiles
-        return merged(self.profiles, profiles_of(self.fleet.workers, self.estimate))
+        one = self.estimate
+        known = profiles_of(self.fleet.workers, one.now, one.noise, one.steps)
+        return merged(self.profiles, known)
+
+    def situation(
+        self, step: int, observations: Measurements, epoch: int | None = None
+    ) -> Situation:
+        """Return what a policy may look at, and whoever else judges the workers of the fleet."""
+        assert self.fleet is not None, "a fleet forms before it exchanges"
+        assert self.estimate is not None, "a fleet forms with an empty estimate"
+        return Situation(
+            self.fleet,
+            self.shares,
+            step,
+            observations,
+            self.estimate,
+            self.communication_s,
+            epoch,
+        )
 
 
 def allowed(shares: Shares, fleet: Fleet, *, running: bool = False) -> Shares:

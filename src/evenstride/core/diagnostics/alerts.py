@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from evenstride.core.control.state import Control
 from evenstride.core.diagnostics.debounce import DebouncedStates, Span
 from evenstride.core.diagnostics.peak_speed import PeakSpeeds
 from evenstride.core.diagnostics.redundant_workers import best_s, in_force_s, unneeded
-from evenstride.core.fleet import FloatArray, IntArray, as_array
+from evenstride.core.fleet import FloatArray, IntArray, Mask, as_array
 from evenstride.core.formatting import time_text
-from evenstride.core.time_model.curve_estimates import CurveEstimates, Mask
+from evenstride.core.policy import Situation
+from evenstride.core.time_model.curve_estimates import CurveEstimates
 from evenstride.core.time_model.observation import Measurements
 from evenstride.core.time_model.step_times import TimeModel
 
@@ -113,38 +113,34 @@ class Alerts:
     spare: DebouncedStates = field(default_factory=lambda: DebouncedStates.none(0))
 
     def after(
-        self, control: Control, told: Measurements, step: int, *, lockstep: bool = True
+        self, situation: Situation, *, lockstep: bool = True
     ) -> tuple[Alerts, tuple[Alert, ...]]:
         """Return what is remembered after an exchange, and the alerts it gave rise to.
 
         Args:
-            control: after the exchange.
-            told: what it brought, numbered as in the fleet; sound.
-            step: steps that were committed.
+            situation: after the exchange, with what it brought.
             lockstep: whether workers wait for each other in every step. Where they do not, nobody
                 is too slow for the others.
 
         Cost:
             ``O(W)`` vectorised; a search for the best split for each alert.
         """
-        fleet, estimate = control.fleet, control.estimate
-        if fleet is None or estimate is None:
-            return self, ()
+        fleet, estimate, told = situation.fleet, situation.estimate, situation.observations
         at = self._of(tuple(worker.name for worker in fleet.workers))
         usable = told.modelled & (told.share > 0) & (told.share <= fleet.global_batch)
         seen = told.only(usable & (told.worker >= 0) & (told.worker < len(fleet)))
         if not len(seen):
             return at, ()
-        look = _Look.of(seen, estimate.now, as_array(control.shares))
+        look = _Look.of(seen, estimate.now, as_array(situation.shares))
         pasts = at.pasts.after(estimate.now, look.shares, look.span)
         after, slower = replace(at, pasts=pasts)._slowness(look)
-        found = [after._slow_alert(k, control, look, step) for k in np.flatnonzero(slower).tolist()]
+        found = [after._slow_alert(k, situation, look) for k in np.flatnonzero(slower).tolist()]
         # Where workers do not wait for each other, none of them costs the others anything.
         if not (lockstep and estimate.known):
             return after, tuple(replace(alert, costs_s=None, costs_part=None) for alert in found)
-        spare, spares = at._spares(control, look, step)
+        spare, spares = at._spares(situation, look)
         found += filter(
-            None, (_spare_alert(k, control, spare, step) for k in np.flatnonzero(spares).tolist())
+            None, (_spare_alert(k, situation, spare) for k in np.flatnonzero(spares).tolist())
         )
         return replace(after, spare=spare), tuple(found)
 
@@ -181,11 +177,9 @@ class Alerts:
         found = np.where(~self.slow.turning | contradicted, speed, self.found)
         return replace(self, slow=slow, found=found, doubtful=doubtful), slower
 
-    def _spares(self, control: Control, look: _Look, step: int) -> tuple[DebouncedStates, Mask]:
-        assert control.fleet is not None
-        assert control.estimate is not None
-        times, fleet = control.estimate.model, control.fleet
-        doubt = control.estimate.relative_std(np.maximum(fleet.lower, 1))
+    def _spares(self, situation: Situation, look: _Look) -> tuple[DebouncedStates, Mask]:
+        times, fleet, step = situation.estimate.model, situation.fleet, situation.step
+        doubt = situation.estimate.relative_std(np.maximum(fleet.lower, 1))
         # Each as fast as its doubt allows, so that doubt alone names no worker.
         bad = unneeded(times, fleet, np.maximum(1.0 - doubt, 0.0))
         nearly = bad
@@ -193,14 +187,21 @@ class Alerts:
             nearly = bad | unneeded(times, fleet, np.full(len(fleet), 1.0 + _WORTH_AGAIN))
         return self.spare.after(bad, ~nearly, look.of_all(step), Span.none(len(fleet), step))
 
-    def _slow_alert(self, k: int, control: Control, look: _Look, step: int) -> Alert:
+    def _slow_alert(self, k: int, situation: Situation, look: _Look) -> Alert:
         share, speed = int(look.shares[k]), float(_beside_the_others(self.speeds(look.now))[k])
         now_s = float(look.now.time_s(look.shares)[k])
-        costs_s, part = _costs(k, control, speed)
-        since = int(self.slow.since[k])
+        costs_s, part = _costs(k, situation, speed)
         return Alert(
-            *("slow", self.names[k], step, since, share, now_s * speed, now_s),
-            *(speed, costs_s, part),
+            kind="slow",
+            worker=self.names[k],
+            step=situation.step,
+            since=int(self.slow.since[k]),
+            share=share,
+            better_s=now_s * speed,
+            now_s=now_s,
+            speed=speed,
+            costs_s=costs_s,
+            costs_part=part,
         )
 
 
@@ -271,16 +272,14 @@ def _beside_the_others(speed: FloatArray) -> FloatArray:
     return speed / min(float(speed.max()), 1.0)
 
 
-def _costs(k: int, control: Control, speed: float) -> tuple[float | None, float | None]:
+def _costs(k: int, situation: Situation, speed: float) -> tuple[float | None, float | None]:
     """Return by how much a slow worker lengthens a step, in seconds and as a part of it.
 
     Either the split in force stays, or it would be the best one without the slow-down, too:
     whichever costs more.
     """
-    fleet, estimate = control.fleet, control.estimate
-    assert fleet is not None
-    assert estimate is not None
-    times, shares = estimate.model, as_array(control.shares)
+    fleet, estimate = situation.fleet, situation.estimate
+    times, shares = estimate.model, as_array(situation.shares)
     if not estimate.known_at(shares):
         return None, None
     factor = np.ones(len(fleet))
@@ -292,23 +291,26 @@ def _costs(k: int, control: Control, speed: float) -> tuple[float | None, float 
     best, better = best_s(times, fleet), best_s(healthy, fleet)
     if estimate.known and best is not None and better is not None:
         costs_s = max(costs_s, best - better)
-    return costs_s, costs_s / (now_s + control.communication_s)
+    return costs_s, costs_s / (now_s + situation.communication_s)
 
 
-def _spare_alert(k: int, control: Control, spare: DebouncedStates, step: int) -> Alert | None:
+def _spare_alert(k: int, situation: Situation, spare: DebouncedStates) -> Alert | None:
     """Return the alert of an unneeded worker; ``None`` if no split of the others can be found."""
-    fleet, estimate = control.fleet, control.estimate
-    assert fleet is not None
-    assert estimate is not None
-    shares, shared_s = as_array(control.shares), control.communication_s
+    fleet, estimate = situation.fleet, situation.estimate
+    shares, shared_s = as_array(situation.shares), situation.communication_s
     without = best_s(estimate.model, fleet, without=spare.open)
     if without is None:
         return None
     with_s = in_force_s(estimate.model, shares) + shared_s
     costs_s = max(with_s - without - shared_s, 0.0)
     return Alert(
-        *("unneeded", fleet.workers[k].name, step, int(spare.since[k]), int(shares[k])),
-        *(without + shared_s, with_s),
+        kind="unneeded",
+        worker=fleet.workers[k].name,
+        step=situation.step,
+        since=int(spare.since[k]),
+        share=int(shares[k]),
+        better_s=without + shared_s,
+        now_s=with_s,
         costs_s=costs_s,
         costs_part=costs_s / with_s,
         others=int(spare.open.sum()) - 1,

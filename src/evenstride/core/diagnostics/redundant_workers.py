@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from evenstride.core.allocation.min_max import equal_finish
-from evenstride.core.fleet import Fleet, FloatArray, IntArray
-from evenstride.core.time_model.curve_estimates import Mask
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, Mask
 from evenstride.core.time_model.step_times import TimeModel
 from evenstride.errors import InfeasibleShares
 

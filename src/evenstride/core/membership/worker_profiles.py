@@ -10,15 +10,14 @@ about its speed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
-from evenstride.core.fleet import Worker
+from evenstride.core.fleet import FloatArray, IntArray, Worker
 from evenstride.core.time_model.curve_estimates import CurveEstimates
-from evenstride.core.time_model.kalman import Estimate
 
 # By how much a speed may have changed meanwhile, as a standard deviation: of the very same worker,
 # of a like device on the same host, and of one elsewhere.
@@ -71,18 +70,20 @@ class WorkerProfile:
         return profile
 
 
-def profiles_of(workers: Sequence[Worker], estimate: Estimate) -> tuple[WorkerProfile, ...]:
-    """Return the profiles of those workers that have been measured."""
-    known = np.flatnonzero(estimate.steps > 0).tolist()
+def profiles_of(
+    workers: Sequence[Worker], now: CurveEstimates, noise: FloatArray, steps: IntArray
+) -> tuple[WorkerProfile, ...]:
+    """Return the profiles of those workers that have been measured; see `Estimate`."""
+    known = np.flatnonzero(steps > 0).tolist()
     return tuple(
         WorkerProfile(
             workers[rank].host,
             workers[rank].device,
             workers[rank].slot,
             workers[rank].name,
-            tuple(estimate.now.rows[:, rank].tolist()),
-            float(estimate.noise[rank]),
-            int(estimate.steps[rank]),
+            tuple(now.rows[:, rank].tolist()),
+            float(noise[rank]),
+            int(steps[rank]),
         )
         for rank in known
     )
@@ -100,9 +101,9 @@ def merged(
 
 
 def recalled(
-    estimate: Estimate, workers: Sequence[Worker], known: Sequence[WorkerProfile]
-) -> Estimate:
-    """Return the estimate with what is remembered of workers that it does not know.
+    steps: IntArray, workers: Sequence[Worker], known: Sequence[WorkerProfile]
+) -> tuple[IntArray, CurveEstimates, FloatArray, IntArray]:
+    """Return what is remembered of workers that this run has not measured, for `Estimate.knowing`.
 
     Each profile stands for one worker at most as long as there is another that is as alike; of
     equally alike ones, the first in order of rank gets the first.
@@ -111,22 +112,19 @@ def recalled(
         ``O(W + P)`` for ``P`` profiles.
     """
     # What this run has measured is newer than any profile.
-    missing = [rank for rank in range(len(workers)) if not estimate.steps[rank]]
+    missing = [rank for rank in range(len(workers)) if not steps[rank]]
     found = _matched(missing, workers, known) if missing and known else {}
-    if not found:
-        return estimate
-    ranks = np.array(list(found), dtype=np.int64)
-    rows = np.array([profile.curve for profile, _ in found.values()]).T
+    profiles = [profile for profile, _ in found.values()]
+    rows = np.array([profile.curve for profile in profiles]).reshape(-1, 5).T
     doubt = np.array([doubt for _, doubt in found.values()])
     # Doubt about the speed only, since the shape belongs to model and device.
     curves = CurveEstimates(rows).times(1.0, doubt**2)
-    noise, steps = estimate.noise.copy(), estimate.steps.copy()
-    noise[ranks] = [profile.noise for profile, _ in found.values()]
-    steps[ranks] = [profile.steps for profile, _ in found.values()]
-    everyone = np.ones(len(ranks), dtype=np.bool_)
-    up, down = (anchor.put(ranks, everyone, curves) for anchor in estimate.anchors)
-    now = estimate.now.put(ranks, everyone, curves)
-    return replace(estimate, now=now, anchors=(up, down), noise=noise, steps=steps)
+    return (
+        np.array(list(found), dtype=np.int64),
+        curves,
+        np.array([profile.noise for profile in profiles]),
+        np.array([profile.steps for profile in profiles], dtype=np.int64),
+    )
 
 
 def _keys(one: WorkerProfile | Worker) -> tuple[tuple[object, ...], ...]:

@@ -23,7 +23,7 @@ _PLAIN = {
     "lb-bsp-cpu": "lb_bsp_cpu.LbBspCpu",
     "lb-bsp-gpu": "lb_bsp_gpu.LbBspGpu",
     "omnilearn": "omnilearn.OmniLearn",
-    "uniform": "uniform.Uniform",
+    "uniform": "static.Uniform",
 }
 _FORM = "{}:{}"
 POLICY_NAMES = tuple(sorted([*_PLAIN, "static"]))

@@ -30,11 +30,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evenstride.core.allocation.min_max import apportion
+from evenstride.core.allocation.opening_splits import equal_split
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, Shares, as_array, as_shares
-from evenstride.core.policies.dynamic_batching import SHORTEST_S, in_force
-from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
+from evenstride.core.time_model.observation import SHORTEST_S
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +56,7 @@ class Means:
 
     def including(self, situation: Situation) -> Means:
         """Return the means, the newly told steps included."""
-        seen, workers = in_force(situation), len(self.steps)
+        seen, workers = situation.in_force, len(self.steps)
         owner = np.repeat(seen.worker, seen.steps)
         times_s = np.maximum(seen.busy_s, SHORTEST_S)
         return Means(
@@ -132,8 +132,7 @@ class Dbs:
 
     def init(self, fleet: Fleet) -> tuple[Epoch, Move]:
         """Return the equal split."""
-        move = Uniform().init(fleet)[1]
-        return Epoch.begin(len(fleet)), Move(move.shares, "equal split for the first epoch")
+        return Epoch.begin(len(fleet)), Move(equal_split(fleet), "equal split for the first epoch")
 
     def decide(self, state: Epoch, situation: Situation) -> tuple[Epoch, Decision]:
         """Add the new times; at the end of an epoch, split by what it showed."""

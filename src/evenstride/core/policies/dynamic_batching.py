@@ -39,15 +39,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from evenstride.core.allocation.min_max import apportion
+from evenstride.core.allocation.opening_splits import equal_split, split_by
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
-from evenstride.core.policies.static import split_by
-from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
-from evenstride.core.time_model.observation import Measurements
-
-# No step takes less, whatever a clock says: it keeps every quotient of times finite.
-SHORTEST_S = 1e-9
+from evenstride.core.time_model.observation import SHORTEST_S
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +102,7 @@ class DynamicBatching:
         shares = split_by("flops", fleet) or split_by("cores", fleet)
         reason = "open loop: split by declared resources"
         if shares is None:
-            shares, reason = Uniform().init(fleet)[1].shares, "open loop: equal split"
+            shares, reason = equal_split(fleet), "open loop: equal split"
         none = np.zeros(len(fleet), dtype=np.int64)
         return Smoothed.begin(none, none, np.zeros(len(fleet))), Move(shares, reason)
 
@@ -137,7 +133,7 @@ class DynamicBatching:
 
     def _smooth(self, state: Smoothed, situation: Situation) -> Smoothed:
         mean_s, steps = state.mean_s.copy(), state.steps.copy()
-        for worker, busy_s in in_force(situation).step_by_step():
+        for worker, busy_s in situation.in_force.step_by_step():
             # The first time is the average; from 0 the average would take many steps to come up.
             part = np.where(steps[worker] > 0, self.smoothing, 1.0)
             mean_s[worker] += part * (np.maximum(busy_s, SHORTEST_S) - mean_s[worker])
@@ -156,13 +152,6 @@ class DynamicBatching:
 
 def _throughput(shares: IntArray, mean_s: FloatArray) -> FloatArray:
     return np.where(mean_s > 0, shares / np.maximum(mean_s, SHORTEST_S), 0.0)
-
-
-def in_force(situation: Situation) -> Measurements:
-    """Return what was soundly measured at the very shares in force."""
-    seen, shares = situation.observations, as_array(situation.shares)
-    current = (seen.share > 0) & (seen.share == shares[seen.worker])
-    return seen.only(seen.modelled & seen.sound & current)
 
 
 def proportional_step(shares: IntArray | FloatArray, mean_s: FloatArray) -> FloatArray:

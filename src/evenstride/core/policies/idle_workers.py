@@ -11,18 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from evenstride.core.allocation.min_max import apportion
-from evenstride.core.fleet import Fleet, IntArray, as_array, as_shares
+from evenstride.core.allocation.step_forecast import StepForecast
+from evenstride.core.fleet import Fleet, IntArray, Mask, as_array, as_shares
 from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.core.time_model.curve_estimates import Mask
 from evenstride.core.time_model.observation import Measurements
-
-if TYPE_CHECKING:
-    from evenstride.core.policies.adaptive import StepForecast
 
 # A worker is left out if a step gets shorter even should its time be so many standard deviations
 # shorter than believed.

@@ -32,13 +32,12 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.allocation.min_max import apportion
+from evenstride.core.allocation.opening_splits import equal_split
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
-from evenstride.core.policies.dynamic_batching import SHORTEST_S
-from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.predictors import PREDICTOR_NAMES, predictor_named
 from evenstride.core.spec import check_settings, one_of
-from evenstride.core.time_model.observation import Measurements
+from evenstride.core.time_model.observation import SHORTEST_S, Measurements
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,9 +79,10 @@ class LbBspCpu:
     def init(self, fleet: Fleet) -> tuple[Predicted, Move]:
         """Return the equal split."""
         state = predictor_named(self.predictor).start(len(fleet))
-        move = Uniform().init(fleet)[1]
         loads = np.full((2, len(fleet)), np.nan)
-        return Predicted(state, loads), Move(move.shares, "equal split until speeds are known")
+        return Predicted(state, loads), Move(
+            equal_split(fleet), "equal split until speeds are known"
+        )
 
     def decide(self, state: Predicted, situation: Situation) -> tuple[Predicted, Decision]:
         """Tell the predictor of every new step, then split by what it predicts."""

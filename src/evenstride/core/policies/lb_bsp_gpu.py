@@ -35,9 +35,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from evenstride.core.allocation.min_max import apportion, equal_finish
+from evenstride.core.allocation.opening_splits import equal_split
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
 from evenstride.core.policies.dbs import Means
-from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, one_of, within
 
@@ -109,13 +109,13 @@ class LbBspGpu:
 
     def init(self, fleet: Fleet) -> tuple[Stepping | CurvePoints, Move]:
         """Return the equal split."""
-        count, move = len(fleet), Uniform().init(fleet)[1]
+        count, opening = len(fleet), equal_split(fleet)
         if self.version == 2018:
             profile = np.zeros((0, count))
             state = CurvePoints(Means.none(count), profile.astype(np.int64), profile)
-            return state, Move(move.shares, "first split of the profile: equal", settled=False)
+            return state, Move(opening, "first split of the profile: equal", settled=False)
         step = max(1, round(self.first_step * fleet.global_batch / count))
-        return Stepping(Means.none(count), step, self.window), Move(move.shares, "equal split")
+        return Stepping(Means.none(count), step, self.window), Move(opening, "equal split")
 
     def decide(
         self, state: Stepping | CurvePoints, situation: Situation

@@ -31,10 +31,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evenstride.core.allocation.min_max import apportion
+from evenstride.core.allocation.opening_splits import equal_split
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
 from evenstride.core.policies.dbs import Epoch, epoch_of
 from evenstride.core.policies.dynamic_batching import proportional_step
-from evenstride.core.policies.uniform import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
 from evenstride.errors import ConfigError
@@ -71,8 +71,7 @@ class OmniLearn:
 
     def init(self, fleet: Fleet) -> tuple[Epoch, Move]:
         """Return the equal split."""
-        move = Uniform().init(fleet)[1]
-        return Epoch.begin(len(fleet)), Move(move.shares, "equal split for the first epoch")
+        return Epoch.begin(len(fleet)), Move(equal_split(fleet), "equal split for the first epoch")
 
     def decide(self, state: Epoch, situation: Situation) -> tuple[Epoch, Decision]:
         """Add the new times; at the end of an epoch, change who is outside the dead-band."""

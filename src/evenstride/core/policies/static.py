@@ -1,4 +1,4 @@
-"""A split set once: by declared resources, or given outright.
+"""A split set once: equal, by declared resources, or given outright.
 
 Source:
     The open loop of Dynamic Batching (Tyagi & Sharma, ACSOS 2020, arXiv 2305.12213):
@@ -15,17 +15,30 @@ How we differ:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
-
-from evenstride.core.allocation.min_max import apportion
-from evenstride.core.fleet import Fleet, Shares, as_shares
-from evenstride.core.policies.uniform import Uniform
+from evenstride.core.allocation.opening_splits import Resource, equal_split, known_of, split_by
+from evenstride.core.fleet import Fleet, Shares
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.errors import ConfigError
 
-Resource = Literal["flops", "cores"]
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Equal shares, apart from a remainder and from bounds: what every mainstream stack does."""
+
+    @property
+    def opening_steps(self) -> int:
+        """None: there is nothing to find out."""
+        return 0
+
+    def init(self, fleet: Fleet) -> tuple[None, Move]:
+        """Return the equal split."""
+        return None, Move(equal_split(fleet), "equal split")
+
+    def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
+        """Keep it."""
+        del state, situation
+        return None, Keep("the equal split is fixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +60,7 @@ class Static:
         """
         shares = split_by(self.by, fleet)
         if shares is None:
-            raise ConfigError(_not_known(self.by, fleet))
+            raise ConfigError(_notknown_of(self.by, fleet))
         return None, Move(shares, f"split by {self.by}")
 
     def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
@@ -114,30 +127,16 @@ def is_fixed(policy: object) -> bool:
     return isinstance(policy, Uniform | Static | GivenShares)
 
 
-def split_by(resource: Resource, fleet: Fleet) -> Shares | None:
-    """Return the split in proportion to a resource, or ``None`` if it is not known for all."""
-    weights = [v for v in _known(resource, fleet) if v is not None]
-    if len(weights) < len(fleet):
-        return None
-    return as_shares(apportion(np.array(weights), fleet.global_batch, fleet.lower, fleet.upper))
-
-
-def _known(resource: Resource, fleet: Fleet) -> list[float | None]:
-    """Return the resource of each worker, ``None`` where it cannot be used."""
-    values = [w.cores if resource == "cores" else w.flops_per_s for w in fleet.workers]
-    return [v if v is not None and v > 0 else None for v in values]
-
-
-def _not_known(resource: Resource, fleet: Fleet) -> str:
+def _notknown_of(resource: Resource, fleet: Fleet) -> str:
     """Return what is wrong where some worker has none of a resource, and what would do."""
     name, field, other = (
         ("static:cores", "", "static:flops")
         if resource == "cores"
         else ("static, that is static:flops,", " (flops_per_s)", "static:cores")
     )
-    without = fleet.workers[_known(resource, fleet).index(None)].name
+    without = fleet.workers[known_of(resource, fleet).index(None)].name
     instead: Resource = "flops" if resource == "cores" else "cores"
-    served = f"{other} (known of all), " if None not in _known(instead, fleet) else ""
+    served = f"{other} (known of all), " if None not in known_of(instead, fleet) else ""
     return (
         f"policy {name} needs the {resource} of every worker{field}, and worker {without} has "
         f"none; use {served}static:A,B,... with the shares themselves, or policy adaptive"

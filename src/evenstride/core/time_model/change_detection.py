@@ -22,10 +22,9 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from evenstride.core.control.exchange_interval import HICCUP_S
-from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.fleet import FloatArray, IntArray, Mask
 
 # Further than this, in standard deviations and in parts, a time is no noise. Holding back a slow
 # one costs a step at most; taking a spike for a fact about the curve costs more.
@@ -41,8 +40,6 @@ _SLACK, _ALARM = 0.5, 10.0
 # Chance per step that the speed changes, and what is believed of spikes before any was seen.
 _HAZARD, _SPIKES_FIRST, _STEPS_FIRST = 1e-3, 0.5, 100.0
 _LEAST = math.log(_HAZARD)  # of what is worth remembering of the odds that a change was none
-
-Mask = npt.NDArray[np.bool_]
 
 
 def _fast_std(workers: int) -> float:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.fleet import FloatArray, IntArray, Mask
 
-Mask = npt.NDArray[np.bool_]
 Which = IntArray | slice
 """Ranks of some workers, or a slice for all of them."""
 Shares = FloatArray | IntArray | float

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.fleet import FloatArray, IntArray, Mask
 from evenstride.core.time_model.change_detection import Changes, Judgement, Residuals
-from evenstride.core.time_model.curve_estimates import CurveEstimates, Mask, Which
+from evenstride.core.time_model.curve_estimates import CurveEstimates, Which
 from evenstride.core.time_model.observation import Measurements
 from evenstride.core.time_model.step_times import TimeModel
 
@@ -236,6 +236,26 @@ class Estimate:
         taken: Estimate = _taking(self, other, here, there)
         return taken
 
+    def knowing(
+        self, workers: Which, curves: CurveEstimates, noise: FloatArray, steps: IntArray
+    ) -> Estimate:
+        """Return the estimate with curves of workers that it does not know yet.
+
+        Args:
+            workers: which.
+            curves: of these.
+            noise: relative variance of one step's time of each, ``(n,)``.
+            steps: that each curve was learned from, ``(n,)``.
+        """
+        if not len(steps):
+            return self
+        everyone = np.ones(len(steps), dtype=np.bool_)
+        up, down = (anchor.put(workers, everyone, curves) for anchor in self.anchors)
+        now = self.now.put(workers, everyone, curves)
+        noises, counts = self.noise.copy(), self.steps.copy()
+        noises[workers], counts[workers] = noise, steps
+        return replace(self, now=now, anchors=(up, down), noise=noises, steps=counts)
+
     @property
     def known(self) -> bool:
         """Whether every worker has been observed."""
@@ -365,18 +385,14 @@ def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
     """Start workers seen for the first time from the prior shape through their first time."""
     if not len(batch.share):
         return estimate
-    y, w, everyone = batch.time_s, batch.workers, np.ones(len(batch.share), dtype=np.bool_)
+    y, noise = batch.time_s, estimate.noise[batch.workers]
     least_s = _fastest_s(estimate, batch)
     # Some of the time must be left for the samples, or any share would seem as good as another.
     fixed = np.minimum(_PRIOR_FIXED * y**_PRIOR_POWER * least_s ** (1 - _PRIOR_POWER), 0.9 * y)
     curves = CurveEstimates.certain(fixed, (y - fixed) / batch.share)
-    curves = curves.times(1.0, batch.variance(estimate.noise[w]))
+    curves = curves.times(1.0, batch.variance(noise))
     curves = curves.bent(batch.share, np.full(len(y), _PRIOR_FIXED_STD))
-    steps = estimate.steps.copy()
-    steps[w] = batch.steps
-    up, down = (anchor.put(w, everyone, curves) for anchor in estimate.anchors)
-    now = estimate.now.put(w, everyone, curves)
-    return replace(estimate, now=now, anchors=(up, down), steps=steps)
+    return estimate.knowing(batch.workers, curves, noise, batch.steps)
 
 
 def _fastest_s(estimate: Estimate, batch: _Batch) -> float:

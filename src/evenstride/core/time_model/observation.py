@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from evenstride.core.fleet import FloatArray, IntArray, Shares
+from evenstride.core.fleet import FloatArray, IntArray, Mask, Shares
 
+# No time of half a year or more is believed.
 _LONGEST_S = 1.5e7
+SHORTEST_S = 1e-9
+"""No step takes less, whatever a clock says: it keeps every quotient of times finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class Measurements:
         busy_s: FloatArray,
         wait_s: FloatArray,
         sums_s: FloatArray | None = None,
-        modelled: npt.NDArray[np.bool_] | None = None,
+        modelled: Mask | None = None,
         loads: FloatArray | None = None,
     ) -> None:
         self.worker, self.share, self.first_step, self.steps = worker, share, first_step, steps
@@ -165,7 +168,7 @@ class Measurements:
         return Measurements, (*columns, self.sums_s, self.modelled, self.loads)
 
     def __repr__(self) -> str:
-        return f"Measured.of({tuple(self)!r})"
+        return f"Measurements.of({tuple(self)!r})"
 
     @cached_property
     def median_s(self) -> FloatArray:
@@ -223,7 +226,7 @@ class Measurements:
         variance = (deviation_s / np.maximum(self.median_s, 1e-12)) ** 2
         return np.where(self.steps < 4, np.nan, variance)
 
-    def only(self, mask: npt.NDArray[np.bool_]) -> Measurements:
+    def only(self, mask: Mask) -> Measurements:
         """Return the observations that a mask of shape ``(n,)`` selects."""
         if mask.all():
             return self
@@ -287,7 +290,7 @@ class Measurements:
             yield order[turn == number]
 
     @cached_property
-    def sound(self) -> npt.NDArray[np.bool_]:
+    def sound(self) -> Mask:
         """Which observations can be believed, bool ``(n,)``.
 
         All their times are at least 0 and less than half a year, busy times above 0, and there

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -13,18 +12,6 @@ from evenstride.core.fleet import FloatArray, IntArray, Shares
 _MOST_SAMPLES = 2.0**53
 # More than the rounding of a time, as a part of the longest.
 _ROUNDING = 1e-14
-
-
-class StepTimes(Protocol):
-    """Any non-decreasing time curves ``t_k(b)`` of ``W`` workers."""
-
-    def at(self, shares: IntArray) -> FloatArray:
-        """Return each worker's time in seconds at its share; both of shape ``(W,)``."""
-        ...
-
-    def capacity(self, deadline_s: float) -> IntArray:
-        """Return per worker the largest share that ends by the deadline (0 if none does)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

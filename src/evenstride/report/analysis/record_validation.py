@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.control.events import Exchanged, FleetFormed, SetShares
 from evenstride.core.sync_modes.mode_specs import sync_from_spec
 from evenstride.core.time_model.observation import Measurements

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.allocation.speedup import Yardstick
 from evenstride.core.fleet import FloatArray, Shares
 from evenstride.core.time_model.curve_estimates import CurveEstimates

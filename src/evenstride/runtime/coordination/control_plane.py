@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.control.exchange_interval import ToleranceBand
 from evenstride.core.fleet import Shares
 from evenstride.core.gradients.noise_accumulator import StepParts

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.allocation.speedup import Yardstick, equal_split
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.control.events import (
     ExchangeAfter,
     Expect,

@@ -23,7 +23,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import nn
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.fleet import Shares, Worker
 from evenstride.core.time_model.observation import Measurements
 from evenstride.errors import ConfigError

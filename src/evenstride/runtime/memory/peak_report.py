@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.runtime.loss.loss_scaling import LossScaling
 from evenstride.runtime.memory.memory_meter import MemoryMeter
 

@@ -64,9 +64,10 @@ class TelemetryBoard:
 
     def look(self, known: LeaderSnapshot) -> tuple[Alert, ...]:
         """Return the alerts that an exchange gives rise to, each once."""
-        self._alerts, alerts = self._alerts.after(
-            known.control, known.measured, known.step, lockstep=known.lockstep
-        )
+        if known.control.fleet is None:
+            return ()
+        situation = known.control.situation(known.step, known.measured)
+        self._alerts, alerts = self._alerts.after(situation, lockstep=known.lockstep)
         self._given += len(alerts)
         return tuple(replace(alert, worker=neutral(alert.worker)) for alert in alerts)
 

@@ -15,10 +15,9 @@ import numpy as np
 
 from evenstride.core.allocation.min_max import equal_finish
 from evenstride.core.allocation.speedup import equal_split
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
-from evenstride.core.policies.uniform import Uniform
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, StepTimes, as_array, as_shares
+from evenstride.core.policies.static import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.core.time_model.step_times import StepTimes
 from evenstride.sim.engine.lockstep import Simulation
 from evenstride.sim.engine.virtual_workers import Cluster, TrueTimes
 from evenstride.sim.scenario.scenario_model import Scenario

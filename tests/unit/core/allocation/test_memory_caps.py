@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.memory_caps import Memory, PeakMemory, within
+from evenstride.core.allocation.memory_caps import Memory, within
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import Exchanged, FleetFormed, SetShares
 from evenstride.core.control.state import Control

@@ -12,12 +12,12 @@ import pytest
 
 from evenstride.core.allocation.min_max import equal_finish
 from evenstride.core.allocation.quantum import common_quantum, in_quanta
+from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import Event, Exchanged, FleetFormed
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.policies.adaptive import StepForecast
 from evenstride.core.time_model.curve_estimates import CurveEstimates
 from evenstride.core.time_model.kalman import Estimate
 from evenstride.core.time_model.observation import Measurements, Observation

@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.control.advance import advance
 from evenstride.core.control.batch_size import sizes
 from evenstride.core.control.events import (

@@ -221,7 +221,7 @@ def test_a_curve_that_is_slow_where_no_time_was_counts_from_the_next_step() -> N
         Observation(k, 128, 400, (float(quick[k]),) * 9, (0.0,) * 9) for k in (0, 1)
     )
 
-    after, found = run.alerts.after(control, seen, 409)
+    after, found = run.alerts.after(control.situation(409, seen))
 
     assert not found
     assert after.slow.since.tolist() == [0, 409]
@@ -240,7 +240,7 @@ def test_a_speed_counts_as_low_only_beyond_its_doubt(variance: float, slow: bool
         Observation(k, 128, 400, (float(times_s[k]),) * 9, (0.0,) * 9) for k in (0, 1)
     )
 
-    after, _ = run.alerts.after(control, seen, 409)
+    after, _ = run.alerts.after(control.situation(409, seen))
 
     assert after.slow.turning.tolist() == [False, slow], "0.64 is 0.77 with a fifth on top"
 
@@ -269,7 +269,7 @@ def test_who_was_named_as_unneeded_is_not_needed_again_for_a_doubt_or_a_trifle(
         for k, share in enumerate(control.shares)
     )
 
-    after, _ = run.alerts.after(held, seen, 809)
+    after, _ = run.alerts.after(held.situation(809, seen))
 
     assert after.spare.open[4]
     assert after.spare.turning[4] == again

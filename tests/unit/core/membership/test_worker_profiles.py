@@ -23,8 +23,12 @@ def _worker(host: str = "h", slot: int | None = 0, device: str = "cpu x") -> Wor
     return Worker(f"{host}/{slot}", device=device, slot=slot)
 
 
+def _recalled(estimate: Estimate, workers: list[Worker], known: list[WorkerProfile]) -> Estimate:
+    return estimate.knowing(*recalled(estimate.steps, workers, known))
+
+
 def _slopes(workers: list[Worker], known: list[WorkerProfile]) -> list[float]:
-    found = recalled(Estimate.unknown(len(workers)), workers, known)
+    found = _recalled(Estimate.unknown(len(workers)), workers, known)
     return [round(float(slope), 6) for slope in found.now.rows[1]]
 
 
@@ -71,28 +75,30 @@ def test_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["same", "same host", "elsewhere"],
 )
 def test_the_less_alike_the_more_doubt(worker: Worker, doubt: float) -> None:
-    found = recalled(Estimate.unknown(1), [worker], [_profile()])
+    found = _recalled(Estimate.unknown(1), [worker], [_profile()])
 
     assert float(found.relative_std(np.array([30]))[0]) == pytest.approx(doubt)
 
 
 def test_all_of_a_profile_is_recalled() -> None:
-    found = recalled(Estimate.unknown(2), [_worker("x", device="gpu"), _worker()], [_profile()])
+    workers = [_worker("x", device="gpu"), _worker()]
+
+    found = _recalled(Estimate.unknown(2), workers, [_profile()])
 
     assert found.steps.tolist() == [0, 7]
     assert found.noise[1] == 0.01
     for curves in (found.now, *found.anchors):
         assert curves.rows[:2, 1].tolist() == pytest.approx([0.1, 0.01])
         assert curves.rows[:, 0].tolist() == [0.0] * 5
-    assert [one.slot for one in profiles_of([_worker("x"), _worker()], found)] == [0]
-    assert [one.host for one in profiles_of([_worker("x"), _worker()], found)] == ["h"]
+    assert [one.slot for one in profiles_of(workers, found.now, found.noise, found.steps)] == [0]
+    assert [one.host for one in profiles_of(workers, found.now, found.noise, found.steps)] == ["h"]
 
 
 def test_who_has_been_measured_is_not_recalled() -> None:
-    measured = recalled(Estimate.unknown(2), [_worker(), _worker("x", device="gpu")], [_profile()])
+    measured = _recalled(Estimate.unknown(2), [_worker(), _worker("x", device="gpu")], [_profile()])
 
     workers = [_worker(), _worker("x", 1)]
-    found = recalled(measured, workers, [_profile(per_sample_s=0.5)])
+    found = _recalled(measured, workers, [_profile(per_sample_s=0.5)])
 
     assert found.now.rows[1].tolist() == pytest.approx([0.01, 0.5])
 

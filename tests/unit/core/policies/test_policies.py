@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from evenstride.core.allocation.min_max import equal_finish
+from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import Exchanged, FleetFormed, SetShares
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Fleet, Shares, Worker
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec
-from evenstride.core.policies.adaptive import StepForecast
 from evenstride.core.policies.dynamic_batching import DynamicBatching, proportional_step
 from evenstride.core.policies.static import GivenShares, Static
 from evenstride.core.policy import Keep, Move

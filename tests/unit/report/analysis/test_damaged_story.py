@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.report.analysis.run_timeline import RunTimeline
 from evenstride.report.analysis.step_clock import spans_s
 from evenstride.report.analysis.totals import totals_of

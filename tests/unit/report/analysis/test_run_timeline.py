@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenstride.core.allocation.memory_caps import PeakMemory
+from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.errors import TraceError
 from evenstride.report.analysis.run_timeline import RunTimeline
 from evenstride.report.analysis.step_clock import spans_s

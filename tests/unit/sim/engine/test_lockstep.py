@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from evenstride.core.fleet import Fleet, Shares
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.policies.uniform import Uniform
+from evenstride.core.policies.static import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.sim.engine.lockstep import SimulatedSteps, Simulation
 from evenstride.sim.engine.virtual_workers import Cluster, TrueTimes

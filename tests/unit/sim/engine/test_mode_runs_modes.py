@@ -9,7 +9,7 @@ import pytest
 
 from evenstride.core.fleet import Fleet
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.policies.uniform import Uniform
+from evenstride.core.policies.static import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.sync_modes.mode_specs import AllReduce, Asynchronous, sync_from_spec
 from evenstride.errors import ConfigError, ScenarioError
