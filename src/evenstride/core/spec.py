@@ -1,9 +1,9 @@
 """One grammar for what a user names in a text: a policy, a mode, a sink, a notice.
 
 A specification is a name, alone or with an argument: ``ssp``, ``static:20,100``,
-``ssp(staleness=3)``, ``adaptive:min_gain=0.01,allow_idle=1``, ``SIGUSR1@120``. A name that makes a
-dataclass takes the fields of the class as settings; the metadata of a field says what it may be
-(`within`, `one_of`). Lists have commas between specifications.
+``ssp(staleness=3)``, ``adaptive:min_gain=0.01,allow_idle=1``. A name that makes a dataclass takes
+the fields of the class as settings; the metadata of a field says what it may be (`within`,
+`one_of`). Lists have commas between specifications.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from typing import Any
 
 from evenstride.errors import ConfigError
 
-_FORM = re.compile(r"\s*([^(:@]*)(?:\((.*)\)\s*|[:@](.*))?", re.DOTALL)
-_NAME = re.compile(r"[^(:@]*")
 _COMMA = re.compile(r",(?![^(]*\))")  # not one of those in parentheses
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*")
 _UNITS_S = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -41,23 +39,35 @@ class Spec:
     @property
     def closed(self) -> bool:
         """Whether its parentheses, if it has any, close at its end."""
-        return _FORM.fullmatch(self.text) is not None
+        return _form(":").fullmatch(self.text) is not None
 
 
-def parse_spec(text: str) -> Spec:
+def parse_spec(text: str, separators: str = ":") -> Spec:
     """Return the name and the argument in a text; what is left of no form belongs to the argument.
+
+    Args:
+        text: to read.
+        separators: characters of which one may stand between the two, instead of parentheses.
 
     >>> parse_spec("ssp(staleness=3)").argument, parse_spec("ssp:staleness=3").argument
     ('staleness=3', 'staleness=3')
     >>> parse_spec("bsp").argument is None
     True
     """
-    found = _FORM.fullmatch(text)
+    found = _form(separators).fullmatch(text)
     if found is None:  # parentheses that do not close
-        name = _NAME.match(text)
-        assert name is not None
-        return Spec(text, name[0].strip(), text[name.end() :].strip())
+        name = _name(text, separators)
+        return Spec(text, name.strip(), text[len(name) :].strip())
     return Spec(text, found[1].strip(), found[3] if found[2] is None else found[2])
+
+
+def _form(separators: str) -> re.Pattern[str]:
+    name = rf"[^({separators}]*"
+    return re.compile(rf"\s*({name})(?:\((.*)\)\s*|[{separators}](.*))?", re.DOTALL)
+
+
+def _name(text: str, separators: str = ":") -> str:
+    return re.split(rf"[({separators}]", text, maxsplit=1)[0]
 
 
 def split_specs(texts: str | Iterable[str], names: Collection[str]) -> tuple[str, ...]:
@@ -83,9 +93,7 @@ def split_specs(texts: str | Iterable[str], names: Collection[str]) -> tuple[str
 
 
 def _goes_on(spec: str, part: str, names: Collection[str]) -> bool:
-    name = _NAME.match(spec)
-    open_ended = name is not None and spec[name.end() :].startswith(":")
-    return open_ended and parse_spec(part).name not in names
+    return spec.startswith(f"{_name(spec)}:") and parse_spec(part).name not in names
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,10 +179,10 @@ class RunLog(TraceFold):
         return next(reversed(list(ended)), {})
 
     @property
-    def global_batch(self) -> int:
-        """Samples of a step of the latest generation; 0 before the first."""
-        batches = (one.global_batch for log in self.processes for one in log.generations)
-        return next(reversed(list(batches)), 0)
+    def opening_batch(self) -> int:
+        """Samples of a step with which the latest process began; 0 before the first."""
+        begun = [log.generations[0] for log in self.processes if log.generations]
+        return begun[-1].global_batch if begun else 0
 
     @property
     def _now(self) -> GenerationLog:

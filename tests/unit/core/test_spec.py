@@ -54,7 +54,9 @@ def made(text: str) -> Made:
         ("bsp()", "bsp", ""),
         (" ssp ( a = 1, b=2 ) ", "ssp", " a = 1, b=2 "),
         ("ssp:a=1", "ssp", "a=1"),
-        ("SIGUSR1@120", "SIGUSR1", "120"),
+        ("SIGUSR1@120", "SIGUSR1@120", None),
+        ("adaptive@min_gain=0.1", "adaptive@min_gain=0.1", None),
+        ("ssp@2(a=1)", "ssp@2", "a=1"),
         ("csv:folder (1)/a@b.csv", "csv", "folder (1)/a@b.csv"),
         ("prometheus:[::1]:9108", "prometheus", "[::1]:9108"),
         ("ssp(a=1", "ssp", "(a=1"),
@@ -63,6 +65,17 @@ def made(text: str) -> Made:
 )
 def test_a_text_has_a_name_and_an_argument(text: str, name: str, argument: str | None) -> None:
     assert parse_spec(text) == Spec(text, name, argument)
+
+
+def test_other_separators_count_where_they_are_asked_for() -> None:
+    assert parse_spec("SIGUSR1@2m", separators=":@") == Spec("SIGUSR1@2m", "SIGUSR1", "2m")
+    assert parse_spec("csv:a@b", separators=":@") == Spec("csv:a@b", "csv", "a@b")
+
+
+@pytest.mark.parametrize("text", ["adaptive@min_gain=0.1", "uniform@1"])
+def test_a_policy_has_no_settings_after_an_at_sign(text: str) -> None:
+    with pytest.raises(UnknownPolicy):
+        policy_from_spec(text)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_a_batch_that_was_set_begins_a_generation(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "t")
 
     assert [one.global_batch for one in log.processes[0].generations] == [12, 12, 24]
-    assert log.global_batch == 24
+    assert log.opening_batch == 12
 
 
 @pytest.mark.parametrize("batch", [0, -12, 12.5, "x", None])

@@ -36,7 +36,7 @@ class Rates:
     Args:
         sync: mode of synchronisation.
         policy: as the run's header names it.
-        global_batch: samples per step.
+        global_batch: samples per step, at first if they changed.
         samples_per_s: trained by all workers.
         waiting: the part of all workers' time in which they waited.
         workers: in rank order.
@@ -93,7 +93,7 @@ def rates(trace: Path) -> Rates:
     """
     log = RunLog(trace)
     workers = _workers(log)
-    from_s, to_s = _warm(workers, log.global_batch)
+    from_s, to_s = _warm(workers, log.opening_batch)
     if to_s <= from_s:
         raise TraceError(f"{trace} holds too few measured steps; let the run take more steps")
     length_s = to_s - from_s
@@ -105,14 +105,14 @@ def rates(trace: Path) -> Rates:
     return Rates(
         sync=log.summary.get("sync", ""),
         policy=log.header["policy"],
-        global_batch=log.global_batch,
+        global_batch=log.opening_batch,
         samples_per_s=sum(samples for _, samples, _ in warm) / length_s,
         waiting=sum(one.waiting for one in each) / len(each),
         workers=each,
         staleness=_staleness(log.summary),
         shares=log.splits[-1],
         changes=len(log.splits) - 1,
-        steps=sum(float(own.samples[-1]) for own in workers) / log.global_batch,
+        steps=sum(float(own.samples[-1]) for own in workers) / log.opening_batch,
     )
 
 

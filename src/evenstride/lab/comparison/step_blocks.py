@@ -25,7 +25,7 @@ class RunFigures:
 
     Args:
         policy: as the run's header names it.
-        global_batch: samples per step.
+        global_batch: samples per step, at first if they changed.
         blocks_s: median step of each block, the first one cold.
         shares: in force at the end.
         changes: of the split after the opening.
@@ -66,7 +66,7 @@ def run_figures(trace: Path) -> RunFigures:
     whole = [block for block in blocks if len(block) >= BLOCK_STEPS // 2] or blocks[:1]
     return RunFigures(
         policy=log.header["policy"],
-        global_batch=log.global_batch,
+        global_batch=log.opening_batch,
         blocks_s=tuple(median(tuple(block)) for block in whole),
         shares=log.splits[-1],
         changes=len(log.splits) - 1,

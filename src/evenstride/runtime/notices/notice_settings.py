@@ -7,8 +7,8 @@
                 ``gcp`` and ``azure``
 ``aws-rebalance`` ``aws``, and a rebalance recommendation counts as a notice
 ``signals``     SIGTERM; in a Slurm job SIGUSR1 and SIGUSR2 as well
-``SIGTERM@30``  this signal (so SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU), 30 s before the end; without a
-                number 30 s for SIGTERM, and at any moment for the others
+``SIGTERM@30``  this signal (so SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU), 30 s before the end, also
+                ``30s`` or ``2m``; without a time 30 s for SIGTERM, and at any moment for the others
 =============== ================================================================================
 
 Several are joined by commas; ``off`` stands alone, and each signal is named once.
@@ -95,7 +95,7 @@ def _read(setting: str) -> tuple[set[str], dict[str, float | None]]:
     graces: dict[str, float | None] = {}
     parts = [part.strip() for part in setting.split(",")]
     for part in parts:
-        spec = parse_spec(part)
+        spec = parse_spec(part, separators=":@")
         word, name = spec.name.lower(), spec.name.upper()
         if name in graces:
             raise _repeated(setting, name)
@@ -119,8 +119,8 @@ def _grace_s(part: str, name: str, argument: str | None) -> float | None:
     grace_s = duration_s(argument, unit="s")
     if grace_s is None or grace_s >= _TOO_LONG_S:
         raise ConfigError(
-            f"notices={part!r} asks for a time of {argument!r}; it is a number of seconds from the "
-            f"signal to the end; write {name}@120, or {name} alone"
+            f"notices={part!r} asks for a time of {argument!r}; it is the time from the signal to "
+            f"the end, in seconds or with a unit; write {name}@120, {name}@2m, or {name} alone"
         )
     return grace_s
 

@@ -304,3 +304,16 @@ def test_it_is_either_allowed_or_not(value: str) -> None:
         ConfigError, match=f"allow_idle is {value}; it must be a whole number from 0 to 1;"
     ):
         policy_from_spec(f"adaptive:allow_idle={value}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"allow_idle": True}, "allow_idle is True; it must be a whole number from 0 to 1;"),
+        ({"opening_steps": 5.0}, "opening_steps is 5.0; it must be a whole number from 0 to 8;"),
+    ],
+)
+def test_an_object_takes_what_a_text_can_say(settings: dict[str, Any], refused: str) -> None:
+    # Ranks compare policies by their texts, and no text reads back as True or as 5.0 steps.
+    with pytest.raises(ConfigError, match=refused):
+        Adaptive(**settings)

@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
-from evenstride.core.control.events import Exchanged, FleetFormed, KeepShares, SetShares
+from evenstride.core.control.events import (
+    Exchanged,
+    FleetFormed,
+    Instruction,
+    KeepShares,
+    SetBatch,
+    SetShares,
+)
 from evenstride.core.fleet import Shares, Worker
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import TraceError
 from evenstride.lab.comparison.run_rates import rates
+from evenstride.lab.comparison.step_blocks import run_figures
 from evenstride.trace.write import TraceWriter
 
 BATCH = 12
@@ -19,7 +27,12 @@ STALE = {"count": 5, "mean": 1.5, "maximum": 4}
 
 
 def _write(
-    path: Path, shares: Shares, steps: list[list[tuple[float, float, int]]], **ended: Any
+    path: Path,
+    shares: Shares,
+    steps: list[list[tuple[float, float, int]]],
+    *,
+    then: Instruction | None = None,
+    **ended: Any,
 ) -> Path:
     """Write the trace of workers that took ``(busy_s, wait_s, samples)`` in each of their steps."""
     fleet = tuple(Worker(f"here-{rank}") for rank in range(len(shares)))
@@ -30,7 +43,9 @@ def _write(
             for worker, mine in enumerate(steps)
             for step, (busy_s, wait_s, samples) in enumerate(mine)
         ]
-        trace.event(9.0, Exchanged(9, 9, Measurements.of(reversed(seen))), (KeepShares("good"),))
+        trace.event(
+            9.0, Exchanged(9, 9, Measurements.of(reversed(seen))), (then or KeepShares("good"),)
+        )
         if ended:
             trace.record("ended", at_s=9.0, summary=ended)
     return path
@@ -49,6 +64,17 @@ def test_in_lockstep_it_is_the_global_batch_over_the_time_of_a_step(tmp_path: Pa
     assert found.waiting == pytest.approx(0.25)
     assert (found.sync, found.policy, found.staleness) == ("bsp", "adaptive", None)
     assert (found.shares, found.changes, found.global_batch) == ((8, 4), 0, BATCH)
+
+
+def test_after_a_change_the_batch_is_still_the_one_that_the_run_began_with(tmp_path: Path) -> None:
+    steps = [(1.0, 0.0, 12)] * 9
+
+    found = rates(_write(tmp_path / "t", (12,), [steps], then=SetBatch(9, 48, "more")))
+    figures = run_figures(tmp_path / "t")
+
+    assert (found.global_batch, figures.global_batch) == (BATCH, BATCH)
+    assert found.steps == pytest.approx(9)
+    assert found.workers[0].updates == pytest.approx(4.5), "half of nine is warm"
 
 
 def test_workers_that_do_not_keep_step_have_periods_of_their_own(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def test_a_setting_names_signals_and_how_long_they_leave(
         ("auto,,gcp", "possible are"),
         ("SIGKILL", "possible are"),
         ("aws@30", "possible are"),
-        ("SIGUSR1@soon", "write SIGUSR1@120"),
+        ("SIGUSR1@soon", "in seconds or with a unit; write SIGUSR1@120, SIGUSR1@2m, or"),
         ("SIGUSR1@", "write SIGUSR1@120"),
         ("off,aws", "off stands alone"),
         ("SIGUSR1@20,SIGUSR1@30", "asks for SIGUSR1 more than once; .* write SIGUSR1@120 once"),
