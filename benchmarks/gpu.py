@@ -57,7 +57,7 @@ import torch
 from evenstride._version import __version__
 from evenstride.lab.comparison.comparison_result import calibrated
 from evenstride.lab.comparison.worker_curves import Curve, mean_curves, true_model
-from evenstride.lab.doctor.bench.balance_bench import compared, median_interval
+from evenstride.lab.doctor.bench.bench_run import compared, median_interval
 from evenstride.testing.ranks import RankPool
 
 # A script finds its own folder only.

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from evenstride.core.fleet import Shares
-from evenstride.lab.demo.demo_arm import Block
-from evenstride.lab.demo.demo_schedule import RankReport, Report
+from evenstride.lab.demo.demo_schedule import Block, RankReport, Report
 
 # Two workers, the second half as fast; three samples in a step, four in the data set.
 FAST, SLOW = {1: 0.01, 2: 0.02}, {1: 0.02, 2: 0.04}

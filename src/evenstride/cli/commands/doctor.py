@@ -70,7 +70,7 @@ def doctor(
 
 
 def _bench(environment: Environment, seconds: float, as_json: bool) -> None:
-    from evenstride.lab.doctor.bench.bench_budget import BenchBudget
+    from evenstride.lab.doctor.bench.bench_ranks import BenchBudget
     from evenstride.lab.doctor.bench.bench_run import run_bench
     from evenstride.lab.doctor.bench.bench_text import tell_bench
     from evenstride.lab.doctor.checkup import examine_machine

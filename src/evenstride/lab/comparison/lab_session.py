@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,13 @@ from evenstride.errors import ConfigError, TraceError
 from evenstride.lab.comparison.comparison_folder import make_folder
 from evenstride.lab.comparison.step_blocks import measured_curve
 from evenstride.lab.comparison.worker_curves import Curve
-from evenstride.lab.limits.cpu_limits import Limits, open_limits
+from evenstride.lab.limits.cpu_limits import PERIOD_S, Limits, open_limits
 from evenstride.lab.limits.speeds import SpeedChange, Speeds, check_fit, usable_cpus
 from evenstride.lab.processes.local_launch import Launch, LaunchProgress, run
 from evenstride.lab.processes.trial_checkpoints import Trials, temporary_trials
 
+LEAST_PERIODS = 10
+"""A step should span so many periods of the limits."""
 _SIZE_S = 2.0
 _NOT_OURS = {"EVENSTRIDE_CALIBRATE": "", "EVENSTRIDE_TRACE": "", "EVENSTRIDE_MAX_STEPS": ""}
 # Runs are compared at one batch: of a script that leaves it open, the lower bound.
@@ -213,3 +215,15 @@ def check_own_choice(what: str, asked: str, found: str, variable: str) -> None:
             f"the script was run under {what} {asked}, but it sets {found} itself; leave {what}= "
             f"out of its Stride, so that {variable} counts"
         )
+
+
+def short_steps(steps_s: Iterable[float]) -> str:
+    """Return a sentence if a step spans so few periods of the limits that they blur it."""
+    least_s, step_s = LEAST_PERIODS * PERIOD_S, min(steps_s)
+    if step_s >= least_s:
+        return ""
+    return (
+        f"a step of {step_s * 1e3:.0f} ms is shorter than {LEAST_PERIODS} periods of the "
+        f"CPU limits ({least_s * 1e3:.0f} ms), which makes it uneven; use a larger global batch or "
+        "model"
+    )

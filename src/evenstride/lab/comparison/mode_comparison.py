@@ -8,8 +8,14 @@ from typing import Any
 from evenstride.core.time_model.observation import median
 from evenstride.errors import ConfigError
 from evenstride.lab.comparison.comparison_result import calibrated
-from evenstride.lab.comparison.lab_session import LabPlan, Session, Viewer, check_own_choice, opened
-from evenstride.lab.comparison.policy_runs import short_steps
+from evenstride.lab.comparison.lab_session import (
+    LabPlan,
+    Session,
+    Viewer,
+    check_own_choice,
+    opened,
+    short_steps,
+)
 from evenstride.lab.comparison.run_rates import Rates, rates
 from evenstride.lab.comparison.step_blocks import BLOCK_STEPS, ended_early
 from evenstride.lab.comparison.worker_curves import Curve, mean_curves, true_model

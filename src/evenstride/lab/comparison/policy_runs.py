@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from evenstride.core.allocation.min_max import equal_finish
@@ -17,13 +16,16 @@ from evenstride.lab.comparison.comparison_result import (
     PolicyRun,
     calibrated,
 )
-from evenstride.lab.comparison.lab_session import LabPlan, Session, Viewer, check_own_choice, opened
+from evenstride.lab.comparison.lab_session import (
+    LabPlan,
+    Session,
+    Viewer,
+    check_own_choice,
+    opened,
+    short_steps,
+)
 from evenstride.lab.comparison.step_blocks import RunFigures, ended_early, run_figures
 from evenstride.lab.comparison.worker_curves import Curve, true_model
-from evenstride.lab.limits.cpu_limits import PERIOD_S
-
-LEAST_PERIODS = 10
-"""A step should span so many periods of the limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +139,6 @@ def _caveats(made: _Runs, runs: list[PolicyRun]) -> tuple[str, ...]:
 def _communication_s(runs: _Runs) -> float:
     """Return the communication of a step: of all runs, the one in which least was left of it."""
     return min(one.communication_s for some in runs.figures.values() for one in some)
-
-
-def short_steps(steps_s: Iterable[float]) -> str:
-    """Return a sentence if a step spans so few periods of the limits that they blur it."""
-    least_s, step_s = LEAST_PERIODS * PERIOD_S, min(steps_s)
-    if step_s >= least_s:
-        return ""
-    return (
-        f"a step of {step_s * 1e3:.0f} ms is shorter than {LEAST_PERIODS} periods of the "
-        f"CPU limits ({least_s * 1e3:.0f} ms), which makes it uneven; use a larger global batch or "
-        "model"
-    )
 
 
 def _oracle(runs: _Runs, fixed: list[str]) -> Oracle | None:

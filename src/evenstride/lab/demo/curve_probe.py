@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
-from evenstride.lab.demo.demo_arm import LEARNING_RATE, MOMENTUM
-from evenstride.lab.demo.demo_task import DemoTask
+from evenstride.lab.demo.demo_task import LEARNING_RATE, MOMENTUM, DemoTask
 from evenstride.lab.doctor.bandwidth import reduce_s
 
 _FEWEST_STEPS = 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,31 +10,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from evenstride.lab.demo.demo_task import DemoTask
+from evenstride.lab.demo.demo_schedule import Block
+from evenstride.lab.demo.demo_task import LEARNING_RATE, MOMENTUM, DemoTask
 from evenstride.runtime.stride import Stride
-
-LEARNING_RATE, MOMENTUM = 0.02, 0.9
-
-
-@dataclass(slots=True)
-class Block:
-    """Consecutive steps of one arm.
-
-    Args:
-        policy: of the arm.
-        step_s: wall time of each step after the first, as the leader saw it.
-        losses: per step, the sum of this rank's sample losses.
-        counts: per step, this rank's samples.
-        ids: per step, this rank's sample ids with the epoch they were delivered in.
-        shares: of all ranks in the last step.
-    """
-
-    policy: str
-    step_s: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    ids: list[tuple[int, list[int]]] = field(default_factory=list)
-    shares: tuple[int, ...] = ()
 
 
 class DemoArm:

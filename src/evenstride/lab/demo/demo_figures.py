@@ -6,8 +6,7 @@ from collections import Counter
 
 from evenstride.core.time_model.observation import median
 from evenstride.lab.comparison.comparison_result import Comparison, Oracle, PolicyRun, calibrated
-from evenstride.lab.demo.demo_arm import Block
-from evenstride.lab.demo.demo_schedule import Report
+from evenstride.lab.demo.demo_schedule import Block, Report
 from evenstride.lab.limits.speeds import Speeds
 
 # Steps at the end whose mean loss is reported: one epoch's worth or so.

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import evenstride.lab.demo.demo_script as script_module
 from evenstride.lab.comparison.comparison_folder import make_folder
 from evenstride.lab.comparison.comparison_result import Comparison
 from evenstride.lab.demo.demo_figures import compare
-from evenstride.lab.demo.demo_schedule import DemoSchedule, Report
-from evenstride.lab.demo.demo_script import NEWS, REPORT, TRACE
+from evenstride.lab.demo.demo_schedule import NEWS, REPORT, TRACE, DemoSchedule, Report
 from evenstride.lab.demo.fashion_mnist import check_data
 from evenstride.lab.limits.cpu_limits import open_limits
 from evenstride.lab.limits.speeds import Speeds, check_fit, usable_cpus
 from evenstride.lab.processes.local_launch import Launch, LaunchProgress, run
 from evenstride.trace.follow import LineTail
+
+_SCRIPT = Path(__file__).with_name("demo_script.py")
 
 News = Callable[[dict[str, Any]], None]
 """Called with what goes on, as it happens."""
@@ -47,7 +48,7 @@ def run_demo(
     limits, caveat = open_limits(len(speeds))
     news({"what": "limits", "kind": limits.kind, "caveat": caveat})
     launch = Launch(
-        command=(str(script_module.__file__), str(plan.folder / "plan.json")),
+        command=(str(_SCRIPT), str(plan.folder / "plan.json")),
         speeds=speeds,
         environment={"EVENSTRIDE_TRACE": "", "EVENSTRIDE_POLICY": "", "EVENSTRIDE_MAX_STEPS": ""},
         deadline_s=1200.0,

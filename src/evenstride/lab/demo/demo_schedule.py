@@ -1,13 +1,15 @@
-"""What one demo does, as its workers are told."""
+"""What one demo does, as its workers are told, and what they bring home."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenstride.lab.demo.demo_arm import Block
+REPORT = "report.json"
+NEWS = "news.jsonl"
+TRACE = "adaptive.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,27 @@ class DemoSchedule:
         data = plain.pop("data")
         folder = Path(plain.pop("folder"))
         return cls(folder=folder, data=Path(data) if data else None, **plain)
+
+
+@dataclass(slots=True)
+class Block:
+    """Consecutive steps of one arm.
+
+    Args:
+        policy: of the arm.
+        step_s: wall time of each step after the first, as the leader saw it.
+        losses: per step, the sum of this rank's sample losses.
+        counts: per step, this rank's samples.
+        ids: per step, this rank's sample ids with the epoch they were delivered in.
+        shares: of all ranks in the last step.
+    """
+
+    policy: str
+    step_s: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    ids: list[tuple[int, list[int]]] = field(default_factory=list)
+    shares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

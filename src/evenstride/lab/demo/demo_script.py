@@ -15,12 +15,10 @@ from evenstride.core.fleet import Fleet, Shares, Worker, as_shares
 from evenstride.core.time_model.observation import median
 from evenstride.lab.comparison.worker_curves import true_model
 from evenstride.lab.demo.curve_probe import Bench, choose_batch, sizes_for
-from evenstride.lab.demo.demo_arm import Block, DemoArm
-from evenstride.lab.demo.demo_schedule import DemoSchedule, RankReport, Report
+from evenstride.lab.demo.demo_arm import DemoArm
+from evenstride.lab.demo.demo_schedule import NEWS, REPORT, Block, DemoSchedule, RankReport, Report
 from evenstride.lab.demo.demo_task import load_task
 from evenstride.runtime.engines.process_groups import take_down_group
-
-REPORT, NEWS, TRACE = "report.json", "news.jsonl", "adaptive.jsonl"
 
 
 class Demo:

@@ -14,6 +14,9 @@ from torch.utils.data import TensorDataset
 
 from evenstride.lab.demo.fashion_mnist import check_data, read_images
 
+LEARNING_RATE = 0.02
+MOMENTUM = 0.9
+
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:

@@ -24,6 +24,7 @@ from evenstride.runtime.engines.device_support import (
     RankDevice,
     check_backends,
     complaint,
+    own_device,
     read_device,
 )
 from evenstride.runtime.engines.process_groups import take_down_group
@@ -170,20 +171,6 @@ def tell(findings: Findings) -> str:
         if group.get("backend_warning"):
             lines.append(f"warning              {group['backend_warning']}")
     return "\n".join(lines)
-
-
-def own_device() -> torch.device:
-    """Return the device this process trains on, and make it the current one.
-
-    The launcher's local rank counts the CUDA devices that the process sees; it starts anew where
-    there are more ranks than devices.
-    """
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    local = dist.get_node_local_rank(fallback_rank=0) if dist.is_available() else 0
-    device = torch.device("cuda", local % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 def memory_bytes(device: torch.device) -> int:

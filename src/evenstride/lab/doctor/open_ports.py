@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
-from evenstride.runtime.checkpoint.group_departure import is_agent
 from evenstride.runtime.host.network_interfaces import is_loopback
+from evenstride.runtime.launching.torchrun_agent import is_agent
 
 _SERVER = "evenstride.runtime.parameter_server.server_process"
 

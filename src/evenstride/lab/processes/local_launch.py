@@ -7,15 +7,16 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evenstride.errors import LaunchError
+import psutil
+
+from evenstride.errors import LaunchError, LimitError
 from evenstride.lab.limits.core_pinning import pin, place
 from evenstride.lab.limits.cpu_limits import Limits
 from evenstride.lab.limits.speeds import SpeedChange, Speeds, usable_cpus
-from evenstride.lab.processes.server_limits import ServerLimits
 from evenstride.lab.processes.start_barrier import MUSTER_VARIABLE, Recruit, StartBarrier
 from evenstride.runtime.launching.process_starters import (
     FromScratch,
@@ -27,6 +28,8 @@ from evenstride.runtime.launching.process_starters import (
 from evenstride.runtime.launching.rank_environment import STEADY, lone_rank
 from evenstride.runtime.timing.progress_file import read_steps
 
+SERVER_MODULE = "evenstride.runtime.parameter_server.server_process"
+_LOOK_S = 0.5  # between looks for new servers
 _START_S = 180.0
 _POLL_S = 0.05
 _GRACE_S = 5.0
@@ -165,6 +168,48 @@ class _Running:
     def _check(self) -> None:
         if (why := self.failure()) is not None:
             raise LaunchError(why)
+
+
+class ServerLimits:
+    """Finds the servers that workers have started, and lifts the limits they inherited.
+
+    Args:
+        limits: of the workers.
+        workers: their processes.
+    """
+
+    def __init__(self, limits: Limits, workers: Sequence[int]) -> None:
+        self._limits, self._workers = limits, workers
+        self._freed: set[int] = set()
+        self._looked_s, self._last = 0.0, False
+
+    def look(self, *, training: bool) -> None:
+        """Free those that are new.
+
+        At most twice per second, as a look costs milliseconds, and once more when training has
+        begun: there are no new ones then.
+
+        Args:
+            training: whether a step was made.
+        """
+        now_s = time.monotonic()
+        if self._last or now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s, self._last = now_s, training
+        for pid in self._found():
+            with contextlib.suppress(FileNotFoundError, LimitError):  # it has ended meanwhile
+                self._limits.leave(pid)
+                pin(pid, None)
+                self._freed.add(pid)
+
+    def _found(self) -> Iterator[int]:
+        """Yield servers that are not free yet."""
+        for worker in self._workers:
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(worker).children():
+                    with contextlib.suppress(psutil.Error):
+                        if child.pid not in self._freed and SERVER_MODULE in child.cmdline():
+                            yield child.pid
 
 
 def _requests(

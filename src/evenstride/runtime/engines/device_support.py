@@ -331,6 +331,20 @@ def likely_device(group: dist.ProcessGroup | None = None) -> torch.device:
     return torch.device("cuda", current)
 
 
+def own_device() -> torch.device:
+    """Return the device this process trains on, and make it the current one.
+
+    The launcher's local rank counts the CUDA devices that the process sees; it starts anew where
+    there are more ranks than devices.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local = dist.get_node_local_rank(fallback_rank=0) if dist.is_available() else 0
+    device = torch.device("cuda", local % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
 def read_device(device: torch.device) -> RankDevice:
     """Return the facts about a device of this process. Takes a moment where CUDA starts first."""
     common = (torch.__version__, torch.version.cuda)

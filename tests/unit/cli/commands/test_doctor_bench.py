@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evenstride.lab.doctor.bench.bench_budget import BenchBudget
+from evenstride.lab.doctor.bench.bench_ranks import BenchBudget
 from evenstride.lab.doctor.bench.bench_text import HOW_TO_GROUP, tell_bench
 from evenstride.testing.ranks import loopback_store
 from tests.unit.cli.conftest import Shell

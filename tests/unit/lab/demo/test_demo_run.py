@@ -18,8 +18,7 @@ from evenstride.lab.comparison.comparison_result import Comparison
 from evenstride.lab.demo.curve_probe import Bench
 from evenstride.lab.demo.demo_arm import DemoArm
 from evenstride.lab.demo.demo_run import run_demo
-from evenstride.lab.demo.demo_schedule import DemoSchedule
-from evenstride.lab.demo.demo_script import NEWS, REPORT
+from evenstride.lab.demo.demo_schedule import NEWS, REPORT, DemoSchedule
 from evenstride.lab.demo.demo_task import DemoTask, small_net
 from evenstride.lab.demo.fashion_mnist import FASHION_FILES
 from evenstride.lab.limits.cpu_limits import Limits

@@ -16,10 +16,8 @@ from evenstride.errors import ConfigError
 from evenstride.lab.doctor.bench import bench_ranks as places
 from evenstride.lab.doctor.bench import bench_run as running
 from evenstride.lab.doctor.bench import exactness as exactness_part
-from evenstride.lab.doctor.bench.balance_bench import compared, median_interval
-from evenstride.lab.doctor.bench.bench_budget import BenchBudget
-from evenstride.lab.doctor.bench.bench_ranks import BenchRank, take_place
-from evenstride.lab.doctor.bench.bench_run import run_bench
+from evenstride.lab.doctor.bench.bench_ranks import BenchBudget, BenchRank, take_place
+from evenstride.lab.doctor.bench.bench_run import compared, median_interval, run_bench
 from evenstride.lab.doctor.bench.bench_training import (
     BenchArm,
     EqualShares,

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from evenstride.lab.doctor import checkup
-from evenstride.lab.doctor.checkup import examine_machine, examine_rank, own_device, tell
-from evenstride.runtime.engines.device_support import RankDevice
+from evenstride.lab.doctor.checkup import examine_machine, examine_rank, tell
+from evenstride.runtime.engines.device_support import RankDevice, own_device
 from evenstride.runtime.failures.peers import fingerprint
 from tests.unit.lab.fake_runs import SpyLimits
 

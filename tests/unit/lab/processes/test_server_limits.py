@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from evenstride.errors import LimitError
-from evenstride.lab.processes.server_limits import SERVER_MODULE, ServerLimits
+from evenstride.lab.processes.local_launch import SERVER_MODULE, ServerLimits
 from tests.unit.lab.fake_runs import SpyLimits
 
 
@@ -34,7 +34,7 @@ def child() -> Iterator[int]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, and the processes that were pinned."""
     now = [100.0]
-    monkeypatch.setattr("evenstride.lab.processes.server_limits.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("evenstride.lab.processes.local_launch.time.monotonic", lambda: now[0])
     return now
 
 
@@ -43,7 +43,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
     """Processes, and the cores they were pinned to."""
     found: list[tuple[int, int | None]] = []
     monkeypatch.setattr(
-        "evenstride.lab.processes.server_limits.pin", lambda *which: found.append(which)
+        "evenstride.lab.processes.local_launch.pin", lambda *which: found.append(which)
     )
     return found
 

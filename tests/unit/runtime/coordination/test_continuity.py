@@ -295,5 +295,5 @@ def test_only_an_agent_of_torchrun_is_told_to_end(
     if command is not None:
         (tmp_path / "4321").mkdir()
         (tmp_path / "4321" / "cmdline").write_bytes(command)
-    group_departure.end_launcher(tmp_path)
+    torchrun_agent.end_launcher(tmp_path)
     assert killed == ([(4321, signal.SIGTERM)] if told else [])

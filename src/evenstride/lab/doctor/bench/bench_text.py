@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from evenstride.lab.doctor.checkup import Findings
-
 HOW_TO_GROUP = (
     "one process alone: run torchrun --nproc-per-node N -m evenstride doctor --bench, with N the "
     "number of GPUs, for timing and balance as well"
 )
 
 
-def tell_bench(findings: Findings) -> str:
+def tell_bench(findings: dict[str, Any]) -> str:
     """Return a heading and a fixed-width block.
 
     Args:

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from evenstride.lab.doctor.bench.bench_budget import BenchBudget
-from evenstride.lab.doctor.bench.bench_ranks import BenchRank
+from evenstride.lab.doctor.bench.bench_ranks import BenchBudget, BenchRank
 from evenstride.runtime.stride import Stride
 
 _INPUTS, _CLASSES, _DEPTH = 32, 8, 8
