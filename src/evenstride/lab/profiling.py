@@ -35,23 +35,15 @@ _OF_MEMORY = re.compile(r"out of memory|MemoryError|OutOfMemory|annot allocate|e
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """What is measured.
+    """What is measured."""
 
-    Args:
-        command: script and arguments.
-        type: of this machine, as a catalogue names it.
-        parts: of the script's global batch, above 0 and at most 1; measured from small to large.
-        seconds: in all, apart from starting.
-        made_on: today's date.
-        restore: whether the script starts from the newest checkpoint in its own folder.
-    """
-
-    command: tuple[str, ...]
-    type: str
+    command: tuple[str, ...]  # script and arguments
+    type: str  # of this machine, as a catalogue names it
+    # Of the script's global batch, above 0 and at most 1; measured from small to large.
     parts: tuple[float, ...]
-    seconds: float
-    made_on: str
-    restore: bool = False
+    seconds: float  # in all, apart from starting
+    made_on: str  # today's date
+    restore: bool = False  # whether the script starts from the newest checkpoint in its own folder
 
 
 def profile(

@@ -19,14 +19,10 @@ _HALVINGS = 8
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of all workers of a fleet; empty until one has told of it.
+    """The memory of all workers of a fleet; empty until one has told of it."""
 
-    Args:
-        models: of each worker.
-        caps: most samples of each worker; ``None`` where there is no telling.
-    """
-
-    models: tuple[MemoryModel, ...] = ()
+    models: tuple[MemoryModel, ...] = ()  # of each worker
+    # Most samples of each worker; ``None`` where there is no telling.
     caps: tuple[int | None, ...] = ()
 
     def learn(self, held: Iterable[PeakMemory], workers: int, fraction: float) -> Memory:

@@ -47,19 +47,12 @@ _MOST_GROWTH = 2
 
 @dataclass(frozen=True, slots=True)
 class PeakMemory:
-    """The most memory that one worker has held between two exchanges.
+    """The most memory that one worker has held between two exchanges."""
 
-    Args:
-        worker: rank.
-        samples: of the largest batch it held at once.
-        peak_bytes: the most it held meanwhile; ``None`` if not known.
-        limit_bytes: the most it can have at this moment; ``None`` if not known.
-    """
-
-    worker: int
-    samples: int
-    peak_bytes: int | None
-    limit_bytes: int | None
+    worker: int  # rank
+    samples: int  # of the largest batch it held at once
+    peak_bytes: int | None  # the most it held meanwhile; ``None`` if not known
+    limit_bytes: int | None  # the most it can have at this moment; ``None`` if not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +61,13 @@ class MemoryLine:
 
     ``bytes(b) = top_bytes + rise_bytes * (b - top) / run`` with ``0 <= rise / run <= top_bytes /
     top``, so the fixed part is never negative.
-
-    Args:
-        top: largest size with a known peak, in samples.
-        top_bytes: the line there.
-        rise_bytes: bytes that ``run`` more samples take.
-        run: samples.
-        reach: largest size up to which the slope is believed, in samples.
     """
 
-    top: int
-    top_bytes: int
-    rise_bytes: int
-    run: int
-    reach: int
+    top: int  # largest size with a known peak, in samples
+    top_bytes: int  # the line there
+    rise_bytes: int  # bytes that ``run`` more samples take
+    run: int  # samples
+    reach: int  # largest size up to which the slope is believed, in samples
 
     @property
     def per_sample_bytes(self) -> float:
@@ -119,11 +105,6 @@ class MemoryModel:
     A value: each method that learns returns another one, or the same object if nothing is new,
     so whoever keeps caps need only ask again where ``after is not before`` or the limit moved.
 
-    Args:
-        peaks: highest peak in bytes of each size in samples, by size; at most 8 sizes.
-        ran: largest size that ran and lies below all that failed; 0 if none did.
-        too_large: smallest size that ran out of memory.
-
     Cost:
         ``saw`` takes 1 us where nothing is new and up to 6 us where something is, ``cap`` 5 us; at
         most 1.2 kB. Ten thousand workers: 10 ms an exchange, 100 ms where all have changed.
@@ -135,9 +116,10 @@ class MemoryModel:
     47
     """
 
+    # Highest peak in bytes of each size in samples, by size; at most 8 sizes.
     peaks: tuple[tuple[int, int], ...] = ()
-    ran: int = 0
-    too_large: int | None = None
+    ran: int = 0  # largest size that ran and lies below all that failed; 0 if none did
+    too_large: int | None = None  # smallest size that ran out of memory
 
     def saw(self, samples: int, peak_bytes: int | None) -> MemoryModel:
         """Return the model after a step with at most so many samples held at once went well.

@@ -77,18 +77,12 @@ class Yardstick:
 
     A step's time is multiplied by the ratio of two predictions, so that all three splits see
     the same noise and no error that the predictions have in common counts.
-
-    Args:
-        model: time curves as they are believed to be.
-        global_batch: samples of a full step; others are not judged.
-        equal_s: predicted busy time of the equal split's slowest worker.
-        best_s: the same of the best split.
     """
 
-    model: TimeModel
-    global_batch: int
-    equal_s: float
-    best_s: float
+    model: TimeModel  # time curves as they are believed to be
+    global_batch: int  # samples of a full step; others are not judged
+    equal_s: float  # predicted busy time of the equal split's slowest worker
+    best_s: float  # the same of the best split
 
     @classmethod
     def of(cls, model: TimeModel, fleet: Fleet, equal: Shares) -> Yardstick:
@@ -127,18 +121,12 @@ class JudgedTime:
 
     What is left of a step after its slowest worker's busy time, as communication, is the same in
     all splits.
-
-    Args:
-        judged_steps: steps that could be compared with other splits.
-        judged_s: seconds that these took.
-        equal_s: what the equal split would have made of them.
-        best_s: what the best split would have.
     """
 
-    judged_steps: int = 0
-    judged_s: float = 0.0
-    equal_s: float = 0.0
-    best_s: float = 0.0
+    judged_steps: int = 0  # steps that could be compared with other splits
+    judged_s: float = 0.0  # seconds that these took
+    equal_s: float = 0.0  # what the equal split would have made of them
+    best_s: float = 0.0  # what the best split would have
 
     @property
     def compared(self) -> bool:

@@ -34,19 +34,14 @@ _FLATTEST = 0.2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepForecast:
-    """What steps are expected to take under one split or another.
+    """What steps are expected to take under one split or another."""
 
-    Args:
-        estimate: of all workers, each known.
-        fleet: whose bounds hold.
-        noise_margin: by how many standard deviations of its own noise each is to finish early;
-            above 0, the noise of the steps counts as well as the doubt.
-        bounds: fewest and most samples of each worker, ``(W,)`` both; the fleet's if ``None``.
-    """
-
-    estimate: Estimate
-    fleet: Fleet
+    estimate: Estimate  # of all workers, each known
+    fleet: Fleet  # whose bounds hold
+    # By how many standard deviations of its own noise each is to finish early; above 0, the noise
+    # of the steps counts as well as the doubt.
     noise_margin: float = 0.0
+    # Fewest and most samples of each worker, ``(W,)`` both; the fleet's if ``None``.
     bounds: tuple[IntArray, IntArray] | None = None
 
     @property

@@ -50,38 +50,24 @@ _NEARLY_AS_GOOD = 1.1, 0.001  # of left-out errors, as a factor and added: the s
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTraining:
-    """One measured training.
+    """One measured training."""
 
-    Args:
-        batch: global batch ``B`` in samples.
-        epochs: until the target was reached; a part of one counts as that.
-        gamma: normalised gain of its gradients, from 0 to 1; ``None`` if it was not measured.
-    """
-
-    batch: int
-    epochs: float
+    batch: int  # global batch ``B`` in samples
+    epochs: float  # until the target was reached; a part of one counts as that
+    # Normalised gain of its gradients, from 0 to 1; ``None`` if it was not measured.
     gamma: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """What is known of epochs by batch.
+    """What is known of epochs by batch."""
 
-    Args:
-        law: that it follows.
-        epochs_by: epochs over the law's own variable.
-        gamma_by: of `Law.GAIN`, ``gamma`` over ``1 / sqrt(B)``.
-        power: ``q``; 0 stands for the logarithm.
-        smallest: batch that was measured.
-        largest: batch that was measured.
-    """
-
-    law: Law
-    epochs_by: Line
-    gamma_by: Line | None
-    smallest: int
-    largest: int
-    power: float = 1.0
+    law: Law  # that it follows
+    epochs_by: Line  # epochs over the law's own variable
+    gamma_by: Line | None  # of `Law.GAIN`, ``gamma`` over ``1 / sqrt(B)``
+    smallest: int  # batch that was measured
+    largest: int  # batch that was measured
+    power: float = 1.0  # ``q``; 0 stands for the logarithm
 
     def epochs(self, batch: float) -> Interval:
         """Return the epochs that a training at a batch takes, with a 95 % interval for one run.

@@ -37,21 +37,15 @@ def t975(freedom: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``y = start + slope * x``, fitted by least squares on relative errors.
+    """``y = start + slope * x``, fitted by least squares on relative errors."""
 
-    Args:
-        start: at ``x = 0``.
-        slope: per unit of ``x``.
-        scatter: standard deviation of a usual point from the line, as a part of its value there.
-        freedom: points less parameters.
-        spread: inverse of the normal matrix, in units of ``scatter ** 2``: its ``(0, 0)``,
-            ``(0, 1)`` and ``(1, 1)``.
-    """
-
-    start: float
-    slope: float
+    start: float  # at ``x = 0``
+    slope: float  # per unit of ``x``
+    # Standard deviation of a usual point from the line, as a part of its value there.
     scatter: float
-    freedom: int
+    freedom: int  # points less parameters
+    # Inverse of the normal matrix, in units of ``scatter ** 2``: its ``(0, 0)``, ``(0, 1)`` and
+    # ``(1, 1)``.
     spread: tuple[float, float, float]
 
     def at(self, x: float) -> float:

@@ -12,29 +12,19 @@ MEMORY = 10.0
 
 
 class Value(NamedTuple):
-    """A figure that is to fall, and where in the training it was found.
+    """A figure that is to fall, and where in the training it was found."""
 
-    Args:
-        epochs: trained until then.
-        value: of the figure; infinite where it was no number.
-    """
-
-    epochs: float
-    value: float
+    epochs: float  # trained until then
+    value: float  # of the figure; infinite where it was no number
 
 
 @dataclass(frozen=True, slots=True)
 class TimeToTarget:
-    """How a training stands to its target.
+    """How a training stands to its target."""
 
-    Args:
-        epochs: until the target was reached; ``None`` if it was not.
-        nearest: the least value, where it was found first.
-        at_first: whether the first value of all was there already, so that it may have been sooner.
-    """
-
-    epochs: float | None
-    nearest: Value
+    epochs: float | None  # until the target was reached; ``None`` if it was not
+    nearest: Value  # the least value, where it was found first
+    # Whether the first value of all was there already, so that it may have been sooner.
     at_first: bool = False
 
 

@@ -35,36 +35,26 @@ _WORTH_AGAIN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One worker that people should know of, with the evidence.
+    """One worker that people should know of, with the evidence."""
 
-    Args:
-        kind: ``slow`` (it stays below a part of its best speed) or ``unneeded`` (the others alone
-            would be at least as fast).
-        worker: its name.
-        step: steps that were committed when it was found.
-        since: first step of the slow ones; when an unneeded worker was first seen to be so.
-        share: samples that both times are for; those of its own.
-        better_s: seconds that they took at its best; of an unneeded worker, those of a step of the
-            others alone.
-        now_s: seconds that they take now; of an unneeded worker, those of a step with it.
-        speed: a slow worker's, as a part of its best; ``None`` of an unneeded one.
-        costs_s: by how many seconds it lengthens every step; ``None`` where workers do not wait for
-            each other.
-        costs_part: the same as a part of the step.
-        others: how many more are not worth their place, and are left out of the comparison.
-    """
-
+    # ``slow`` (it stays below a part of its best speed) or ``unneeded`` (the others alone would be
+    # at least as fast).
     kind: Literal["slow", "unneeded"]
-    worker: str
-    step: int
-    since: int
-    share: int
+    worker: str  # its name
+    step: int  # steps that were committed when it was found
+    since: int  # first step of the slow ones; when an unneeded worker was first seen to be so
+    share: int  # samples that both times are for; those of its own
+    # Seconds that they took at its best; of an unneeded worker, those of a step of the others
+    # alone.
     better_s: float
-    now_s: float
+    now_s: float  # seconds that they take now; of an unneeded worker, those of a step with it
+    # A slow worker's, as a part of its best; ``None`` of an unneeded one.
     speed: float | None = None
+    # By how many seconds it lengthens every step; ``None`` where workers do not wait for each
+    # other.
     costs_s: float | None = None
-    costs_part: float | None = None
-    others: int = 0
+    costs_part: float | None = None  # the same as a part of the step
+    others: int = 0  # how many more are not worth their place, and are left out of the comparison
 
     @property
     def reason(self) -> str:
@@ -92,24 +82,18 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alerts:
-    """What is remembered of the workers of a fleet.
+    """What is remembered of the workers of a fleet."""
 
-    Args:
-        below: part of its best speed below which a worker is slow, from 0 (never) up to 1.
-        names: of the workers, in the fleet's order.
-        pasts: their best speeds.
-        found: their speeds as parts of these when the while began in which they are low, ``(W,)``.
-        doubtful: for whom that was contradicted since, bool ``(W,)``.
-        slow: who is slow.
-        spare: who is not worth its place.
-    """
-
+    # Part of its best speed below which a worker is slow, from 0 (never) up to 1.
     below: float = USUAL_BELOW
-    names: tuple[str, ...] = ()
-    pasts: PeakSpeeds = field(default_factory=lambda: PeakSpeeds.none(0))
+    names: tuple[str, ...] = ()  # of the workers, in the fleet's order
+    pasts: PeakSpeeds = field(default_factory=lambda: PeakSpeeds.none(0))  # their best speeds
+    # Their speeds as parts of these when the while began in which they are low, ``(W,)``.
     found: FloatArray = field(default_factory=lambda: np.zeros(0))
+    # For whom that was contradicted since, bool ``(W,)``.
     doubtful: Mask = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    slow: DebouncedStates = field(default_factory=lambda: DebouncedStates.none(0))
+    slow: DebouncedStates = field(default_factory=lambda: DebouncedStates.none(0))  # who is slow
+    # Who is not worth its place.
     spare: DebouncedStates = field(default_factory=lambda: DebouncedStates.none(0))
 
     def after(

@@ -30,17 +30,11 @@ class WorkerArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Steps that were measured of each worker.
+    """Steps that were measured of each worker."""
 
-    Args:
-        steps: how many, ``(W,)``; 0 for none.
-        lasted_s: seconds that they took, waits included, ``(W,)``.
-        first: the first of them, ``(W,)``; only meaningful where there are some.
-    """
-
-    steps: FloatArray
-    lasted_s: FloatArray
-    first: IntArray
+    steps: FloatArray  # how many, ``(W,)``; 0 for none
+    lasted_s: FloatArray  # seconds that they took, waits included, ``(W,)``
+    first: IntArray  # the first of them, ``(W,)``; only meaningful where there are some
 
     @classmethod
     def none(cls, workers: int, first: int = 0) -> Span:
@@ -50,21 +44,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DebouncedStates(WorkerArrays):
-    """Whether each of ``W`` workers is in an episode: bad for a while, and not good since.
+    """Whether each of ``W`` workers is in an episode: bad for a while, and not good since."""
 
-    Args:
-        open: whether it is, bool ``(W,)``.
-        turning: whether it was bad at the last look, or in an episode good, bool ``(W,)``.
-        steps: for which it has been that, ``(W,)``.
-        lasted_s: seconds that these took, ``(W,)``.
-        since: first step of the latest bad ones, ``(W,)``.
-    """
-
-    open: Mask
-    turning: Mask
-    steps: FloatArray
-    lasted_s: FloatArray
-    since: IntArray
+    open: Mask  # whether it is, bool ``(W,)``
+    turning: Mask  # whether it was bad at the last look, or in an episode good, bool ``(W,)``
+    steps: FloatArray  # for which it has been that, ``(W,)``
+    lasted_s: FloatArray  # seconds that these took, ``(W,)``
+    since: IntArray  # first step of the latest bad ones, ``(W,)``
 
     @classmethod
     def none(cls, workers: int) -> DebouncedStates:

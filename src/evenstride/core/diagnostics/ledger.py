@@ -21,33 +21,27 @@ _Steps = MappingProxyType[int, tuple[tuple[int, int, float, float], ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ledger(JudgedTime):
-    """Totals per worker, float64 of shape ``(W,)`` in seconds unless said otherwise.
+    """Totals per worker, float64 of shape ``(W,)`` in seconds unless said otherwise."""
 
-    Args:
-        workers: ``W``.
-        steps: steps booked completely.
-        busy_s: time at work (ghost samples included).
-        waited_s: time each worker waited for a slower one.
-        caused_s: time that others waited because this worker was the slowest.
-        slowest_steps: steps in which it was the slowest, a count.
-        data_s: time spent waiting for data.
-        outside_s: time outside training beyond the usual.
-        control_wait_s: time spent waiting for decisions.
-        took_s: what the steps took, a number: of each the mean over the workers, who begin and end
-            it together, give or take what comes back in the next one.
-        pending: steps not yet reported by all, as (worker, share, busy and waiting seconds).
-    """
-
-    workers: int
-    steps: int = 0
+    workers: int  # ``W``
+    steps: int = 0  # steps booked completely
+    # Time at work (ghost samples included).
     busy_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    # Time each worker waited for a slower one.
     waited_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    # Time that others waited because this worker was the slowest.
     caused_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    # Steps in which it was the slowest, a count.
     slowest_steps: FloatArray = field(default_factory=lambda: np.zeros(0))
-    data_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    data_s: FloatArray = field(default_factory=lambda: np.zeros(0))  # time spent waiting for data
+    # Time outside training beyond the usual.
     outside_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    # Time spent waiting for decisions.
     control_wait_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    # What the steps took, a number: of each the mean over the workers, who begin and end it
+    # together, give or take what comes back in the next one.
     took_s: float = 0.0
+    # Steps not yet reported by all, as (worker, share, busy and waiting seconds).
     pending: _Steps = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod

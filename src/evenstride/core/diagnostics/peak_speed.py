@@ -17,26 +17,16 @@ class PeakSpeeds(WorkerArrays):
 
     A speed is kept as the time that a share took, so that a curve whose shape becomes better known
     changes nothing about it. The lowest speed of a while counts.
-
-    Args:
-        share: at which the best one was seen, ``(W,)``; 0 if there is none yet.
-        time_s: that it took then, ``(W,)``.
-        fixed_s: of the curve that was believed then, ``(W,)``.
-        per_sample_s: the same, ``(W,)``.
-        at: the share of the while that goes on, ``(W,)``; 0 if none does.
-        longest_s: that it took in this while, ``(W,)``.
-        steps: of this while so far, ``(W,)``.
-        lasted_s: seconds of it, ``(W,)``.
     """
 
-    share: IntArray
-    time_s: FloatArray
-    fixed_s: FloatArray
-    per_sample_s: FloatArray
-    at: IntArray
-    longest_s: FloatArray
-    steps: FloatArray
-    lasted_s: FloatArray
+    share: IntArray  # at which the best one was seen, ``(W,)``; 0 if there is none yet
+    time_s: FloatArray  # that it took then, ``(W,)``
+    fixed_s: FloatArray  # of the curve that was believed then, ``(W,)``
+    per_sample_s: FloatArray  # the same, ``(W,)``
+    at: IntArray  # the share of the while that goes on, ``(W,)``; 0 if none does
+    longest_s: FloatArray  # that it took in this while, ``(W,)``
+    steps: FloatArray  # of this while so far, ``(W,)``
+    lasted_s: FloatArray  # seconds of it, ``(W,)``
 
     @classmethod
     def none(cls, workers: int) -> PeakSpeeds:

@@ -22,24 +22,15 @@ _MOST_OPEN = 64
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """One or more parts of a measured step, as a worker tells of them.
+    """One or more parts of a measured step, as a worker tells of them."""
 
-    Args:
-        step: its number.
-        parts: how many.
-        weight: of these parts, in samples (or whatever the loss is a mean over), above 0.
-        batch: ``B``, of all parts of the step.
-        local: sum of their squared norms times their weights, ``sum b_k |g_k|^2``.
-        mean: ``T``, squared norm of the step's own gradient, as this worker sees it.
-        loss: sum of their mean losses times their weights; ``None`` if one is not known.
-    """
-
-    step: int
-    parts: int
-    weight: float
-    batch: float
-    local: float
-    mean: float
+    step: int  # its number
+    parts: int  # how many
+    weight: float  # of these parts, in samples (or whatever the loss is a mean over), above 0
+    batch: float  # ``B``, of all parts of the step
+    local: float  # sum of their squared norms times their weights, ``sum b_k |g_k|^2``
+    mean: float  # ``T``, squared norm of the step's own gradient, as this worker sees it
+    # Sum of their mean losses times their weights; ``None`` if one is not known.
     loss: float | None = None
 
     @property
@@ -79,17 +70,12 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class NoiseOfRun:
-    """What a run's measured steps have told of the noise of its gradient so far.
+    """What a run's measured steps have told of the noise of its gradient so far."""
 
-    Args:
-        estimate: from the steps that are whole.
-        steps: how many these are.
-        open: steps of which parts are still to come, by number; those that never become whole
-            make way for later ones.
-    """
-
-    estimate: NoiseEstimate = field(default_factory=NoiseEstimate)
-    steps: int = 0
+    estimate: NoiseEstimate = field(default_factory=NoiseEstimate)  # from the steps that are whole
+    steps: int = 0  # how many these are
+    # Steps of which parts are still to come, by number; those that never become whole make way for
+    # later ones.
     open: tuple[StepParts, ...] = ()
 
     def hear(self, told: Iterable[StepParts]) -> tuple[NoiseOfRun, tuple[StepParts, ...]]:

@@ -36,19 +36,12 @@ Z95 = 1.959964
 
 @dataclass(frozen=True, slots=True)
 class GradientNorms:
-    """What one step's gradient tells of its noise.
+    """What one step's gradient tells of its noise."""
 
-    Args:
-        parts: ``n``, how many parts have samples; at least 2 to tell anything.
-        batch: ``B``, samples of the step; tokens, say, where its loss is a mean over those.
-        local: ``A``, mean of the parts' squared norms, weighted by their samples.
-        mean: ``T``, squared norm of the step's gradient.
-    """
-
-    parts: int
-    batch: float
-    local: float
-    mean: float
+    parts: int  # ``n``, how many parts have samples; at least 2 to tell anything
+    batch: float  # ``B``, samples of the step; tokens, say, where its loss is a mean over those
+    local: float  # ``A``, mean of the parts' squared norms, weighted by their samples
+    mean: float  # ``T``, squared norm of the step's gradient
 
     @classmethod
     def of(cls, samples: Sequence[float], squared: Sequence[float], mean: float) -> GradientNorms:
@@ -91,17 +84,11 @@ class GradientNorms:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure and where it lies with 95 % confidence.
+    """A figure and where it lies with 95 % confidence."""
 
-    Args:
-        value: the figure.
-        low: lower end.
-        high: upper end; infinite if the data do not bound it.
-    """
-
-    value: float
-    low: float
-    high: float
+    value: float  # the figure
+    low: float  # lower end
+    high: float  # upper end; infinite if the data do not bound it
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +99,16 @@ class NoiseEstimate:
     with their products, each step by its own unbiased estimate. So a split that changes from step
     to step biases nothing.
 
-    Args:
-        weight: sum of the weights.
-        squares: sum of their squares.
-        sums: of ``S`` and ``|G|^2``.
-        products: of ``S S``, ``S |G|^2`` and ``|G|^2 |G|^2``.
-        gains: of ``A`` and ``T``.
-
     Cost:
         O(1) per step.
     """
 
-    weight: float = 0.0
-    squares: float = 0.0
-    sums: tuple[float, float] = (0.0, 0.0)
+    weight: float = 0.0  # sum of the weights
+    squares: float = 0.0  # sum of their squares
+    sums: tuple[float, float] = (0.0, 0.0)  # of ``S`` and ``|G|^2``
+    # Of ``S S``, ``S |G|^2`` and ``|G|^2 |G|^2``.
     products: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    gains: tuple[float, float] = (0.0, 0.0)
+    gains: tuple[float, float] = (0.0, 0.0)  # of ``A`` and ``T``
 
     def after(self, norms: GradientNorms, memory: float = 100.0) -> NoiseEstimate:
         """Return the estimate after another measured step; the same if the step tells nothing.

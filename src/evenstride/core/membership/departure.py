@@ -22,17 +22,11 @@ _EARLY_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class DepartureOrder:
-    """What is done about one notice.
+    """What is done about one notice."""
 
-    Args:
-        save: whether the state is saved now.
-        go: whether the worker ends after that.
-        reason: a clause for people.
-    """
-
-    save: bool
-    go: bool
-    reason: str
+    save: bool  # whether the state is saved now
+    go: bool  # whether the worker ends after that
+    reason: str  # a clause for people
 
 
 def needed_s(save_s: float, ahead_s: float) -> float:

@@ -81,21 +81,14 @@ _TOLD = {
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One change of one worker.
+    """One change of one worker."""
 
-    Args:
-        worker: its name.
-        change: what happened to it.
-        left_s: seconds until it is taken away, of a notice; ``None`` if it does not say.
-        why: what told so, for people.
-        final: whether a notice will not be withdrawn.
-    """
-
-    worker: str
-    change: MembershipEvent
+    worker: str  # its name
+    change: MembershipEvent  # what happened to it
+    # Seconds until it is taken away, of a notice; ``None`` if it does not say.
     left_s: float | None = None
-    why: str = ""
-    final: bool = True
+    why: str = ""  # what told so, for people
+    final: bool = True  # whether a notice will not be withdrawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +101,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What a happening came to.
+    """What a happening came to."""
 
-    Args:
-        worker: its name.
-        before: its standing until then.
-        after: its standing from then on; the same if the change was refused.
-        refused: whether the table has no such change.
-        reason: one sentence.
-    """
-
-    worker: str
-    before: MemberState
-    after: MemberState
-    refused: bool
-    reason: str
+    worker: str  # its name
+    before: MemberState  # its standing until then
+    after: MemberState  # its standing from then on; the same if the change was refused
+    refused: bool  # whether the table has no such change
+    reason: str  # one sentence
 
     @property
     def regroups(self) -> bool:
@@ -134,16 +119,12 @@ class Transition:
 class Membership:
     """The members of one generation, in rank order.
 
-    Args:
-        generation: 0 for the first; counts the process groups.
-        members: all who are in the group.
-
     Raises:
         ConfigError: two members have one name, or one is gone.
     """
 
-    generation: int = 0
-    members: tuple[Member, ...] = ()
+    generation: int = 0  # 0 for the first; counts the process groups
+    members: tuple[Member, ...] = ()  # all who are in the group
 
     def __post_init__(self) -> None:
         names = self.workers

@@ -18,14 +18,10 @@ class Roster:
     """All ranks, of which some get no samples.
 
     Policies and estimates know the fleet of those who serve only, so none has to know of leaving.
-
-    Args:
-        workers: of all ranks, in rank order.
-        serving: the ranks that get samples, ascending.
     """
 
-    workers: tuple[Worker, ...]
-    serving: tuple[int, ...]
+    workers: tuple[Worker, ...]  # of all ranks, in rank order
+    serving: tuple[int, ...]  # the ranks that get samples, ascending
 
     @classmethod
     def whole(cls, workers: tuple[Worker, ...]) -> Roster:

@@ -28,25 +28,15 @@ MOST_PROFILES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class WorkerProfile:
-    """What is known of one worker's step times.
+    """What is known of one worker's step times."""
 
-    Args:
-        host: where it runs.
-        device: what computes its steps, as a fingerprint; empty if not known.
-        slot: which of the host's workers it is; ``None`` if not known.
-        name: of the worker.
-        curve: the five numbers of its `CurveEstimates`.
-        noise: relative variance of one step's time.
-        steps: learned from.
-    """
-
-    host: str
-    device: str
-    slot: int | None
-    name: str
-    curve: tuple[float, float, float, float, float]
-    noise: float
-    steps: int
+    host: str  # where it runs
+    device: str  # what computes its steps, as a fingerprint; empty if not known
+    slot: int | None  # which of the host's workers it is; ``None`` if not known
+    name: str  # of the worker
+    curve: tuple[float, float, float, float, float]  # the five numbers of its `CurveEstimates`
+    noise: float  # relative variance of one step's time
+    steps: int  # learned from
 
     def to_plain(self) -> dict[str, Any]:
         """Return the profile as JSON types."""

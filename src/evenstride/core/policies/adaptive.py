@@ -34,24 +34,22 @@ class Adaptive:
     share their evidence (`pooled`), and the exact integer optimum is found (`equal_finish`). It
     is adopted if the *expected maximum* of the uncertain times is smaller under it, which keeps
     a split that only noise makes look uneven (`expected_max`).
-
-    Args:
-        min_gain: smallest gain worth a change, as a part of the step time. A change costs next
-            to nothing, so it is small; what keeps noise from moving the split is the expected
-            maximum. (At 2 % a wrong first step of 1.7 % was kept for good.)
-        opening_steps: steps at the start that may each wait for a decision.
-        noise_margin: by how many standard deviations of its own noise a worker is to finish
-            early. With workers whose steps are unequally noisy, 1 makes the steps shorter, as
-            the latest of them counts (3.5 % in ``unequal-noise.yaml``), and their means further
-            apart (6 % there). With 0 the mean times are evened out.
-        allow_idle: 1 to leave out a worker that holds up the others even with its least share.
-            As it still runs one sample, that helps where its ``min_share`` or quantum is larger
-            than that. It is tried again from time to time (see `weigh`). Of 0, never.
     """
 
+    # Smallest gain worth a change, as a part of the step time. A change costs next to nothing, so
+    # it is small; what keeps noise from moving the split is the expected maximum. (At 2 % a wrong
+    # first step of 1.7 % was kept for good.).
     min_gain: float = field(default=0.005, metadata=within(float, 0, 1))
+    # Steps at the start that may each wait for a decision.
     opening_steps: int = field(default=_MOST_OPENING, metadata=within(int, 0, _MOST_OPENING))
+    # By how many standard deviations of its own noise a worker is to finish early. With workers
+    # whose steps are unequally noisy, 1 makes the steps shorter, as the latest of them counts (3.5
+    # % in ``unequal-noise.yaml``), and their means further apart (6 % there). With 0 the mean times
+    # are evened out.
     noise_margin: float = field(default=0.0, metadata=within(float, 0, 10))
+    # 1 to leave out a worker that holds up the others even with its least share. As it still runs
+    # one sample, that helps where its ``min_share`` or quantum is larger than that. It is tried
+    # again from time to time (see `weigh`). Of 0, never.
     allow_idle: int = field(default=0, metadata=within(int, 0, 1))
 
     def __post_init__(self) -> None:

@@ -39,15 +39,10 @@ from evenstride.core.time_model.observation import SHORTEST_S
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Means:
-    """Mean step times at the shares in force, one entry per worker in arrays of shape ``(W,)``.
+    """Mean step times at the shares in force, one entry per worker in arrays of shape ``(W,)``."""
 
-    Args:
-        total_s: sum of the times of each.
-        steps: how many there are in it.
-    """
-
-    total_s: FloatArray
-    steps: IntArray
+    total_s: FloatArray  # sum of the times of each
+    steps: IntArray  # how many there are in it
 
     @classmethod
     def none(cls, workers: int) -> Means:
@@ -76,15 +71,10 @@ UNKNOWN_EPOCH_STEPS = 100
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Epoch:
-    """What policies that decide at the end of an epoch remember.
+    """What policies that decide at the end of an epoch remember."""
 
-    Args:
-        number: of the epoch the times belong to; ``None`` before the first time.
-        means: step times in it.
-    """
-
-    number: int | None
-    means: Means
+    number: int | None  # of the epoch the times belong to; ``None`` before the first time
+    means: Means  # step times in it
 
     @classmethod
     def begin(cls, workers: int, number: int | None = None) -> Epoch:
@@ -114,12 +104,9 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Dbs:
-    """In proportion to the speeds of the epoch that has just ended.
+    """In proportion to the speeds of the epoch that has just ended."""
 
-    Args:
-        epoch_steps: steps that count as an epoch; 0 for an epoch of the data.
-    """
-
+    # Steps that count as an epoch; 0 for an epoch of the data.
     epoch_steps: int = field(default=0, metadata=within(int))
 
     def __post_init__(self) -> None:

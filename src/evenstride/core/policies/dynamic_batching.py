@@ -48,21 +48,13 @@ from evenstride.core.time_model.observation import SHORTEST_S
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Smoothed:
-    """The controller's memory, one entry per worker in arrays of shape ``(W,)``.
+    """The controller's memory, one entry per worker in arrays of shape ``(W,)``."""
 
-    Args:
-        mean_s: moving average of the step time at the current share; 0 before the first.
-        steps: steps in that average.
-        learned_most: upper bound learned from a loss of throughput; 0 for none.
-        former: shares before the last change.
-        former_throughput: samples per second at them; 0 before the first change.
-    """
-
-    mean_s: FloatArray
-    steps: IntArray
-    learned_most: IntArray
-    former: IntArray
-    former_throughput: FloatArray
+    mean_s: FloatArray  # moving average of the step time at the current share; 0 before the first
+    steps: IntArray  # steps in that average
+    learned_most: IntArray  # upper bound learned from a loss of throughput; 0 for none
+    former: IntArray  # shares before the last change
+    former_throughput: FloatArray  # samples per second at them; 0 before the first change
 
     @classmethod
     def begin(cls, learned: IntArray, former: IntArray, throughput: FloatArray) -> Smoothed:
@@ -73,20 +65,17 @@ class Smoothed:
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
-    """The closed loop, started from the open one (cores on CPUs, else FLOP/s, else equal).
+    """The closed loop, started from the open one (cores on CPUs, else FLOP/s, else equal)."""
 
-    Args:
-        dead_band: largest change, as a part of a share, that is not worth making.
-        smoothing: weight of the newest time in the moving average.
-        window: steps of every worker at the new shares before the next change.
-        drop: loss of throughput, as a part of it, that teaches an upper bound.
-        proof: steps at the raised share in whose average the loss must show.
-    """
-
+    # Largest change, as a part of a share, that is not worth making.
     dead_band: float = field(default=0.05, metadata=within(float))
+    # Weight of the newest time in the moving average.
     smoothing: float = field(default=0.3, metadata=within(float, 0, 1, above=True))
+    # Steps of every worker at the new shares before the next change.
     window: int = field(default=1, metadata=within(int, 1))
+    # Loss of throughput, as a part of it, that teaches an upper bound.
     drop: float = field(default=0.2, metadata=within(float, 0, 1))
+    # Steps at the raised share in whose average the loss must show.
     proof: int = field(default=5, metadata=within(int, 1))
 
     def __post_init__(self) -> None:

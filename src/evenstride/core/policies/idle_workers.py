@@ -36,23 +36,15 @@ _LIMITING = 1.0 - 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A worker that is left out, or is being tried.
+    """A worker that is left out, or is being tried."""
 
-    Args:
-        worker: its rank.
-        again: step from which on it is tried.
-        wait: steps that it was, or is, left out for.
-        ghost_s: shortest usual time of its steps with a ghost; infinite if there were none.
-        faster: whether that has become much shorter, so that it is tried at once.
-        trying: whether it has its least share again, to be measured.
-    """
-
-    worker: int
-    again: int
-    wait: int
+    worker: int  # its rank
+    again: int  # step from which on it is tried
+    wait: int  # steps that it was, or is, left out for
+    # Shortest usual time of its steps with a ghost; infinite if there were none.
     ghost_s: float = inf
-    faster: bool = False
-    trying: bool = False
+    faster: bool = False  # whether that has become much shorter, so that it is tried at once
+    trying: bool = False  # whether it has its least share again, to be measured
 
     def seen(self, ghost_s: float) -> Away:
         """Return what is known of it after steps with a ghost."""
@@ -62,14 +54,10 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Who is left out, in order of rank; and who may be soon.
+    """Who is left out, in order of rank; and who may be soon."""
 
-    Args:
-        away: those who are left out or being tried.
-        late: ranks that had better be left out, with the step since when that has been so.
-    """
-
-    away: tuple[Away, ...] = ()
+    away: tuple[Away, ...] = ()  # those who are left out or being tried
+    # Ranks that had better be left out, with the step since when that has been so.
     late: tuple[tuple[int, int], ...] = ()
 
     def after(self, situation: Situation) -> Idle:

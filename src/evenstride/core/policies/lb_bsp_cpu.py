@@ -42,25 +42,17 @@ from evenstride.core.time_model.observation import SHORTEST_S, Measurements
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predicted:
-    """What is remembered.
+    """What is remembered."""
 
-    Args:
-        predictor: the predictor's own state.
-        loads: processor and memory load as last told, nan if never, ``(2, W)``.
-    """
-
-    predictor: Any
-    loads: FloatArray
+    predictor: Any  # the predictor's own state
+    loads: FloatArray  # processor and memory load as last told, nan if never, ``(2, W)``
 
 
 @dataclass(frozen=True, slots=True)
 class LbBspCpu:
-    """In proportion to predicted speeds, whenever they are told anything new.
+    """In proportion to predicted speeds, whenever they are told anything new."""
 
-    Args:
-        predictor: ``narx``, ``ar``, ``ema`` or ``last``.
-    """
-
+    # ``narx``, ``ar``, ``ema`` or ``last``.
     predictor: str = field(default="narx", metadata=one_of(*PREDICTOR_NAMES))
 
     def __post_init__(self) -> None:

@@ -49,54 +49,36 @@ _NOBODY = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stepping:
-    """What the version of 2020 remembers.
+    """What the version of 2020 remembers."""
 
-    Args:
-        means: step times since the last move.
-        step: samples that the next move takes.
-        window: steps of every worker before it.
-        giver: rank that gave in the last move, -1 before the first.
-        taker: rank that received.
-    """
-
-    means: Means
-    step: int
-    window: int
-    giver: int = _NOBODY
-    taker: int = _NOBODY
+    means: Means  # step times since the last move
+    step: int  # samples that the next move takes
+    window: int  # steps of every worker before it
+    giver: int = _NOBODY  # rank that gave in the last move, -1 before the first
+    taker: int = _NOBODY  # rank that received
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CurvePoints:
-    """What the version of 2018 remembers: the points of the curves found so far.
+    """What the version of 2018 remembers: the points of the curves found so far."""
 
-    Args:
-        means: step times in the present split of the profile.
-        shares: in the splits before, ``(n, W)``.
-        times_s: mean times at them, ``(n, W)``.
-    """
-
-    means: Means
-    shares: IntArray
-    times_s: FloatArray
+    means: Means  # step times in the present split of the profile
+    shares: IntArray  # in the splits before, ``(n, W)``
+    times_s: FloatArray  # mean times at them, ``(n, W)``
 
 
 @dataclass(frozen=True, slots=True)
 class LbBspGpu:
-    """Leader and straggler (2020), or a profile taken once (2018).
+    """Leader and straggler (2020), or a profile taken once (2018)."""
 
-    Args:
-        version: 2020 or 2018.
-        window: steps of every worker before the first move (2020).
-        most_window: where the window stops growing (2020).
-        first_step: samples of the first move, as a part of an equal share (2020).
-        profile_steps: steps of every worker in each split of the profile (2018).
-    """
-
-    version: int = field(default=2020, metadata=one_of(2018, 2020))
+    version: int = field(default=2020, metadata=one_of(2018, 2020))  # 2020 or 2018
+    # Steps of every worker before the first move (2020).
     window: int = field(default=5, metadata=within(int, 1))
+    # Where the window stops growing (2020).
     most_window: int = field(default=20, metadata=within(int, 1))
+    # Samples of the first move, as a part of an equal share (2020).
     first_step: float = field(default=0.5, metadata=within(float))
+    # Steps of every worker in each split of the profile (2018).
     profile_steps: int = field(default=5, metadata=within(int, 1))
 
     def __post_init__(self) -> None:
@@ -189,14 +171,10 @@ def _leader_and_straggler(mean_s: FloatArray, shares: IntArray, fleet: Fleet) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PiecewiseCurves:
-    """Piecewise linear step times of ``W`` workers; a `StepTimes`.
+    """Piecewise linear step times of ``W`` workers; a `StepTimes`."""
 
-    Args:
-        share: where the pieces meet, ascending, ``(K, W)``.
-        time_s: the times there, not descending, and rising wherever the share does, ``(K, W)``.
-    """
-
-    share: FloatArray
+    share: FloatArray  # where the pieces meet, ascending, ``(K, W)``
+    # The times there, not descending, and rising wherever the share does, ``(K, W)``.
     time_s: FloatArray
 
     @classmethod

@@ -42,18 +42,14 @@ from evenstride.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class OmniLearn:
-    """In proportion to the mean speeds of the epoch that has just ended, unless nearly so.
+    """In proportion to the mean speeds of the epoch that has just ended, unless nearly so."""
 
-    Args:
-        epoch_steps: steps that count as an epoch; 0 for an epoch of the data.
-        dead_band: smallest change, as a part of the new share, that a worker makes.
-        b_min: share below which a candidate is raised.
-        b_max: share above which a candidate is lowered; 0 for three times an equal share.
-    """
-
+    # Steps that count as an epoch; 0 for an epoch of the data.
     epoch_steps: int = field(default=0, metadata=within(int))
+    # Smallest change, as a part of the new share, that a worker makes.
     dead_band: float = field(default=0.2, metadata=within(float))
-    b_min: int = field(default=16, metadata=within(int))
+    b_min: int = field(default=16, metadata=within(int))  # share below which a candidate is raised
+    # Share above which a candidate is lowered; 0 for three times an equal share.
     b_max: int = field(default=0, metadata=within(int))
 
     def __post_init__(self) -> None:

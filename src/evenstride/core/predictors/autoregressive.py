@@ -28,32 +28,20 @@ _MOST_CHANGE = 10.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted:
-    """Past speeds and their weights; ``p`` is the order.
+    """Past speeds and their weights; ``p`` is the order."""
 
-    Args:
-        unit: first speed of each worker, 0 before it, ``(W,)``.
-        past: latest speeds in that unit, the newest first, ``(W, p)``.
-        weights: of the past speeds, and the constant, ``(W, p + 1)``.
-        cov: covariance of the weights, ``(W, p + 1, p + 1)``.
-    """
-
-    unit: FloatArray
-    past: FloatArray
-    weights: FloatArray
-    cov: FloatArray
+    unit: FloatArray  # first speed of each worker, 0 before it, ``(W,)``
+    past: FloatArray  # latest speeds in that unit, the newest first, ``(W, p)``
+    weights: FloatArray  # of the past speeds, and the constant, ``(W, p + 1)``
+    cov: FloatArray  # covariance of the weights, ``(W, p + 1, p + 1)``
 
 
 @dataclass(frozen=True, slots=True)
 class Autoregressive:
-    """Linear in the last speeds, by recursive least squares.
+    """Linear in the last speeds, by recursive least squares."""
 
-    Args:
-        order: how many of the last speeds.
-        forgetting: weight of the past per step, above 0 and at most 1.
-    """
-
-    order: int = 4
-    forgetting: float = 0.98
+    order: int = 4  # how many of the last speeds
+    forgetting: float = 0.98  # weight of the past per step, above 0 and at most 1
 
     def __post_init__(self) -> None:
         if self.order < 1 or not 0 < self.forgetting <= 1:

@@ -35,13 +35,9 @@ class Last:
 
 @dataclass(frozen=True, slots=True)
 class MovingAverage:
-    """Exponential moving average of the speeds; the state is the average, ``(W,)``.
+    """Exponential moving average of the speeds; the state is the average, ``(W,)``."""
 
-    Args:
-        smoothing: weight of the newest speed, above 0 and at most 1.
-    """
-
-    smoothing: float = 0.3
+    smoothing: float = 0.3  # weight of the newest speed, above 0 and at most 1
 
     def __post_init__(self) -> None:
         if not 0 < self.smoothing <= 1:

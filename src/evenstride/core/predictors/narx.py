@@ -40,51 +40,32 @@ _LARGEST_CORRECTION = 1.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learned:
-    """What a network knows; ``P`` is the number of its weights.
+    """What a network knows; ``P`` is the number of its weights."""
 
-    Args:
-        weights: linear, output and hidden ones, ``(P,)``.
-        cov: covariance of the weights, ``(P, P)``.
-        steps: how often it was taught.
-    """
-
-    weights: FloatArray
-    cov: FloatArray
-    steps: int
+    weights: FloatArray  # linear, output and hidden ones, ``(P,)``
+    cov: FloatArray  # covariance of the weights, ``(P, P)``
+    steps: int  # how often it was taught
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NarxState:
-    """The state: what the network knows, and its tapped delay lines of ``d`` steps.
+    """The state: what the network knows, and its tapped delay lines of ``d`` steps."""
 
-    Args:
-        learned: shared by all workers.
-        speeds: logarithms of the last speeds, the newest first, nan before one, ``(W, d)``.
-        loads: the loads at these steps less one half, ``(W, d, 2)``.
-    """
-
-    learned: Learned
+    learned: Learned  # shared by all workers
+    # Logarithms of the last speeds, the newest first, nan before one, ``(W, d)``.
     speeds: FloatArray
-    loads: FloatArray
+    loads: FloatArray  # the loads at these steps less one half, ``(W, d, 2)``
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Narx:
-    """One hidden layer and a direct connection from inputs to output.
+    """One hidden layer and a direct connection from inputs to output."""
 
-    Args:
-        delays: steps it looks back.
-        hidden: size of the hidden layer.
-        forgetting: weight of the past per step, above 0 and at most 1.
-        learned: what to start from; ``None`` for nothing.
-        learns: whether it goes on learning.
-    """
-
-    delays: int = 4
-    hidden: int = 6
-    forgetting: float = 0.999
-    learned: Learned | None = None
-    learns: bool = True
+    delays: int = 4  # steps it looks back
+    hidden: int = 6  # size of the hidden layer
+    forgetting: float = 0.999  # weight of the past per step, above 0 and at most 1
+    learned: Learned | None = None  # what to start from; ``None`` for nothing
+    learns: bool = True  # whether it goes on learning
 
     def __post_init__(self) -> None:
         if self.delays < 1 or self.hidden < 1 or not 0 < self.forgetting <= 1:

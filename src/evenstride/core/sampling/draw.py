@@ -8,28 +8,19 @@ from evenstride.core.sampling.shard_assignment import ShardAssignment
 
 
 class Draw(NamedTuple):
-    """One (micro-)batch on its way to the training loop; made for every step, hence a tuple.
+    """One (micro-)batch on its way to the training loop; made for every step, hence a tuple."""
 
-    Args:
-        step: global index of its step.
-        window: samples of the whole step over all ranks.
-        share: samples of this rank in the step; 0 for a ghost.
-        samples: samples in this micro-batch that count; 0 for a ghost.
-        first: first micro-batch of this rank in the step.
-        last: last one; its backward pass synchronises.
-        dealing: what is left of the shards after its step, for data in shards.
-        claimed: the share that it was to be, where workers do not keep step; at the end of an
-            epoch there may be fewer samples.
-        trained: samples of this rank in the step that count, where workers keep step; other than
-            the share where shares are dealt out by cost.
-    """
-
-    step: int
-    window: int
-    share: int
-    samples: int
-    first: bool
-    last: bool
+    step: int  # global index of its step
+    window: int  # samples of the whole step over all ranks
+    share: int  # samples of this rank in the step; 0 for a ghost
+    samples: int  # samples in this micro-batch that count; 0 for a ghost
+    first: bool  # first micro-batch of this rank in the step
+    last: bool  # last one; its backward pass synchronises
+    # What is left of the shards after its step, for data in shards.
     dealing: ShardAssignment | None = None
+    # The share that it was to be, where workers do not keep step; at the end of an epoch there may
+    # be fewer samples.
     claimed: int = 0
+    # Samples of this rank in the step that count, where workers keep step; other than the share
+    # where shares are dealt out by cost.
     trained: int = 0

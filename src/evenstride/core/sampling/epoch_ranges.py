@@ -22,14 +22,6 @@ from evenstride.core.sampling.permutation import Permutation
 class EpochParts:
     """Who reads what in one epoch, and in which order.
 
-    Args:
-        length: samples in the data set.
-        global_batch: samples per step.
-        shares: of every full step, per worker; they sum to the global batch.
-        seed: of the order within the parts.
-        epoch: likewise.
-        shuffle: whether a part is read in random order; false keeps the data set's own.
-
     Source:
         Ye et al., DBS, arXiv 2007.11831: parts in proportion to the speeds, re-cut every epoch.
         The authors cut one permutation of the data set that is made once; here the data set
@@ -42,12 +34,12 @@ class EpochParts:
     [[3, 4, 5], [6, 7, 8]]
     """
 
-    length: int
-    global_batch: int
-    shares: Shares
-    seed: int
-    epoch: int
-    shuffle: bool = True
+    length: int  # samples in the data set
+    global_batch: int  # samples per step
+    shares: Shares  # of every full step, per worker; they sum to the global batch
+    seed: int  # of the order within the parts
+    epoch: int  # likewise
+    shuffle: bool = True  # whether a part is read in random order; false keeps the data set's own
 
     @property
     def full_steps(self) -> int:

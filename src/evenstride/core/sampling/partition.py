@@ -20,19 +20,12 @@ from evenstride.core.fleet import FloatArray, Shares, as_shares
 
 @dataclass(frozen=True, slots=True)
 class EpochCursor:
-    """How far an epoch has been committed.
+    """How far an epoch has been committed."""
 
-    Args:
-        length: samples in the data set.
-        global_batch: samples per step.
-        drop_last: whether the last, incomplete global batch is left out.
-        position: samples committed so far.
-    """
-
-    length: int
-    global_batch: int
-    drop_last: bool = False
-    position: int = 0
+    length: int  # samples in the data set
+    global_batch: int  # samples per step
+    drop_last: bool = False  # whether the last, incomplete global batch is left out
+    position: int = 0  # samples committed so far
 
     @property
     def end(self) -> int:
@@ -61,15 +54,11 @@ class EpochCursor:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One worker's part of one step.
+    """One worker's part of one step."""
 
-    Args:
-        positions: epoch positions it trains on; a ghost's single position belongs to another.
-        ghost: the worker has share 0 and gets one sample of weight 0, because it must still
-            take part in the collectives.
-    """
-
-    positions: range
+    positions: range  # epoch positions it trains on; a ghost's single position belongs to another
+    # The worker has share 0 and gets one sample of weight 0, because it must still take part in the
+    # collectives.
     ghost: bool = False
 
     @property

@@ -120,11 +120,6 @@ class Permutation:
     same on every machine and under every version of numpy. Orders of other seeds, epochs or
     lengths have nothing to do with it.
 
-    Args:
-        length: samples in the data set, 1 to `MAX_LENGTH`.
-        seed: any integer, of which the lowest 64 bits count (as two's complement).
-        epoch: 0 or more; as with the seed, the lowest 64 bits count.
-
     Raises:
         ConfigError: there is no such data set or epoch.
 
@@ -150,9 +145,9 @@ class Permutation:
     array([7, 5, 7])
     """
 
-    length: int
-    seed: int
-    epoch: int
+    length: int  # samples in the data set, 1 to `MAX_LENGTH`
+    seed: int  # any integer, of which the lowest 64 bits count (as two's complement)
+    epoch: int  # 0 or more; as with the seed, the lowest 64 bits count
 
     def __post_init__(self) -> None:
         if not 1 <= self.length <= MAX_LENGTH:

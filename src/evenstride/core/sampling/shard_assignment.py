@@ -30,15 +30,6 @@ class ShardAssignment:
     Samples are numbered over all shards in a row. A worker whose data is loaded by several
     processes has a *lane* for each, with a shard of its own, and its steps take turns on them.
 
-    Args:
-        ends: int64 ``(S,)``, the number after each shard's last sample.
-        order: int64 ``(S,)``, the order in which the epoch begins the shards.
-        lanes: int64 ``(W,)``, how many each worker has.
-        low: int64 ``(W, L)``, the next sample on each lane; ``L`` is the largest number of lanes.
-        high: int64 ``(W, L)``, the end of what is left there.
-        rest: what an earlier run had begun; dealt out before any new shard.
-        begun: shards dealt out so far.
-
     Source:
         Own. Halving what a busy worker has left is the usual rule of work stealing (Blumofe &
         Leiserson, J. ACM 46(5), 1999, is the analysis of its random form, not used here).
@@ -51,13 +42,14 @@ class ShardAssignment:
     [3, 4, 5, 9]
     """
 
-    ends: IntArray
-    order: IntArray
-    lanes: IntArray
+    ends: IntArray  # int64 ``(S,)``, the number after each shard's last sample
+    order: IntArray  # int64 ``(S,)``, the order in which the epoch begins the shards
+    lanes: IntArray  # int64 ``(W,)``, how many each worker has
+    # Int64 ``(W, L)``, the next sample on each lane; ``L`` is the largest number of lanes.
     low: IntArray
-    high: IntArray
-    rest: tuple[Stretch, ...] = ()
-    begun: int = 0
+    high: IntArray  # int64 ``(W, L)``, the end of what is left there
+    rest: tuple[Stretch, ...] = ()  # what an earlier run had begun; dealt out before any new shard
+    begun: int = 0  # shards dealt out so far
 
     @classmethod
     def of(

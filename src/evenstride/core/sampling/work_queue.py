@@ -19,13 +19,6 @@ Piece = tuple[range, ...]
 class WorkQueue:
     """Which positions of an epoch are given, and which of them are trained.
 
-    Args:
-        end: positions of the epoch, ``0 .. end - 1``.
-        pieces: what each worker has in hand, oldest first.
-        begun: positions below this one have been given before, at least once.
-        returned: positions that were given, came back untrained, and have not been given again:
-            ascending, with gaps in between.
-
     Cost:
         O(W) each, and as many steps as the worker concerned has pieces, or there are stretches
         that have come back. Nothing depends on the samples.
@@ -39,9 +32,11 @@ class WorkQueue:
     ((range(0, 4), range(7, 9)), 3)
     """
 
-    end: int
-    pieces: tuple[tuple[Piece, ...], ...]
-    begun: int = 0
+    end: int  # positions of the epoch, ``0 .. end - 1``.
+    pieces: tuple[tuple[Piece, ...], ...]  # what each worker has in hand, oldest first
+    begun: int = 0  # positions below this one have been given before, at least once
+    # Positions that were given, came back untrained, and have not been given again: ascending, with
+    # gaps in between.
     returned: Piece = ()
 
     @classmethod

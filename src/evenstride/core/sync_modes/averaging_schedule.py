@@ -15,23 +15,14 @@ from evenstride.core.sync_modes.mode_specs import LocalSgd
 
 @dataclass(frozen=True, slots=True)
 class RoundPosition:
-    """Where a step stands in a run; the same on all ranks.
+    """Where a step stands in a run; the same on all ranks."""
 
-    Args:
-        step: steps of the run that were committed before it, also before a restart.
-        position: samples of the epoch that were committed before it.
-        window: samples of the step, over all ranks.
-        end: samples of an epoch that are trained.
-        global_batch: samples of a full step.
-        last: whether the run is to end after it.
-    """
-
-    step: int
-    position: int
-    window: int
-    end: int
-    global_batch: int
-    last: bool = False
+    step: int  # steps of the run that were committed before it, also before a restart
+    position: int  # samples of the epoch that were committed before it
+    window: int  # samples of the step, over all ranks
+    end: int  # samples of an epoch that are trained
+    global_batch: int  # samples of a full step
+    last: bool = False  # whether the run is to end after it
 
     @property
     def ends_epoch(self) -> bool:

@@ -38,11 +38,6 @@ _CELLS = 16  # staleness 0 to 15 each; what is above has one together
 class Clocks:
     """How many updates each worker has made.
 
-    Args:
-        staleness: by how many updates a worker that begins another may be ahead of the slowest,
-            at least 0; ``None`` if nobody waits.
-        clocks: per worker; ``None`` for those that are lost.
-
     Cost:
         O(W) each.
 
@@ -53,8 +48,10 @@ class Clocks:
     True
     """
 
+    # By how many updates a worker that begins another may be ahead of the slowest, at least 0;
+    # ``None`` if nobody waits.
     staleness: int | None
-    clocks: tuple[int | None, ...]
+    clocks: tuple[int | None, ...]  # per worker; ``None`` for those that are lost
 
     @classmethod
     def of(cls, workers: int, staleness: int | None) -> Clocks:
@@ -146,19 +143,14 @@ class Clocks:
 class Staleness:
     """What was seen of the staleness of updates, as this module defines it.
 
-    Args:
-        count: updates.
-        total: their staleness summed up.
-        maximum: the largest; 0 if there is none.
-        histogram: updates of staleness 0 to 15, and above: 17 counts.
-
     >>> Staleness().counted(0).counted(3).to_dict()["mean"]
     1.5
     """
 
-    count: int = 0
-    total: int = 0
-    maximum: int = 0
+    count: int = 0  # updates
+    total: int = 0  # their staleness summed up
+    maximum: int = 0  # the largest; 0 if there is none
+    # Updates of staleness 0 to 15, and above: 17 counts.
     histogram: tuple[int, ...] = (0,) * (_CELLS + 1)
 
     @property

@@ -53,36 +53,21 @@ def _fast_std(workers: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residuals:
-    """A new time of each of some workers beside its prediction; arrays of shape ``(n,)``.
+    """A new time of each of some workers beside its prediction; arrays of shape ``(n,)``."""
 
-    Args:
-        workers: whose they are, each at most once.
-        part: the time (a median of ``steps``) as a part of its prediction.
-        least: the shortest of those steps as a part of its prediction.
-        anchored: the time as a part of what was predicted before times began to drift up, and
-            down, ``(2, n)``.
-        std: standard deviation of ``part`` if nothing has changed.
-        doubt: what of it is doubt about the prediction.
-        foreseen: whether the time agrees with what was believed before the latest one.
-        steps: steps that the time is the median of.
-        time_s: the time itself, in seconds.
-        interval_s: seconds of all its work since the exchange before.
-        cold: whether it is a slow first step at a share that is new to the worker.
-        excused: such steps in a row before this one; they are no spikes.
-    """
-
-    workers: IntArray | slice
-    part: FloatArray
-    least: FloatArray
+    workers: IntArray | slice  # whose they are, each at most once
+    part: FloatArray  # the time (a median of ``steps``) as a part of its prediction
+    least: FloatArray  # the shortest of those steps as a part of its prediction
+    # The time as a part of what was predicted before times began to drift up, and down, ``(2, n)``.
     anchored: FloatArray
-    std: FloatArray
-    doubt: FloatArray
-    foreseen: Mask
-    steps: IntArray
-    time_s: FloatArray
-    interval_s: FloatArray
-    cold: Mask
-    excused: IntArray
+    std: FloatArray  # standard deviation of ``part`` if nothing has changed
+    doubt: FloatArray  # what of it is doubt about the prediction
+    foreseen: Mask  # whether the time agrees with what was believed before the latest one
+    steps: IntArray  # steps that the time is the median of
+    time_s: FloatArray  # the time itself, in seconds
+    interval_s: FloatArray  # seconds of all its work since the exchange before
+    cold: Mask  # whether it is a slow first step at a share that is new to the worker
+    excused: IntArray  # such steps in a row before this one; they are no spikes
 
     @property
     def slow(self) -> Mask:
@@ -112,35 +97,21 @@ class Residuals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changes:
-    """What is remembered of ``W`` workers' recent residuals; all arrays have last dimension W.
+    """What is remembered of ``W`` workers' recent residuals; all arrays have last dimension W."""
 
-    Args:
-        run: slow outliers in a row that are held back.
-        run_odds: logarithm of the chance of such a run without a change.
-        run_low: least of their times as parts of their predictions.
-        run_high: largest of them.
-        lasting: slow changes that were followed by times at the new speed.
-        mistaken: logarithm of the chance that the latest change was none, or has passed since.
-        spikes: steps that turned out to be spikes.
-        steps: steps judged.
-        cusum: ``(2, W)``, how far residuals have drifted up and down.
-        since: ``(2, W)``, steps since each of the two was last 0.
-        sums: ``(2, W)``, sum since then of the times as parts of what was predicted then.
-        begun: ``(2, W)``, whether the latest time was the first of those.
-    """
-
-    run: FloatArray
-    run_odds: FloatArray
-    run_low: FloatArray
-    run_high: FloatArray
-    lasting: FloatArray
+    run: FloatArray  # slow outliers in a row that are held back
+    run_odds: FloatArray  # logarithm of the chance of such a run without a change
+    run_low: FloatArray  # least of their times as parts of their predictions
+    run_high: FloatArray  # largest of them
+    lasting: FloatArray  # slow changes that were followed by times at the new speed
+    # Logarithm of the chance that the latest change was none, or has passed since.
     mistaken: FloatArray
-    spikes: FloatArray
-    steps: FloatArray
-    cusum: FloatArray
-    since: FloatArray
-    sums: FloatArray
-    begun: Mask
+    spikes: FloatArray  # steps that turned out to be spikes
+    steps: FloatArray  # steps judged
+    cusum: FloatArray  # ``(2, W)``, how far residuals have drifted up and down
+    since: FloatArray  # ``(2, W)``, steps since each of the two was last 0
+    sums: FloatArray  # ``(2, W)``, sum since then of the times as parts of what was predicted then
+    begun: Mask  # ``(2, W)``, whether the latest time was the first of those
 
     @classmethod
     def none(cls, workers: int) -> Changes:
@@ -196,21 +167,14 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judgement:
-    """What some workers' new times mean, arrays of shape ``(n,)``.
+    """What some workers' new times mean, arrays of shape ``(n,)``."""
 
-    Args:
-        jumped: the speed has changed.
-        held: a slow time that may be a spike: not to be learned from yet.
-        ratio: new times as parts of those predicted, where it changed.
-        told: steps that the ratio is a mean of.
-        drifted: 1 where the times had drifted up, -1 down, 0 elsewhere; the ratio is then one
-            to the predictions before the drift.
-    """
-
-    jumped: Mask
-    held: Mask
-    ratio: FloatArray
-    told: FloatArray
+    jumped: Mask  # the speed has changed
+    held: Mask  # a slow time that may be a spike: not to be learned from yet
+    ratio: FloatArray  # new times as parts of those predicted, where it changed
+    told: FloatArray  # steps that the ratio is a mean of
+    # 1 where the times had drifted up, -1 down, 0 elsewhere; the ratio is then one to the
+    # predictions before the drift.
     drifted: IntArray
 
     def at(self, places: IntArray) -> Judgement:

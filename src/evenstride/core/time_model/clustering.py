@@ -86,19 +86,13 @@ def excess(scatter: FloatArray, members: FloatArray | IntArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cuts:
-    """One cut through some of the kinds found so far; arrays with a place for every kind.
+    """One cut through some of the kinds found so far; arrays with a place for every kind."""
 
-    Args:
-        place: the share at which a kind's members are compared.
-        limit_s: who takes longer there belongs to a kind of its own; infinite if nobody does.
-        beyond: that kind's number.
-        found: kinds that there are now.
-    """
-
-    place: FloatArray
+    place: FloatArray  # the share at which a kind's members are compared
+    # Who takes longer there belongs to a kind of its own; infinite if nobody does.
     limit_s: FloatArray
-    beyond: IntArray
-    found: int
+    beyond: IntArray  # that kind's number
+    found: int  # kinds that there are now
 
     @classmethod
     def of(cls, curves: CurveEstimates, shares: IntArray, kinds: IntArray, found: int) -> _Cuts:
@@ -143,19 +137,12 @@ class _Cuts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
-    """Workers in order of kind.
+    """Workers in order of kind."""
 
-    Args:
-        kinds: that there are among them, ``(n,)``.
-        starts: of each, the place of its first member, ``(n,)``.
-        counts: of members, ``(n,)``.
-        each: every worker's place in these three.
-    """
-
-    kinds: IntArray
-    starts: IntArray
-    counts: IntArray
-    each: IntArray
+    kinds: IntArray  # that there are among them, ``(n,)``
+    starts: IntArray  # of each, the place of its first member, ``(n,)``
+    counts: IntArray  # of members, ``(n,)``
+    each: IntArray  # every worker's place in these three
 
     @classmethod
     def of(cls, kinds: IntArray) -> _Parts:

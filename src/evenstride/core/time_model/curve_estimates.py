@@ -25,13 +25,10 @@ _WIDEST_STD = 0.25
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CurveEstimates:
-    """Beliefs about ``n`` curves.
+    """Beliefs about ``n`` curves."""
 
-    Args:
-        rows: ``(5, n)``: fixed seconds, seconds per sample, the variance of the one, the
-            covariance of both, the variance of the other.
-    """
-
+    # ``(5, n)``: fixed seconds, seconds per sample, the variance of the one, the covariance of
+    # both, the variance of the other.
     rows: FloatArray
 
     @classmethod

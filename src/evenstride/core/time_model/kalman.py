@@ -74,20 +74,14 @@ class Firsts:
     usual. So a slow first step changes nothing by itself: the next step at that share tells. This
     holds until the worker has shown that new shares cost it nothing: from then on a slow step is
     evidence of a slower worker, whatever the share.
-
-    Args:
-        share: of each worker's latest step; 0 before the first.
-        had: ``(_HAD, W)``, the latest shares that were new to it; 0 where there are fewer.
-        row: slow first steps in a row that did not count.
-        slow_s: time of the latest step if it was a slow first one, else 0.
-        cost: first steps that were slow without a change of speed, less those that were not;
-            kept within ``_COST``.
     """
 
-    share: IntArray
-    had: IntArray
-    row: IntArray
-    slow_s: FloatArray
+    share: IntArray  # of each worker's latest step; 0 before the first
+    had: IntArray  # ``(_HAD, W)``, the latest shares that were new to it; 0 where there are fewer
+    row: IntArray  # slow first steps in a row that did not count
+    slow_s: FloatArray  # time of the latest step if it was a slow first one, else 0
+    # First steps that were slow without a change of speed, less those that were not; kept within
+    # ``_COST``.
     cost: IntArray
 
     @classmethod
@@ -133,19 +127,12 @@ class Firsts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _First:
-    """What a turn's observations say about first steps at new shares, arrays ``(n,)``.
+    """What a turn's observations say about first steps at new shares, arrays ``(n,)``."""
 
-    Args:
-        workers: whose they are.
-        new: whether the share is new to the worker.
-        open: whether it is a single step, slow at a new share: the next one tells why.
-        dropped: whether its slow first step was left out, as those after it were usual.
-    """
-
-    workers: IntArray
-    new: Mask
-    open: Mask
-    dropped: Mask
+    workers: IntArray  # whose they are
+    new: Mask  # whether the share is new to the worker
+    open: Mask  # whether it is a single step, slow at a new share: the next one tells why
+    dropped: Mask  # whether its slow first step was left out, as those after it were usual
 
     @classmethod
     def of(
@@ -183,29 +170,19 @@ class _First:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimate:
-    """What is believed about ``W`` workers' step times, with its uncertainty.
+    """What is believed about ``W`` workers' step times, with its uncertainty."""
 
-    Args:
-        now: the curves.
-        former: the curves before each worker's latest change of speed; zero if none.
-        previous: the curves before each worker's latest time was learned; zero if none.
-        anchors: the curves before times began to drift up, and down; only meaningful where they do.
-        noise: ``(W,)``, relative variance of one step's time.
-        latest: ``(W,)``, latest time as a part of its prediction; not a number if none.
-        steps: ``(W,)``, steps learned from; 0 means the worker is unknown.
-        changes: what is remembered of the latest residuals.
-        firsts: what is remembered of first steps at new shares.
-    """
-
-    now: CurveEstimates
-    former: CurveEstimates
+    now: CurveEstimates  # the curves
+    former: CurveEstimates  # the curves before each worker's latest change of speed; zero if none
+    # The curves before each worker's latest time was learned; zero if none.
     previous: CurveEstimates
+    # The curves before times began to drift up, and down; only meaningful where they do.
     anchors: tuple[CurveEstimates, CurveEstimates]
-    noise: FloatArray
-    latest: FloatArray
-    steps: IntArray
-    changes: Changes
-    firsts: Firsts
+    noise: FloatArray  # ``(W,)``, relative variance of one step's time
+    latest: FloatArray  # ``(W,)``, latest time as a part of its prediction; not a number if none
+    steps: IntArray  # ``(W,)``, steps learned from; 0 means the worker is unknown
+    changes: Changes  # what is remembered of the latest residuals
+    firsts: Firsts  # what is remembered of first steps at new shares
 
     @classmethod
     def unknown(cls, workers: int) -> Estimate:

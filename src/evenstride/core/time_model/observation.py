@@ -25,33 +25,22 @@ class Observation:
 
     Pairing a time with the latest decision instead makes every controller oscillate as soon
     as the data loader prefetches, because the decision runs ahead of the batch.
-
-    Args:
-        worker: rank of the worker in its fleet.
-        share: samples it had in each of these steps; 0 is a ghost and is never modelled.
-        first_step: global index of the first step.
-        busy_s: per step, data + compute + the running median of the time between steps.
-        wait_s: per step, time spent waiting for others (communication included).
-        data_s: sum over the steps of the time spent waiting for the next batch.
-        outside_s: sum of the time outside training (evaluation, saving) beyond the median.
-        control_wait_s: sum of the time spent waiting for a decision.
-        modelled: false for steps that say nothing about speed (the first of a pass).
-        cpu_load: part of its machine's processor time that was in use, from 0 to 1; not a
-            number if unknown.
-        memory_load: the same of its machine's memory.
     """
 
-    worker: int
-    share: int
-    first_step: int
+    worker: int  # rank of the worker in its fleet
+    share: int  # samples it had in each of these steps; 0 is a ghost and is never modelled
+    first_step: int  # global index of the first step
+    # Per step, data + compute + the running median of the time between steps.
     busy_s: tuple[float, ...]
-    wait_s: tuple[float, ...]
-    data_s: float = 0.0
+    wait_s: tuple[float, ...]  # per step, time spent waiting for others (communication included)
+    data_s: float = 0.0  # sum over the steps of the time spent waiting for the next batch
+    # Sum of the time outside training (evaluation, saving) beyond the median.
     outside_s: float = 0.0
-    control_wait_s: float = 0.0
-    modelled: bool = True
+    control_wait_s: float = 0.0  # sum of the time spent waiting for a decision
+    modelled: bool = True  # false for steps that say nothing about speed (the first of a pass)
+    # Part of its machine's processor time that was in use, from 0 to 1; not a number if unknown.
     cpu_load: float = nan
-    memory_load: float = nan
+    memory_load: float = nan  # the same of its machine's memory
 
     @property
     def steps(self) -> int:

@@ -20,31 +20,18 @@ from evenstride.lab.limits.speeds import Speeds
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """One policy's figures.
+    """One policy's figures."""
 
-    Args:
-        policy: its specification.
-        step_s: median over the warm blocks of their median step.
-        samples_per_s: global batch over that.
-        efficiency: time of the fastest fixed split that was run over ``step_s``.
-        shares: in force at the end.
-        final_loss: mean training loss over the last steps; ``None`` where not known.
-        test_accuracy: on the held-out samples; ``None`` where not known.
-        samples_lost: delivered to nobody in an epoch that was finished, counted from ids.
-        samples_repeated: delivered more than once in one epoch, counted from ids.
-        changes: changes of the split after the opening.
-    """
-
-    policy: str
-    step_s: float
-    samples_per_s: float
-    efficiency: float | None
-    shares: Shares
-    final_loss: float | None
-    test_accuracy: float | None
-    samples_lost: int | None
-    samples_repeated: int | None
-    changes: int
+    policy: str  # its specification
+    step_s: float  # median over the warm blocks of their median step
+    samples_per_s: float  # global batch over that
+    efficiency: float | None  # time of the fastest fixed split that was run over ``step_s``
+    shares: Shares  # in force at the end
+    final_loss: float | None  # mean training loss over the last steps; ``None`` where not known
+    test_accuracy: float | None  # on the held-out samples; ``None`` where not known
+    samples_lost: int | None  # delivered to nobody in an epoch that was finished, counted from ids
+    samples_repeated: int | None  # delivered more than once in one epoch, counted from ids
+    changes: int  # changes of the split after the opening
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,40 +44,24 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A whole comparison; field names are those of the JSON output.
+    """A whole comparison; field names are those of the JSON output."""
 
-    Args:
-        workers: their number.
-        speeds: asked for.
-        achieved_speeds: as calibrated, on the same scale; empty without a calibration.
-        disturbed: whether the calibrations before and after differ by more than 5 %.
-        drift: by how much they differ.
-        limits: how the speeds were kept.
-        global_batch: samples per step.
-        runs: one per policy.
-        oracle: the fastest fixed split, if one was run.
-        speedup: time of the equal split over that of the balanced one, both as run.
-        bound: equal over best split under the calibrated curves and communication; ``None``
-            without a calibration, or where speeds that changed leave it no meaning.
-        linear_bound: mean over slowest speed; ``None`` in the same cases.
-        trace: of the balanced run.
-        caveats: sentences on what makes the figures less than they could be.
-    """
-
-    workers: int
-    speeds: Speeds
-    achieved_speeds: Speeds
-    disturbed: bool
-    drift: float
-    limits: str
-    global_batch: int
-    runs: list[PolicyRun]
-    oracle: Oracle | None
-    speedup: float | None
+    workers: int  # their number
+    speeds: Speeds  # asked for
+    achieved_speeds: Speeds  # as calibrated, on the same scale; empty without a calibration
+    disturbed: bool  # whether the calibrations before and after differ by more than 5 %
+    drift: float  # by how much they differ
+    limits: str  # how the speeds were kept
+    global_batch: int  # samples per step
+    runs: list[PolicyRun]  # one per policy
+    oracle: Oracle | None  # the fastest fixed split, if one was run
+    speedup: float | None  # time of the equal split over that of the balanced one, both as run
+    # Equal over best split under the calibrated curves and communication; ``None`` without a
+    # calibration, or where speeds that changed leave it no meaning.
     bound: float | None
-    linear_bound: float | None
-    trace: str
-    caveats: tuple[str, ...] = ()
+    linear_bound: float | None  # mean over slowest speed; ``None`` in the same cases
+    trace: str  # of the balanced run
+    caveats: tuple[str, ...] = ()  # sentences on what makes the figures less than they could be
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON types."""

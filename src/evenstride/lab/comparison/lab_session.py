@@ -31,69 +31,46 @@ _ONE_BATCH = "EVENSTRIDE_GLOBAL_BATCH"
 
 @dataclass(frozen=True, slots=True)
 class LabPlan:
-    """What one lab session does.
+    """What one lab session does."""
 
-    Args:
-        command: script and arguments.
-        speeds: of the workers.
-        policies: to compare, in the order they alternate.
-        steps: per run; the first 40 count as cold.
-        repeats: runs of each policy.
-        changes: of speed during each run.
-        folder: for traces and logs.
-        calibrate: whether to measure the workers' true curves before and after.
-        fixed_splits: whether to run the calibrated optimum, and where ``adaptive`` ended, as fixed
-            splits beside the policies; needs ``calibrate``.
-        modes: of synchronisation to compare, each under every policy; the script's own if empty.
-        restore: whether every run starts from the newest checkpoint in the script's own folder;
-            else from scratch.
-    """
-
-    command: tuple[str, ...]
-    speeds: Speeds
-    policies: tuple[str, ...]
-    steps: int
-    repeats: int
-    changes: tuple[SpeedChange, ...]
-    folder: Path
-    calibrate: bool
+    command: tuple[str, ...]  # script and arguments
+    speeds: Speeds  # of the workers
+    policies: tuple[str, ...]  # to compare, in the order they alternate
+    steps: int  # per run; the first 40 count as cold
+    repeats: int  # runs of each policy
+    changes: tuple[SpeedChange, ...]  # of speed during each run
+    folder: Path  # for traces and logs
+    calibrate: bool  # whether to measure the workers' true curves before and after
+    # Whether to run the calibrated optimum, and where ``adaptive`` ended, as fixed splits beside
+    # the policies; needs ``calibrate``.
     fixed_splits: bool = True
+    # Of synchronisation to compare, each under every policy; the script's own if empty.
     modes: tuple[SyncMode, ...] = ()
+    # Whether every run starts from the newest checkpoint in the script's own folder; else from
+    # scratch.
     restore: bool = False
 
 
 @dataclass(slots=True)
 class Viewer:
-    """Told what goes on.
+    """Told what goes on."""
 
-    Args:
-        say: a line for people.
-        begins: a run's trace and title, as it begins.
-        watch: called some 20 times a second with the run's standing.
-    """
-
-    say: Callable[[str], None] = lambda _: None
+    say: Callable[[str], None] = lambda _: None  # a line for people
+    # A run's trace and title, as it begins.
     begins: Callable[[Path, str], None] = lambda _path, _title: None
+    # Called some 20 times a second with the run's standing.
     watch: Callable[[LaunchProgress], None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Runs the script of a plan, over and over.
+    """Runs the script of a plan, over and over."""
 
-    Args:
-        plan: what is to be done.
-        limits: of the workers.
-        caveat: what makes them less than they could be; empty if nothing does.
-        viewer: told what goes on.
-        trials: the folder of the runs' checkpoints; runs share none.
-    """
-
-    plan: LabPlan
-    limits: Limits
-    caveat: str
-    viewer: Viewer
-    trials: Trials
+    plan: LabPlan  # what is to be done
+    limits: Limits  # of the workers
+    caveat: str  # what makes them less than they could be; empty if nothing does
+    viewer: Viewer  # told what goes on
+    trials: Trials  # the folder of the runs' checkpoints; runs share none
 
     def calibrate(self, name: str) -> list[Curve]:
         """Return every worker's curve, all measured at once, each running the script alone.

@@ -32,33 +32,19 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class ModesComparison:
-    """What modes and policies came to; field names are those of the JSON output.
+    """What modes and policies came to; field names are those of the JSON output."""
 
-    Args:
-        workers: their number.
-        speeds: asked for.
-        achieved_speeds: as calibrated, on the same scale; empty without a calibration.
-        costs: of the workers' steps, as calibrated; empty without a calibration.
-        disturbed: whether the calibrations before and after differ by more than 5 %.
-        drift: by how much they differ.
-        limits: how the speeds were kept.
-        global_batch: samples per step, or per round of the workers' own updates.
-        runs: one after the other, as they ran.
-        folder: of traces and logs.
-        caveats: sentences on what makes the figures less than they could be.
-    """
-
-    workers: int
-    speeds: Speeds
-    achieved_speeds: Speeds
-    costs: tuple[Cost, ...]
-    disturbed: bool
-    drift: float
-    limits: str
-    global_batch: int
-    runs: tuple[Rates, ...]
-    folder: str
-    caveats: tuple[str, ...] = ()
+    workers: int  # their number
+    speeds: Speeds  # asked for
+    achieved_speeds: Speeds  # as calibrated, on the same scale; empty without a calibration
+    costs: tuple[Cost, ...]  # of the workers' steps, as calibrated; empty without a calibration
+    disturbed: bool  # whether the calibrations before and after differ by more than 5 %
+    drift: float  # by how much they differ
+    limits: str  # how the speeds were kept
+    global_batch: int  # samples per step, or per round of the workers' own updates
+    runs: tuple[Rates, ...]  # one after the other, as they ran
+    folder: str  # of traces and logs
+    caveats: tuple[str, ...] = ()  # sentences on what makes the figures less than they could be
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON types."""

@@ -16,63 +16,39 @@ from evenstride.trace.run_log import RunLog
 
 @dataclass(frozen=True, slots=True)
 class WorkerRates:
-    """What one worker did once all were warm.
+    """What one worker did once all were warm."""
 
-    Args:
-        updates: that it made; in lockstep its steps. Of one cut by an end of that time, its part.
-        period_s: mean seconds from one to the next; 0 if it made none.
-        waiting: the part of its time in which it waited, from 0 to 1.
-    """
-
+    # That it made; in lockstep its steps. Of one cut by an end of that time, its part.
     updates: float
-    period_s: float
-    waiting: float
+    period_s: float  # mean seconds from one to the next; 0 if it made none
+    waiting: float  # the part of its time in which it waited, from 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What one trace tells of a run in any mode.
+    """What one trace tells of a run in any mode."""
 
-    Args:
-        sync: mode of synchronisation.
-        policy: as the run's header names it.
-        global_batch: samples per step, at first if they changed.
-        samples_per_s: trained by all workers.
-        waiting: the part of all workers' time in which they waited.
-        workers: in rank order.
-        staleness: ``mean`` and ``maximum`` of the updates; ``None`` where all wait for all.
-        shares: in force at the end.
-        changes: of the split after the opening.
-        steps: global batches that were trained.
-    """
-
-    sync: str
-    policy: str
-    global_batch: int
-    samples_per_s: float
-    waiting: float
-    workers: tuple[WorkerRates, ...]
+    sync: str  # mode of synchronisation
+    policy: str  # as the run's header names it
+    global_batch: int  # samples per step, at first if they changed
+    samples_per_s: float  # trained by all workers
+    waiting: float  # the part of all workers' time in which they waited
+    workers: tuple[WorkerRates, ...]  # in rank order
+    # ``mean`` and ``maximum`` of the updates; ``None`` where all wait for all.
     staleness: tuple[float, int] | None
-    shares: Shares
-    changes: int
-    steps: float
+    shares: Shares  # in force at the end
+    changes: int  # of the split after the opening
+    steps: float  # global batches that were trained
 
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """One worker's steps, in order, summed up: from its start to the end of each.
+    """One worker's steps, in order, summed up: from its start to the end of each."""
 
-    Args:
-        end_s: when each ended, and 0 before.
-        wait_s: for how long it had waited by then.
-        samples: that it had trained.
-        updates: that it had made.
-    """
-
-    end_s: FloatArray
-    wait_s: FloatArray
-    samples: FloatArray
-    updates: FloatArray
+    end_s: FloatArray  # when each ended, and 0 before
+    wait_s: FloatArray  # for how long it had waited by then
+    samples: FloatArray  # that it had trained
+    updates: FloatArray  # that it had made
 
     def between(self, from_s: float, to_s: float) -> tuple[float, float, float]:
         """Return waiting, samples and updates in a stretch of time; of a step cut, its part."""

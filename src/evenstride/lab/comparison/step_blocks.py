@@ -21,27 +21,16 @@ BLOCK_STEPS = 40
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """What one trace tells.
+    """What one trace tells."""
 
-    Args:
-        policy: as the run's header names it.
-        global_batch: samples per step, at first if they changed.
-        blocks_s: median step of each block, the first one cold.
-        shares: in force at the end.
-        changes: of the split after the opening.
-        communication_s: of a step, what was left of it for the worker that waited least.
-        sync: mode of synchronisation; empty if the run did not end in order.
-        steps: measured steps of the run.
-    """
-
-    policy: str
-    global_batch: int
-    blocks_s: tuple[float, ...]
-    shares: Shares
-    changes: int
-    communication_s: float
-    sync: str
-    steps: int
+    policy: str  # as the run's header names it
+    global_batch: int  # samples per step, at first if they changed
+    blocks_s: tuple[float, ...]  # median step of each block, the first one cold
+    shares: Shares  # in force at the end
+    changes: int  # of the split after the opening
+    communication_s: float  # of a step, what was left of it for the worker that waited least
+    sync: str  # mode of synchronisation; empty if the run did not end in order
+    steps: int  # measured steps of the run
 
     @property
     def warm_s(self) -> tuple[float, ...]:

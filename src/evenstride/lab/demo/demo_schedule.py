@@ -14,21 +14,13 @@ TRACE = "adaptive.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class DemoSchedule:
-    """The schedule of a demo.
+    """The schedule of a demo."""
 
-    Args:
-        folder: the run's folder, for traces and the result.
-        data: folder of Fashion-MNIST; ``None`` for the digits.
-        block_steps: steps per block.
-        step_s: wanted time of a balanced step; many periods of the limits.
-        size_s: seconds of measuring per batch size in a calibration.
-    """
-
-    folder: Path
-    data: Path | None
-    block_steps: int = 40
-    step_s: float = 0.15
-    size_s: float = 1.5
+    folder: Path  # the run's folder, for traces and the result
+    data: Path | None  # folder of Fashion-MNIST; ``None`` for the digits
+    block_steps: int = 40  # steps per block
+    step_s: float = 0.15  # wanted time of a balanced step; many periods of the limits
+    size_s: float = 1.5  # seconds of measuring per batch size in a calibration
 
     def save(self, path: Path) -> None:
         """Write the plan."""
@@ -46,59 +38,38 @@ class DemoSchedule:
 
 @dataclass(slots=True)
 class Block:
-    """Consecutive steps of one arm.
+    """Consecutive steps of one arm."""
 
-    Args:
-        policy: of the arm.
-        step_s: wall time of each step after the first, as the leader saw it.
-        losses: per step, the sum of this rank's sample losses.
-        counts: per step, this rank's samples.
-        ids: per step, this rank's sample ids with the epoch they were delivered in.
-        shares: of all ranks in the last step.
-    """
-
-    policy: str
+    policy: str  # of the arm
+    # Wall time of each step after the first, as the leader saw it.
     step_s: list[float] = field(default_factory=list)
+    # Per step, the sum of this rank's sample losses.
     losses: list[float] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)  # per step, this rank's samples
+    # Per step, this rank's sample ids with the epoch they were delivered in.
     ids: list[tuple[int, list[int]]] = field(default_factory=list)
-    shares: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()  # of all ranks in the last step
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank brings home.
+    """What one rank brings home."""
 
-    Args:
-        before: its curve, calibrated before the blocks.
-        after: the same after them.
-        blocks: in the order they were run.
-        accuracy: test accuracy by policy (the same on all ranks).
-    """
-
-    before: dict[int, float]
-    after: dict[int, float]
-    blocks: list[Block]
-    accuracy: dict[str, float]
+    before: dict[int, float]  # its curve, calibrated before the blocks
+    after: dict[int, float]  # the same after them
+    blocks: list[Block]  # in the order they were run
+    accuracy: dict[str, float]  # test accuracy by policy (the same on all ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What all ranks bring home, in rank order, and what they measured together.
+    """What all ranks bring home, in rank order, and what they measured together."""
 
-    Args:
-        global_batch: samples per step.
-        communication_s: time of averaging the gradients.
-        train_samples: samples in the training set.
-        changes: changes of the adaptive split.
-        ranks: each rank's own report.
-    """
-
-    global_batch: int
-    communication_s: float
-    train_samples: int
-    changes: int
-    ranks: list[RankReport]
+    global_batch: int  # samples per step
+    communication_s: float  # time of averaging the gradients
+    train_samples: int  # samples in the training set
+    changes: int  # changes of the adaptive split
+    ranks: list[RankReport]  # each rank's own report
 
     def save(self, path: Path) -> None:
         """Write the report."""

@@ -20,18 +20,12 @@ MOMENTUM = 0.9
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:
-    """What is learned: a data set, and how to make the net for it.
+    """What is learned: a data set, and how to make the net for it."""
 
-    Args:
-        name: for people.
-        train: (sample id, input, label) per sample.
-        test: the same, held out.
-        net: makes one, always the same; what it returns goes into a cross-entropy.
-    """
-
-    name: str
-    train: TensorDataset
-    test: TensorDataset
+    name: str  # for people
+    train: TensorDataset  # (sample id, input, label) per sample
+    test: TensorDataset  # the same, held out
+    # Makes one, always the same; what it returns goes into a cross-entropy.
     net: Callable[[], nn.Module]
 
 

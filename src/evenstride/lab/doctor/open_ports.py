@@ -18,21 +18,13 @@ _SERVER = "evenstride.runtime.parameter_server.server_process"
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A port on which a process listens.
+    """A port on which a process listens."""
 
-    Args:
-        address: that it is bound to; ``0.0.0.0`` and ``::`` are all addresses of the machine.
-        port: its number.
-        process: which one of the job's it is, for people.
-        pid: process id.
-        is_open: whether other machines can reach it, unless a firewall is in between.
-    """
-
-    address: str
-    port: int
-    process: str
-    pid: int
-    is_open: bool
+    address: str  # that it is bound to; ``0.0.0.0`` and ``::`` are all addresses of the machine
+    port: int  # its number
+    process: str  # which one of the job's it is, for people
+    pid: int  # process id
+    is_open: bool  # whether other machines can reach it, unless a firewall is in between
 
     def to_plain(self) -> dict[str, Any]:
         """Return the port as JSON types."""

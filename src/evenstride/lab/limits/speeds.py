@@ -14,17 +14,11 @@ Speeds = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class SpeedChange:
-    """New speeds from a moment on.
+    """New speeds from a moment on."""
 
-    Args:
-        speeds: of all workers, in rank order.
-        at_step: the leader's step after which they hold, or ``None``.
-        at_s: seconds after the workers were let loose, or ``None``.
-    """
-
-    speeds: Speeds
-    at_step: int | None = None
-    at_s: float | None = None
+    speeds: Speeds  # of all workers, in rank order
+    at_step: int | None = None  # the leader's step after which they hold, or ``None``
+    at_s: float | None = None  # seconds after the workers were let loose, or ``None``
 
     def due(self, step: int, elapsed_s: float) -> bool:
         """Return whether the moment has come."""

@@ -18,30 +18,18 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class OnlineRequest:
-    """What is searched for.
+    """What is searched for."""
 
-    Args:
-        command: script and arguments.
-        workers: numbers of them to choose from.
-        batches: global batches to choose from; empty for the script's own.
-        epochs: that training lasts at the smallest batch.
-        objective: time, cost or the knee of both.
-        usd_per_h: price of a worker.
-        speeds: of the workers; empty to run them as they are.
-        folder: of the run.
-        probe_steps: steps of each worker by which a configuration is measured.
-        restore: whether training starts from the newest checkpoint in the script's own folder.
-    """
-
-    command: tuple[str, ...]
-    workers: tuple[int, ...]
-    batches: tuple[int, ...]
-    epochs: float
-    objective: Objective
-    usd_per_h: float
-    speeds: Speeds
-    folder: Path
-    probe_steps: int = 40
+    command: tuple[str, ...]  # script and arguments
+    workers: tuple[int, ...]  # numbers of them to choose from
+    batches: tuple[int, ...]  # global batches to choose from; empty for the script's own
+    epochs: float  # that training lasts at the smallest batch
+    objective: Objective  # time, cost or the knee of both
+    usd_per_h: float  # price of a worker
+    speeds: Speeds  # of the workers; empty to run them as they are
+    folder: Path  # of the run
+    probe_steps: int = 40  # steps of each worker by which a configuration is measured
+    # Whether training starts from the newest checkpoint in the script's own folder.
     restore: bool = False
 
     def to_plain(self) -> dict[str, Any]:
@@ -60,21 +48,15 @@ class OnlineRequest:
 
 @dataclass(frozen=True, slots=True)
 class OnlineResult:
-    """What a search came to.
+    """What a search came to."""
 
-    Args:
-        journal: of the search.
-        foreseen: all configurations as they looked when the choice was made, the best first.
-        after: what the chosen configuration was measured to take after the switch; ``None`` if
-            training ended before.
-        overhead: what the search has cost; ``None`` if nothing was chosen, or it was continued.
-        total_s: of training since the search was last started, from the first step on.
-        continued: whether it was begun before, and ended in between.
-    """
-
-    journal: SearchJournal
+    journal: SearchJournal  # of the search
+    # All configurations as they looked when the choice was made, the best first.
     foreseen: tuple[OnlineForecast, ...]
+    # What the chosen configuration was measured to take after the switch; ``None`` if training
+    # ended before.
     after: Probe | None
+    # What the search has cost; ``None`` if nothing was chosen, or it was continued.
     overhead: Overhead | None
-    total_s: float
-    continued: bool = False
+    total_s: float  # of training since the search was last started, from the first step on
+    continued: bool = False  # whether it was begun before, and ended in between

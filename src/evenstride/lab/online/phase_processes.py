@@ -40,19 +40,12 @@ _REFUSED = re.compile(r"^(?:\[rank\d+\]: )?evenstride\.errors\.\w+: (.+)$", re.M
 
 @dataclass(frozen=True, slots=True)
 class ScriptPhase:
-    """One launch of the script.
+    """One launch of the script."""
 
-    Args:
-        workers: how many.
-        batch: global batch; ``None`` for the script's own.
-        folder: for its trace and its output; a new one.
-        epochs: that the script is told the whole training lasts.
-    """
-
-    workers: int
-    batch: int | None
-    folder: Path
-    epochs: int
+    workers: int  # how many
+    batch: int | None  # global batch; ``None`` for the script's own
+    folder: Path  # for its trace and its output; a new one
+    epochs: int  # that the script is told the whole training lasts
 
     @property
     def trace(self) -> Path:
@@ -131,20 +124,13 @@ def ground(speeds: Speeds) -> Iterator[tuple[Ground, str]]:
 
 @dataclass(slots=True)
 class PhaseProcesses:
-    """The processes of a phase.
+    """The processes of a phase."""
 
-    Args:
-        phase: that they run.
-        ground: that they run on.
-        pids: in rank order.
-        begun_s: when they were started, by a clock that never jumps.
-        resources: what to close once they are gone.
-    """
-
-    phase: ScriptPhase
-    ground: Ground
-    pids: list[int] = field(default_factory=list)
-    begun_s: float = 0.0
+    phase: ScriptPhase  # that they run
+    ground: Ground  # that they run on
+    pids: list[int] = field(default_factory=list)  # in rank order
+    begun_s: float = 0.0  # when they were started, by a clock that never jumps
+    # What to close once they are gone.
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @classmethod

@@ -17,19 +17,12 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One change of configuration.
+    """One change of configuration."""
 
-    Args:
-        source: configuration before.
-        target: configuration after.
-        gap_s: between the last step of one and the first of the other, which is in it.
-        slowed_s: by which steps before it were longer, as the next processes were starting.
-    """
-
-    source: Configuration
-    target: Configuration
-    gap_s: float
-    slowed_s: float
+    source: Configuration  # configuration before
+    target: Configuration  # configuration after
+    gap_s: float  # between the last step of one and the first of the other, which is in it
+    slowed_s: float  # by which steps before it were longer, as the next processes were starting
 
     @property
     def cost_s(self) -> float:
@@ -52,31 +45,20 @@ class SearchJournal:
 
     Each method writes the file before it returns, so a search that is killed goes on with all
     that was decided.
-
-    Args:
-        file: where it is kept.
-        asked: what the search was asked for; another one cannot go on from it.
-        phases: started so far.
-        present: configuration that training is in.
-        chosen: where training stays; ``None`` while it is not known.
-        reason: for the latest decision.
-        probes: what was measured, in order.
-        switches: made so far.
-        trained: samples by batch, of phases that have ended.
-        search_s: seconds of training before it stayed, where nothing has interrupted it.
-        epochs: that the whole training lasts in the present configuration, as far as it is known.
     """
 
-    file: Path
-    asked: dict[str, Any]
-    phases: int = 0
-    present: Configuration | None = None
-    chosen: Configuration | None = None
-    reason: str = ""
-    probes: list[Probe] = field(default_factory=list)
-    switches: list[Switch] = field(default_factory=list)
+    file: Path  # where it is kept
+    asked: dict[str, Any]  # what the search was asked for; another one cannot go on from it
+    phases: int = 0  # started so far
+    present: Configuration | None = None  # configuration that training is in
+    chosen: Configuration | None = None  # where training stays; ``None`` while it is not known
+    reason: str = ""  # for the latest decision
+    probes: list[Probe] = field(default_factory=list)  # what was measured, in order
+    switches: list[Switch] = field(default_factory=list)  # made so far
+    # Samples by batch, of phases that have ended.
     trained: dict[int, float] = field(default_factory=dict)
-    search_s: float = 0.0
+    search_s: float = 0.0  # seconds of training before it stayed, where nothing has interrupted it
+    # That the whole training lasts in the present configuration, as far as it is known.
     epochs: int | None = None
 
     def start_phase(self) -> int:

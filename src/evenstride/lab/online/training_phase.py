@@ -22,23 +22,14 @@ POLL_S, QUICK_S = 0.05, 0.002
 
 @dataclass(slots=True)
 class OnlineTraining:
-    """A crew that trains, and where it began.
+    """A crew that trains, and where it began."""
 
-    Args:
-        script: that it runs, for messages.
-        crew: its processes.
-        choice: its configuration; a batch of 0 until that is known.
-        first_s: when its first step was committed.
-        began: samples trained before it.
-        length: samples of an epoch; 0 until it is known.
-    """
-
-    script: str
-    crew: PhaseProcesses
-    choice: Configuration
-    first_s: float = 0.0
-    began: float = 0.0
-    length: int = 0
+    script: str  # that it runs, for messages
+    crew: PhaseProcesses  # its processes
+    choice: Configuration  # its configuration; a batch of 0 until that is known
+    first_s: float = 0.0  # when its first step was committed
+    began: float = 0.0  # samples trained before it
+    length: int = 0  # samples of an epoch; 0 until it is known
 
     @property
     def samples(self) -> float:

@@ -37,24 +37,17 @@ _GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to run, and how fast.
+    """What to run, and how fast."""
 
-    Args:
-        command: script and arguments.
-        speeds: of the workers, in rank order.
-        changes: of speed during the run.
-        environment: variables on top of this process's own.
-        alone: if not empty, each worker runs by itself, all at the same time, with these
-            variables of its own; otherwise they are the ranks of one torchrun job.
-        deadline_s: longest time from letting loose to the end.
-    """
-
-    command: tuple[str, ...]
-    speeds: Speeds
-    changes: tuple[SpeedChange, ...] = ()
+    command: tuple[str, ...]  # script and arguments
+    speeds: Speeds  # of the workers, in rank order
+    changes: tuple[SpeedChange, ...] = ()  # of speed during the run
+    # Variables on top of this process's own.
     environment: dict[str, str] = field(default_factory=dict)
+    # If not empty, each worker runs by itself, all at the same time, with these variables of its
+    # own; otherwise they are the ranks of one torchrun job.
     alone: tuple[dict[str, str], ...] = ()
-    deadline_s: float = 3600.0
+    deadline_s: float = 3600.0  # longest time from letting loose to the end
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,17 +43,11 @@ _EVERYWHERE = ipaddress.IPv4Address(0)
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What the torchrun that is installed knows, beyond what all supported ones do.
+    """What the torchrun that is installed knows, beyond what all supported ones do."""
 
-    Args:
-        shutdown: ``--shutdown-timeout``.
-        signals: ``--signals-to-handle``.
-        keep_alive: ``keep_alive_interval`` and ``keep_alive_max_attempt``.
-    """
-
-    shutdown: bool = True
-    signals: bool = True
-    keep_alive: bool = True
+    shutdown: bool = True  # ``--shutdown-timeout``
+    signals: bool = True  # ``--signals-to-handle``
+    keep_alive: bool = True  # ``keep_alive_interval`` and ``keep_alive_max_attempt``
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,40 +64,26 @@ class StoreEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for.
+    """What is asked for."""
 
-    Args:
-        command: script and arguments.
-        nodes: fewest and most machines.
-        per_node: workers per machine, or what torchrun is to count: ``auto``, ``gpu``, ``cpu``.
-        store: where all machines meet.
-        name: of the job, the same on all machines.
-        spot: whether machines may be taken away.
-        restarts: most of them; ``None`` for what suits.
-        address: of this machine, for the others; ``None`` for the one towards the store.
-    """
-
-    command: tuple[str, ...]
-    nodes: tuple[int, int] = (1, 1)
+    command: tuple[str, ...]  # script and arguments
+    nodes: tuple[int, int] = (1, 1)  # fewest and most machines
+    # Workers per machine, or what torchrun is to count: ``auto``, ``gpu``, ``cpu``.
     per_node: str = "auto"
-    store: StoreEndpoint | None = None
-    name: str = "evenstride"
-    spot: bool = False
-    restarts: int | None = None
+    store: StoreEndpoint | None = None  # where all machines meet
+    name: str = "evenstride"  # of the job, the same on all machines
+    spot: bool = False  # whether machines may be taken away
+    restarts: int | None = None  # most of them; ``None`` for what suits
+    # Of this machine, for the others; ``None`` for the one towards the store.
     address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Torchrun:
-    """A command.
+    """A command."""
 
-    Args:
-        arguments: of ``python -m evenstride.lab.processes.rendezvous``.
-        notes: whole sentences that the user should know.
-    """
-
-    arguments: tuple[str, ...]
-    notes: tuple[str, ...]
+    arguments: tuple[str, ...]  # of ``python -m evenstride.lab.processes.rendezvous``
+    notes: tuple[str, ...]  # whole sentences that the user should know
 
 
 def parse_nodes(text: str) -> tuple[int, int]:

@@ -23,21 +23,13 @@ _RECORD = struct.Struct("<qqd?")
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What the workers of one generation are to know.
+    """What the workers of one generation are to know."""
 
-    Args:
-        plan: of the run.
-        number: of the generation.
-        roster: of the generation.
-        fired: numbers of the faults that have happened.
-        reached: steps that were ever committed.
-    """
-
-    plan: FaultPlan
-    number: int
-    roster: ScriptedRoster
-    fired: tuple[int, ...] = ()
-    reached: int = 0
+    plan: FaultPlan  # of the run
+    number: int  # of the generation
+    roster: ScriptedRoster  # of the generation
+    fired: tuple[int, ...] = ()  # numbers of the faults that have happened
+    reached: int = 0  # steps that were ever committed
 
     def to_json(self) -> str:
         """Return the orders as a JSON object."""
@@ -67,20 +59,14 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """How far a worker has come in a generation.
+    """How far a worker has come in a generation."""
 
-    Args:
-        first_step: committed steps it began with.
-        step: committed steps it has come to.
-        committed_s: when it committed its first own step, by the monotonic clock that all
-            processes of a machine share; 0 before.
-        held: whether it waits to be ended, because somebody comes.
-    """
-
-    first_step: int
-    step: int
+    first_step: int  # committed steps it began with
+    step: int  # committed steps it has come to
+    # When it committed its first own step, by the monotonic clock that all processes of a machine
+    # share; 0 before.
     committed_s: float = 0.0
-    held: bool = False
+    held: bool = False  # whether it waits to be ended, because somebody comes
 
 
 class FaultJournal:

@@ -164,14 +164,10 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRoster:
-    """Who takes part in a generation, and who may come from which step on.
+    """Who takes part in a generation, and who may come from which step on."""
 
-    Args:
-        members: names, by rank.
-        absent: the others, each with the committed step from which it may come.
-    """
-
-    members: tuple[str, ...]
+    members: tuple[str, ...]  # names, by rank
+    # The others, each with the committed step from which it may come.
     absent: tuple[tuple[str, int], ...] = ()
 
     @classmethod

@@ -73,20 +73,15 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """One generation as it was.
+    """One generation as it was."""
 
-    Args:
-        generation: as a simulation tells it.
-        codes: exit codes, by worker; negative ones are signals, also those of the supervisor.
-        recovery_s: seconds from the end that began it to its first committed step; ``None`` for
-            the first generation, and for one that committed nothing.
-        faults: numbers of the plan's faults that ended it.
-    """
-
-    generation: Generation
+    generation: Generation  # as a simulation tells it
+    # Exit codes, by worker; negative ones are signals, also those of the supervisor.
     codes: dict[str, int]
+    # Seconds from the end that began it to its first committed step; ``None`` for the first
+    # generation, and for one that committed nothing.
     recovery_s: float | None
-    faults: tuple[int, ...] = ()
+    faults: tuple[int, ...] = ()  # numbers of the plan's faults that ended it
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,25 +29,15 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class BenchBudget:
-    """What a bench may take.
+    """What a bench may take."""
 
-    Args:
-        timing_s: how long own work is measured.
-        balance_s: how long the equal and the adaptive split are run in turns.
-        overhead_s: how long plain training and evenstride are run in turns.
-        step_s: what an equal split's step should take.
-        block_s: what a stretch of steps of one kind should take.
-        group_timeout_s: after which a rank that waits for another gives up.
-        deadline_s: after which the process ends itself, whatever it hangs in.
-    """
-
-    timing_s: float = 15.0
-    balance_s: float = 35.0
-    overhead_s: float = 40.0
-    step_s: float = 0.03
-    block_s: float = 0.6
-    group_timeout_s: float = 60.0
-    deadline_s: float = 360.0
+    timing_s: float = 15.0  # how long own work is measured
+    balance_s: float = 35.0  # how long the equal and the adaptive split are run in turns
+    overhead_s: float = 40.0  # how long plain training and evenstride are run in turns
+    step_s: float = 0.03  # what an equal split's step should take
+    block_s: float = 0.6  # what a stretch of steps of one kind should take
+    group_timeout_s: float = 60.0  # after which a rank that waits for another gives up
+    deadline_s: float = 360.0  # after which the process ends itself, whatever it hangs in
 
     @classmethod
     def of(cls, seconds: float) -> BenchBudget:
@@ -74,21 +64,13 @@ class BenchBudget:
 
 @dataclass(frozen=True, slots=True)
 class BenchRank:
-    """One rank of the bench.
+    """One rank of the bench."""
 
-    Args:
-        rank: of this process.
-        device: it computes on.
-        devices: facts about all ranks' devices, in rank order.
-        group: the engine averages over; ``None`` for one process alone.
-        backend: of that group; ``""`` without.
-    """
-
-    rank: int
-    device: torch.device
-    devices: tuple[RankDevice, ...]
-    group: dist.ProcessGroup | None
-    backend: str
+    rank: int  # of this process
+    device: torch.device  # it computes on
+    devices: tuple[RankDevice, ...]  # facts about all ranks' devices, in rank order
+    group: dist.ProcessGroup | None  # the engine averages over; ``None`` for one process alone
+    backend: str  # of that group; ``""`` without
 
     @property
     def world_size(self) -> int:
