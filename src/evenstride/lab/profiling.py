@@ -57,11 +57,6 @@ def profile(
     of memory at a large size, what was measured before counts, and is the limit. Its checkpoints
     go to a temporary folder.
 
-    Args:
-        measuring: what is measured.
-        say: told what goes on, in lines.
-        watch: called ten times a second with the seconds since the start.
-
     Raises:
         ConfigError: there is no such script, or it used no evenstride.
         LaunchError: it failed before anything was measured, or for want of something else.

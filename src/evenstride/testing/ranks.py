@@ -221,12 +221,10 @@ def _as_rank(job: _Job) -> Any:
 
 
 def _forget_meshes() -> None:
-    """Clear what DTensor has kept about the run's device meshes.
-
-    A mesh of the next run compares equal to one of this run, so its results would be looked up
-    and name process groups that are gone (seen in torch 2.13: "Could not resolve the process
-    group registered under the name 9").
-    """
+    """Clear what DTensor has kept about the run's device meshes."""
+    # A mesh of the next run compares equal to one of this run, so its results would be looked up
+    # and name process groups that are gone (seen in torch 2.13: "Could not resolve the process
+    # group registered under the name 9").
     if "torch.distributed.tensor" not in sys.modules:
         return
     from torch.distributed.tensor import DTensor, debug

@@ -101,12 +101,10 @@ def _largest_below_optimum(
     near: IntArray,
     few_enough: int,
 ) -> tuple[IntArray, IntArray]:
-    """Return shares that every optimal split contains, and the room above them.
-
-    The shares are at most ``few_enough`` short of ``total``, unless more units than that end at
-    exactly the optimal finish time, which is at most that of ``near``; the room then holds just
-    those.
-    """
+    """Return shares that every optimal split contains, and the room above them."""
+    # The shares are at most ``few_enough`` short of ``total``, unless more units than that end at
+    # exactly the optimal finish time, which is at most that of ``near``; the room then holds just
+    # those.
     near_s = times.at(near)
     low_s, high_s, shares = 0.0, float(near_s.max()), lower
     # By then all of ``near`` has ended, whatever a rounded capacity says.
@@ -140,12 +138,10 @@ def _largest_below_optimum(
 
 
 def _fill_earliest(times: StepTimes, shares: IntArray, upper: IntArray, missing: int) -> IntArray:
-    """Return shares with ``missing`` more units; ties go to the smaller share, then the rank.
-
-    Handed out one by one, each unit goes to who would finish it first. As no time falls with the
-    share, these are the first of all units to be finished: of each worker one more, two more and
-    so on, as long as no ``missing`` others are finished before.
-    """
+    """Return shares with ``missing`` more units; ties go to the smaller share, then the rank."""
+    # Handed out one by one, each unit goes to who would finish it first. As no time falls with the
+    # share, these are the first of all units to be finished: of each worker one more, two more and
+    # so on, as long as no ``missing`` others are finished before.
     if not missing:
         return shares
     ranks, last = np.arange(len(shares)), min(missing, len(shares)) - 1

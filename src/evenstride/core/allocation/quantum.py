@@ -377,11 +377,9 @@ def _per_kind(units: IntArray, kind: IntArray, kinds: int) -> list[int]:
 
 
 def _change(coins: list[int], room: list[int], amount: int, wanted: list[int]) -> list[int] | None:
-    """Return how many of each coin make an amount, with no more of each than there is room for.
-
-    Numbers are close to those wanted, from the last coin on; ``None`` if there are none. Sums
-    that can be made are the bits of a number.
-    """
+    """Return how many of each coin make an amount, with no more of each than there is room for."""
+    # Numbers are close to those wanted, from the last coin on; ``None`` if there are none. Sums
+    # that can be made are the bits of a number.
     # Sums above the amount are cut off, or the numbers would grow with the room of all workers.
     within = (1 << (amount + 1)) - 1
     sums = [1]

@@ -116,10 +116,6 @@ def gamma_of(noise_batch: float, batch: float, parts: int) -> float:
 def fit(runs: Sequence[MeasuredTraining], law: Law) -> Convergence:
     """Return what some trainings tell under a law.
 
-    Args:
-        runs: at least at two batches; `Law.GAIN` takes those with ``gamma``.
-        law: to fit.
-
     Raises:
         ValueError: there are too few.
     """

@@ -18,9 +18,6 @@ _T975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622
 def t975(freedom: int) -> float:
     """Return Student's t at 97.5 %: half the width of a 95 % interval, in standard errors.
 
-    Args:
-        freedom: degrees of freedom; without any, nothing is known, and it is infinite.
-
     Source:
         A table up to 10, then the expansion of Cornish and Fisher in ``1 / freedom``, which is off
         by less than 1e-3 there.
@@ -106,7 +103,6 @@ def line(xs: Sequence[float], ys: Sequence[float], errors: Sequence[float] = ())
 
 
 def _weights(errors: Sequence[float], points: int) -> FloatArray:
-    """Return what points count: 1 each, or the usual error over their own."""
     own = np.asarray(errors, dtype=np.float64) if len(errors) else np.ones(points)
     found: FloatArray = np.sqrt(np.mean(own * own)) / own
     return found

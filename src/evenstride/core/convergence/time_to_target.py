@@ -34,10 +34,6 @@ def reaching(values: Sequence[Value], target: float) -> TimeToTarget:
     Between the last value above it and the first one at or below it, the figure is taken to fall in
     a straight line.
 
-    Args:
-        values: at least one, in the order of their epochs.
-        target: that they are to come to.
-
     >>> reaching([Value(1.0, 0.9), Value(2.0, 0.5), Value(3.0, 0.3)], 0.4).epochs
     2.5
     """

@@ -257,11 +257,9 @@ def _beside_the_others(speed: FloatArray) -> FloatArray:
 
 
 def _costs(k: int, situation: Situation, speed: float) -> tuple[float | None, float | None]:
-    """Return by how much a slow worker lengthens a step, in seconds and as a part of it.
-
-    Either the split in force stays, or it would be the best one without the slow-down, too:
-    whichever costs more.
-    """
+    """Return by how much a slow worker lengthens a step, in seconds and as a part of it."""
+    # Either the split in force stays, or it would be the best one without the slow-down, too:
+    # whichever costs more.
     fleet, estimate = situation.fleet, situation.estimate
     times, shares = estimate.model, as_array(situation.shares)
     if not estimate.known_at(shares):

@@ -64,12 +64,7 @@ class Ledger(JudgedTime):
         return replace(self, **totals)
 
     def book(self, observations: Measurements, yardstick: Yardstick | None = None) -> Ledger:
-        """Return the ledger after some observations; unmodelled steps are booked as well.
-
-        Args:
-            observations: of any workers.
-            yardstick: compares the steps with other splits, if the curves are known.
-        """
+        """Return the ledger after some observations; unmodelled steps are booked as well."""
         totals = {name: getattr(self, name).copy() for name in _SUMS}
         pending = dict(self.pending)
         for seen in observations:

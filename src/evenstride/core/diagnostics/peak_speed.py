@@ -35,13 +35,7 @@ class PeakSpeeds(WorkerArrays):
         return cls(no_share, zero, zero, zero, no_share, zero, zero, zero)
 
     def after(self, now: CurveEstimates, shares: IntArray, seen: Span) -> PeakSpeeds:
-        """Return the memory after one more look.
-
-        Args:
-            now: the curves as they are believed to be.
-            shares: that were measured latest, ``(W,)``.
-            seen: steps measured since the look before.
-        """
+        """Return the memory after one more look."""
         told = seen.steps > 0
         begins = told & (self.at == 0)
         at = np.where(begins, shares, self.at)

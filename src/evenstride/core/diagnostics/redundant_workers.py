@@ -39,7 +39,6 @@ def unneeded(times: TimeModel, fleet: Fleet, sure: FloatArray) -> Mask:
 
 
 def _could_do_without(out: Mask, times: TimeModel, fleet: Fleet, by_s: float) -> bool:
-    """Return whether all but some workers can do the whole batch by a time in seconds."""
     parts = (by_s * times.speed - times.fixed_s) / times.per_sample_s
     if float(np.where(out, 0.0, np.maximum(parts, 0.0)).sum()) < fleet.global_batch:
         return False  # as nearly always, and sooner found than in whole samples
@@ -49,13 +48,7 @@ def _could_do_without(out: Mask, times: TimeModel, fleet: Fleet, by_s: float) ->
 
 
 def best_s(times: TimeModel, fleet: Fleet, without: Mask | None = None) -> float | None:
-    """Return the time in seconds of the best split; ``None`` if there is none.
-
-    Args:
-        times: all workers' curves, in seconds.
-        fleet: their bounds and the global batch.
-        without: workers that get no samples, bool ``(W,)``; ``None`` for nobody.
-    """
+    """Return the time in seconds of the best split; ``None`` if there is none."""
     lower, upper = fleet.lower, fleet.upper
     if without is not None:
         lower, upper = np.where(without, 0, lower), np.where(without, 0, upper)

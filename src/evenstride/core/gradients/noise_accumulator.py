@@ -83,9 +83,6 @@ class NoiseOfRun:
 
         A step of one part tells nothing and is left out. Parts that cannot be of one step under
         the same number are of different steps: the later ones are kept.
-
-        Args:
-            told: by all workers since the last time, in any order.
         """
         pending, whole = {parts.step: parts for parts in self.open}, list[StepParts]()
         for parts in told:

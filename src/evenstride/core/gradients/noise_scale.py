@@ -161,9 +161,6 @@ class NoiseEstimate:
         The interval is Fieller's, of a ratio of two means. It is right where the denominator is
         hardly known: then it has no upper end. Steps count as independent.
 
-        Args:
-            z: half its width, in standard deviations.
-
         Source:
             Fieller, "Some problems in interval estimation", JRSS B 1954. Derived anew here, from
             the ratio ``r`` being where the mean of ``S - r |G|^2`` is not told from 0.

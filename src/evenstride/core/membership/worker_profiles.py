@@ -132,11 +132,9 @@ def _place(profile: WorkerProfile) -> tuple[object, ...]:
 def _matched(
     missing: list[int], workers: Sequence[Worker], known: Sequence[WorkerProfile]
 ) -> dict[int, tuple[WorkerProfile, float]]:
-    """Return for ranks a profile that is like them, and the doubt about it; most alike first.
-
-    One that stands for nobody yet comes before others; where all do, that of another worker of
-    the kind is better than none.
-    """
+    """Return for ranks a profile that is like them, and the doubt about it; most alike first."""
+    # One that stands for nobody yet comes before others; where all do, that of another worker of
+    # the kind is better than none.
     found: dict[int, tuple[WorkerProfile, float]] = {}
     used = set[int]()
     # All workers at one level before the next, so that the very place goes to no mere look-alike.

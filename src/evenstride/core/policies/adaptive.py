@@ -84,7 +84,6 @@ class Adaptive:
         return weigh(state or Idle(), situation, outlook, self.min_gain, usual)
 
     def _compare(self, outlook: StepForecast, situation: Situation) -> Decision:
-        """Decide on the best split within an outlook's bounds."""
         fleet, estimate, now = situation.fleet, outlook.estimate, as_array(situation.shares)
         now_s = outlook.step_s(now)
         best, best_s = outlook.best_split(now, now_s)

@@ -95,13 +95,7 @@ class Idle:
         return replace(self, late=tuple(sorted(since.items()))), sorted(long)
 
     def leaving(self, ranks: list[int], step: int, slower: float) -> Idle:
-        """Return it with some more; whoever was tried in vain waits twice as long.
-
-        Args:
-            ranks: who leaves.
-            step: at which.
-            slower: by how much a step is longer with them, as a part of it.
-        """
+        """Return it with some more; whoever was tried in vain waits twice as long."""
         least = max(_FEWEST_STEPS, ceil(_TRIAL_STEPS * slower / _TRIAL_PART))
         before = {one.worker: one for one in self.away}
         for rank in ranks:
@@ -121,13 +115,6 @@ def weigh(
     usual: Callable[[StepForecast], Decision],
 ) -> tuple[Idle, Decision]:
     """Decide who takes part, and then how the others share the batch.
-
-    Args:
-        idle: who is left out so far.
-        situation: as the policy sees it; every worker has been measured.
-        outlook: on all workers.
-        min_gain: smallest gain worth a change, as a part of the step time.
-        usual: decides on those who take part.
 
     Cost:
         Two more splits than the usual decision; a few more, ``O(log W)``, when somebody leaves.
@@ -173,7 +160,6 @@ def least_shares(fleet: Fleet) -> IntArray:
 
 
 def _trial(due: list[int], now: IntArray, outlook: StepForecast, out: Mask) -> Move:
-    """Give some workers their least share, and the others the rest."""
     fleet = outlook.fleet
     tried, least = _mask(fleet, due), least_shares(fleet)
     lower, upper = _bounds(fleet, out & ~tried)
@@ -184,11 +170,9 @@ def _trial(due: list[int], now: IntArray, outlook: StepForecast, out: Mask) -> M
 
 
 def _hopeless(situation: Situation, present: StepForecast, out: Mask) -> list[int]:
-    """Return for whom all the others wait although it has its least share; the slowest first.
-
-    Of those whose times with their least share have just been told, these are the ones who take
-    longest, as many as it takes until somebody else would finish last without them.
-    """
+    """Return for whom all the others wait although it has its least share; the slowest first."""
+    # Of those whose times with their least share have just been told, these are the ones who take
+    # longest, as many as it takes until somebody else would finish last without them.
     fleet, model = situation.fleet, present.estimate.model
     least = least_shares(fleet)
     least_s = model.at(least)
@@ -210,10 +194,8 @@ def _hopeless(situation: Situation, present: StepForecast, out: Mask) -> list[in
 def _leaving(
     situation: Situation, present: StepForecast, out: Mask, ranks: list[int], min_gain: float
 ) -> tuple[Move, float] | None:
-    """Return the move that leaves some more out, and how much slower a step is with them.
-
-    Nothing if that gains too little, should they even be faster than believed.
-    """
+    """Return the move that leaves some more out, and how much slower a step is with them."""
+    # Nothing if that gains too little, should they even be faster than believed.
     now, least = as_array(situation.shares), least_shares(situation.fleet)
     estimate = present.estimate
     surely_s = estimate.model.at(least) * (1.0 - _SURE_STD * estimate.relative_std(least))
@@ -229,13 +211,11 @@ def _leaving(
 
 
 def _all_in(outlook: StepForecast, now: IntArray, why: str) -> Move:
-    """Return the move that takes everybody back."""
     back, _ = outlook.best_split(*_start(outlook, now))
     return Move(as_shares(back), f"all workers take part again, as {why}", settled=False)
 
 
 def _without(present: StepForecast, out: Mask, ranks: list[int]) -> tuple[IntArray, float]:
-    """Return the best split, and its step, if some more are left out."""
     gone = out.copy()
     gone[ranks] = True
     bounded = replace(present, bounds=_bounds(present.fleet, gone))
@@ -252,20 +232,17 @@ def _start(outlook: StepForecast, now: IntArray) -> tuple[IntArray, float]:
 
 
 def _at_least_share(situation: Situation, least: IntArray) -> Mask:
-    """Return who has its least share, and has been measured with it."""
     now, told = as_array(situation.shares), situation.observations
     here = told.modelled & (told.share > 0) & (told.share <= least[told.worker])
     return np.asarray((now > 0) & (now <= least) & _mask(situation.fleet, told.worker[here]))
 
 
 def _untold(idle: Idle, told: Measurements) -> list[int]:
-    """Return who is being tried and has not been measured yet."""
     measured = set(told.worker[told.modelled & (told.share > 0)].tolist())
     return idle.ranks(lambda one: one.trying and one.worker not in measured)
 
 
 def _room(fleet: Fleet, out: Mask) -> bool:
-    """Return whether the others can hold the batch."""
     return int(np.where(out, 0, _whole_upper(fleet)).sum()) >= fleet.global_batch
 
 
@@ -291,7 +268,6 @@ def _mask(fleet: Fleet, ranks: list[int] | IntArray) -> Mask:
 
 
 def _noting(decision: Decision, fleet: Fleet, out: Mask) -> Decision:
-    """Return a decision whose reason says who is left out."""
     if not out.any():
         return decision
     name = _named(fleet, np.flatnonzero(out).tolist())
@@ -299,6 +275,5 @@ def _noting(decision: Decision, fleet: Fleet, out: Mask) -> Decision:
 
 
 def _named(fleet: Fleet, ranks: list[int]) -> str:
-    """Return the name of the first of some workers, and how many others there are."""
     others = f" (and so for {len(ranks) - 1} more)" if len(ranks) > 1 else ""
     return f"worker {fleet.workers[ranks[0]].name}{others}"

@@ -60,7 +60,7 @@ class Static:
         """
         shares = split_by(self.by, fleet)
         if shares is None:
-            raise ConfigError(_notknown_of(self.by, fleet))
+            raise ConfigError(_not_known(self.by, fleet))
         return None, Move(shares, f"split by {self.by}")
 
     def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
@@ -127,7 +127,7 @@ def is_fixed(policy: object) -> bool:
     return isinstance(policy, Uniform | Static | GivenShares)
 
 
-def _notknown_of(resource: Resource, fleet: Fleet) -> str:
+def _not_known(resource: Resource, fleet: Fleet) -> str:
     """Return what is wrong where some worker has none of a resource, and what would do."""
     name, field, other = (
         ("static:cores", "", "static:flops")

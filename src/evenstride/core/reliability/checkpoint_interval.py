@@ -281,10 +281,8 @@ def saves_per_s(save_s: float, hazard_per_s: FloatArray) -> FloatArray:
 def _until_the_end_s(
     lifetime: Lifetime, ages: FloatArray, save_s: float, edges_s: FloatArray
 ) -> float:
-    """Return the last time at which a save ends before a machine has reached its end.
-
-    Infinite if all are sure to be possible, or the end is past already.
-    """
+    """Return the last time at which a save ends before a machine has reached its end."""
+    # Infinite if all are sure to be possible, or the end is past already.
     young = ages[lifetime.survival(ages) > 0.0]
     # A save that a machine does not live to see the end of saves nothing.
     gone = lifetime.survival(young[:, np.newaxis] + edges_s + save_s) <= 0.0
@@ -295,10 +293,8 @@ def _until_the_end_s(
 
 
 def _hazard(lifetime: Lifetime, from_s: FloatArray, to_s: FloatArray) -> FloatArray:
-    """Return the hazard summed up between two ages; infinite if nobody gets as old.
-
-    Who is older already than anybody gets has proved the model wrong, and counts with its mean.
-    """
+    """Return the hazard summed up between two ages; infinite if nobody gets as old."""
+    # Who is older already than anybody gets has proved the model wrong, and counts with its mean.
     from_s, to_s = np.broadcast_arrays(from_s, to_s)
     before, after = lifetime.survival(from_s), lifetime.survival(to_s)
     known = before > 0.0

@@ -238,7 +238,6 @@ class Bathtub:
         return inverted(self, part, np.full(np.shape(part), self.end_s))
 
     def _parts(self, age_s: Ages) -> tuple[FloatArray, FloatArray]:
-        """Return both exponentials of the published curve."""
         age = np.asarray(age_s, dtype=np.float64)
         late = np.exp(np.minimum((age - self.b_s) / self.tau2_s, _LARGEST))
         return np.exp(-age / self.tau1_s), late

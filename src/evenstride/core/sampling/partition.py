@@ -187,10 +187,6 @@ def whole_micro_batches(positions: range, size: int) -> tuple[range, ...]:
     Equal shapes from step to step cost no new compilation and no new memory; a share that is a
     multiple of ``size`` has no rest. At least one piece, which is empty if there are no positions.
 
-    Args:
-        positions: of one worker's piece.
-        size: of a whole micro-batch in samples, at least 1.
-
     >>> whole_micro_batches(range(0, 70), 32)
     (range(0, 32), range(32, 64), range(64, 70))
     """

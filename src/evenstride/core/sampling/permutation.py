@@ -207,7 +207,6 @@ class Permutation:
         return _state(self.length, self.seed, self.epoch)
 
     def _check(self, numbers: IntArray, what: str) -> None:
-        """Refuse what is not a row of numbers in range."""
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
             raise ConfigError(
                 f"{numbers.ndim}-dimensional {numbers.dtype} was given where each {what} is asked "

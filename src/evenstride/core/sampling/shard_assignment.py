@@ -55,15 +55,7 @@ class ShardAssignment:
     def of(
         cls, lengths: Shares, lanes: tuple[int, ...], seed: int, epoch: int, *, shuffle: bool
     ) -> ShardAssignment:
-        """Return the beginning of an epoch.
-
-        Args:
-            lengths: samples in each shard.
-            lanes: of each worker.
-            seed: of the order of the shards.
-            epoch: likewise.
-            shuffle: whether shards come in a random order; within one, samples never do.
-        """
+        """Return the beginning of an epoch."""
         ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
         order = np.arange(len(lengths), dtype=np.int64)
         if shuffle:
@@ -73,11 +65,6 @@ class ShardAssignment:
 
     def step(self, step: int, shares: Shares, worker: int) -> tuple[ShardAssignment, IntArray]:
         """Return what is left after a step, and which samples a worker trains in it.
-
-        Args:
-            step: its index; decides the lanes.
-            shares: samples of each worker, together no more than are left.
-            worker: whose samples are wanted.
 
         Returns:
             The dealing, and ``(n,)`` indices. For a worker without a share there is one, -1: it
@@ -150,10 +137,8 @@ class _Table:
         return read
 
     def _next(self, samples: int) -> Stretch:
-        """Return what to begin next: what an earlier run left, a shard, or a part of another's.
-
-        That is the second half of what is left there, or as much as is wanted at once.
-        """
+        """Return what to begin next: what an earlier run left, a shard, or a part of another's."""
+        # That is the second half of what is left there, or as much as is wanted at once.
         if self.rest:
             return self.rest.pop(0)
         if self.begun < len(self._before.order):

@@ -43,10 +43,6 @@ class WorkQueue:
     def of(cls, end: int, workers: int) -> WorkQueue:
         """Return the beginning of an epoch.
 
-        Args:
-            end: positions of the epoch, at least 0.
-            workers: how many there are, at least 1.
-
         Raises:
             ValueError: either is too small.
         """
@@ -79,10 +75,6 @@ class WorkQueue:
 
     def give(self, worker: int, samples: int) -> tuple[WorkQueue, Piece]:
         """Return the handout after a worker was given a piece, and the piece.
-
-        Args:
-            worker: who gets it.
-            samples: positions it is to have, at least 0.
 
         Returns:
             As many as are left, at most ``samples``: those that came back first, then new ones.
@@ -146,7 +138,6 @@ def _count(stretches: Iterable[range]) -> int:
 
 
 def _split(stretches: Piece, samples: int) -> tuple[Piece, Piece]:
-    """Return the first positions, and what is left of the stretches."""
     for place, stretch in enumerate(stretches):
         if len(stretch) > samples:
             first = (*stretches[:place], stretch[:samples]) if samples else stretches[:place]

@@ -38,10 +38,6 @@ def on_their_own(mode: LocalSgd, place: RoundPosition) -> bool:
 def ends_round(mode: LocalSgd, place: RoundPosition) -> bool:
     """Return whether the weights are averaged after a step.
 
-    Args:
-        mode: with ``every`` steps to a round, after the first ``after`` steps of the run.
-        place: of the step.
-
     >>> mode = LocalSgd(every=3)  # and 5 steps to an epoch
     >>> [ends_round(mode, RoundPosition(5 + s, 4 * s, 4, 20, 4)) for s in range(5)]
     [False, False, True, False, True]

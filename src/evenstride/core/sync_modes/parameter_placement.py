@@ -10,10 +10,6 @@ from evenstride.errors import ConfigError
 def place(sizes_bytes: Sequence[int], servers: int) -> tuple[int, ...]:
     """Return the server of each parameter: whole ones, the largest first, to who has least.
 
-    Args:
-        sizes_bytes: of the parameters, in their order.
-        servers: how many there are; each gets at least one parameter.
-
     Raises:
         ConfigError: there are more servers than parameters, or none of the latter.
 

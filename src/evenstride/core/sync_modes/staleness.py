@@ -57,10 +57,6 @@ class Clocks:
     def of(cls, workers: int, staleness: int | None) -> Clocks:
         """Return the clocks of workers that have made no update.
 
-        Args:
-            workers: how many there are, at least 1.
-            staleness: the bound, at least 0; ``None`` for none.
-
         Raises:
             ValueError: either is too small.
         """
@@ -197,11 +193,7 @@ class Staleness:
 
 
 def staleness_report(workers: Sequence[Staleness]) -> dict[str, Any]:
-    """Return the staleness of all updates, and under ``workers`` of each worker's.
-
-    Args:
-        workers: statistics of each, in rank order.
-    """
+    """Return the staleness of all updates, and under ``workers`` of each worker's."""
     together = Staleness()
     for one in workers:
         together = together.merged(one)

@@ -43,11 +43,9 @@ _LEAST = math.log(_HAZARD)  # of what is worth remembering of the odds that a ch
 
 
 def _fast_std(workers: int) -> float:
-    """Return how far below its prediction a time is no noise, in standard deviations.
-
-    Among very many workers somebody is always far off by chance; and one that is taken for fast
-    by mistake holds up all the others.
-    """
+    """Return how far below its prediction a time is no noise, in standard deviations."""
+    # Among very many workers somebody is always far off by chance; and one that is taken for fast
+    # by mistake holds up all the others.
     return max(_FAST_STD, _BEYOND_STD + math.sqrt(2.0 * math.log(workers)))
 
 

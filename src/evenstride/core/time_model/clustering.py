@@ -74,12 +74,7 @@ def levels(curves: CurveEstimates, share: Shares) -> tuple[FloatArray, FloatArra
 
 
 def excess(scatter: FloatArray, members: FloatArray | IntArray) -> FloatArray:
-    """Return how much larger a scatter is than what doubt explains; 0 if chance may explain it.
-
-    Args:
-        scatter: weighted sum of squares of members' levels about their mean.
-        members: how many they are.
-    """
+    """Return how much larger a scatter is than what doubt explains; 0 if chance may explain it."""
     free = np.maximum(members - 1.0, 0.0)
     return np.where(scatter > free + _DIFFER_STD * np.sqrt(2.0 * free), scatter - free, 0.0)
 
@@ -186,6 +181,5 @@ class _Parts:
         return order[np.minimum.reduceat(best_at, self.starts)], np.asarray(best * whole)
 
     def _running(self, values: FloatArray) -> FloatArray:
-        """Return the sums up to each worker within its kind."""
         running = np.cumsum(values)
         return running - (running - values)[self.starts][self.each]

@@ -146,12 +146,10 @@ class CurveEstimates:
         return CurveEstimates(np.stack([fixed, slope, *left]))._possible(shares)
 
     def _possible(self, shares: Shares) -> CurveEstimates:
-        """Return the curves, in place, with no more doubt about their shape than there can be.
-
-        What is left of doubt about far longer times is more than a fixed time between nothing and
-        the whole allows. It is cut to the whole, the doubt about the time at ``shares`` stays.
-        (Cut to a half or a quarter, workers among thousands are trusted too soon.)
-        """
+        """Return the curves, in place, with no more doubt about their shape than there can be."""
+        # What is left of doubt about far longer times is more than a fixed time between nothing and
+        # the whole allows. It is cut to the whole, the doubt about the time at ``shares`` stays.
+        # (Cut to a half or a quarter, workers among thousands are trusted too soon.)
         widest = self.time_s(shares) ** 2
         some = np.flatnonzero(self.rows[2] > widest)
         if len(some):
@@ -206,11 +204,9 @@ def at_least(values: FloatArray, least: float) -> FloatArray:
 def _physical(
     fixed: FloatArray, slope: FloatArray, shares: Shares, before: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return both with a fixed time of at least 0 and a positive time per sample.
-
-    The time at the observed share stays as it is. A curve that was flatter ``before`` may stay so:
-    at a share of next to nothing, a part of the time would be far too much per sample.
-    """
+    """Return both with a fixed time of at least 0 and a positive time per sample."""
+    # The time at the observed share stays as it is. A curve that was flatter ``before`` may stay
+    # so: at a share of next to nothing, a part of the time would be far too much per sample.
     predicted = at_least(fixed + slope * shares, 1e-9)
     # Steeper than this, the fixed time would be below 0.
     steepest = predicted / np.maximum(shares, 1e-9)

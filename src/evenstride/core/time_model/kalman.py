@@ -138,13 +138,7 @@ class _First:
     def of(
         cls, estimate: Estimate, measured: Measurements, turn: IntArray
     ) -> tuple[_First, Measurements]:
-        """Return it with the observations that are left to learn from.
-
-        Args:
-            estimate: before these observations.
-            measured: all observations.
-            turn: those of them that come next, each worker at most once.
-        """
+        """Return it with the observations that are left to learn from."""
         workers, shares = measured.worker[turn], measured.share[turn]
         new = estimate.firsts.new(workers, shares)
         # A worker without a curve has no usual time that a step could be slower than.
@@ -201,12 +195,7 @@ class Estimate:
         )
 
     def taking(self, other: Estimate, pairs: list[tuple[int, int]]) -> Estimate:
-        """Return this estimate with what another one knows of some workers.
-
-        Args:
-            other: of another fleet.
-            pairs: ranks in this fleet and in the other one.
-        """
+        """Return this estimate with what another one knows of some workers."""
         if not pairs:
             return self
         here, there = np.array(pairs, dtype=np.int64).T
@@ -436,12 +425,10 @@ def _residuals(
 def _jumped(
     estimate: Estimate, batch: _Batch, curves: CurveEstimates, judged: Judgement
 ) -> CurveEstimates:
-    """Return the curves after what looks like a change of speed.
-
-    By preference: those from before times began to drift, if these explain the new time (the
-    drift was spikes, then); those from before the latest change, if the speed has returned; else
-    the present ones at another speed.
-    """
+    """Return the curves after what looks like a change of speed."""
+    # By preference: those from before times began to drift, if these explain the new time (the
+    # drift was spikes, then); those from before the latest change, if the speed has returned; else
+    # the present ones at another speed.
     w, share = batch.workers, batch.share
     up, down = (anchor.of(w) for anchor in estimate.anchors)
     # Where the first time that drifts is an alarm in itself, it was told by the present curve.
@@ -511,12 +498,10 @@ def _common_noise(noise: FloatArray, before: IntArray, seen: FloatArray, steps: 
 def _noted(
     estimate: Estimate, batch: _Batch, part: FloatArray, judged: Judgement, unclear: Mask
 ) -> Estimate:
-    """Count the steps and blend in what these times tell about the noise.
-
-    Two times in a row differ by noise alone, however far both are from their prediction, unless
-    the prediction was ``unclear``. One that is no noise as far as is known counts too, but only so
-    much: many of them are noise after all.
-    """
+    """Count the steps and blend in what these times tell about the noise."""
+    # Two times in a row differ by noise alone, however far both are from their prediction, unless
+    # the prediction was ``unclear``. One that is no noise as far as is known counts too, but only
+    # so much: many of them are noise after all.
     w, calm = batch.workers, ~judged.held & ~judged.jumped
     noise, latest, steps = estimate.noise.copy(), estimate.latest.copy(), estimate.steps.copy()
     # Half, because the difference of two times has the variance of both. The residual would not do:

@@ -250,7 +250,6 @@ class Measurements:
         return self._short(slow)
 
     def _short(self, places: IntArray) -> Measurements:
-        """Return the observations with some of them short of their first step."""
         steps, first_step = self.steps.copy(), self.first_step.copy()
         of_times = np.ones(len(self.busy_s), dtype=np.bool_)
         of_times[(np.cumsum(steps) - steps)[places]] = False

@@ -49,11 +49,9 @@ def pooled(estimate: Estimate, shares: IntArray) -> Estimate:
 def _stray(
     curves: CurveEstimates, shares: IntArray, noise_std: FloatArray, kinds: IntArray
 ) -> FloatArray:
-    """Return how much further each is from its kind's middle than chance allows, 0 if it is not.
-
-    In standard deviations, at its own share; one worker among a thousand may be far off without
-    adding much to the scatter of all. Those who are known too little to tell get a large number.
-    """
+    """Return how much further each is from its kind's middle than chance allows, 0 if it is not."""
+    # In standard deviations, at its own share; one worker among a thousand may be far off without
+    # adding much to the scatter of all. Those who are known too little to tell get a large number.
     members = np.bincount(kinds)
     least = curves.least_relative_std
     # A worker whose speed has just changed would bring its kind's next split 20 % off.
@@ -76,12 +74,10 @@ def _stray(
 def _drawn_together(
     curves: CurveEstimates, shares: IntArray, kinds: IntArray, stray: FloatArray
 ) -> CurveEstimates:
-    """Return the curves after each has learned what all of its kind measured.
-
-    To a worker, its kind is like one more measurement of its time, of a variance such that its
-    own and this one together give the kind's mean; larger by the variance between them, and the
-    more so the less it belongs to them. (In or out would make a split flip at the border.)
-    """
+    """Return the curves after each has learned what all of its kind measured."""
+    # To a worker, its kind is like one more measurement of its time, of a variance such that its
+    # own and this one together give the kind's mean; larger by the variance between them, and the
+    # more so the less it belongs to them. (In or out would make a split flip at the border.)
 
     def whole(values: FloatArray | IntArray) -> FloatArray:
         """Sum over each worker's kind."""

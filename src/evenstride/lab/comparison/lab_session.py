@@ -73,11 +73,7 @@ class Session:
     trials: Trials  # the folder of the runs' checkpoints; runs share none
 
     def calibrate(self, name: str) -> list[Curve]:
-        """Return every worker's curve, all measured at once, each running the script alone.
-
-        Args:
-            name: of the folder for its traces.
-        """
+        """Return every worker's curve, all measured at once, each running the script alone."""
         self.viewer.say(f"calibrating ({name}) ...")
         folder, total = self.plan.folder / name, sum(self.plan.speeds)
         workers = len(self.plan.speeds)
@@ -104,13 +100,7 @@ class Session:
         ]
 
     def train(self, policy: str, repeat: int, sync: str = "") -> Path:
-        """Run the script once under a policy and return its trace.
-
-        Args:
-            policy: its specification.
-            repeat: number of the run, from 0.
-            sync: mode of synchronisation; the script's own if empty.
-        """
+        """Run the script once under a policy and return its trace."""
         trace = self.trace(policy, repeat, sync)
         trace.unlink(missing_ok=True)  # of an earlier session in this folder
         self.viewer.begins(trace, f"{sync} {policy}".strip())
@@ -177,12 +167,6 @@ def opened(plan: LabPlan, viewer: Viewer) -> Iterator[Session]:
 
 def check_own_choice(what: str, asked: str, found: str, variable: str) -> None:
     """Raise if the script did not do what the lab asked of it.
-
-    Args:
-        what: ``policy`` or ``sync``.
-        asked: what the lab set.
-        found: what the run's trace says.
-        variable: by which the lab sets it.
 
     Raises:
         ConfigError: the script sets it itself.

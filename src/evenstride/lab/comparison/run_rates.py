@@ -93,11 +93,6 @@ def rates(trace: Path) -> Rates:
 
 
 def _workers(log: RunLog) -> list[_Own]:
-    """Return each worker's steps.
-
-    Raises:
-        TraceError: there are none.
-    """
     rows: dict[int, list[tuple[int, float, float, int]]] = {}
     for seen in log.observations:
         steps = range(seen.first_step, seen.first_step + seen.steps)

@@ -59,11 +59,6 @@ def drift(before: Sequence[Curve], after: Sequence[Curve]) -> float:
 
 
 def achieved_speeds(curves: Sequence[Curve], fastest: float) -> tuple[float, ...]:
-    """Return each worker's speed as measured, on the scale of the speeds that were asked for.
-
-    Args:
-        curves: of the workers.
-        fastest: speed that the fastest worker was given.
-    """
+    """Return each worker's speed as measured, on the scale of the speeds that were asked for."""
     per_sample = true_model(curves).per_sample_s
     return tuple(round(float(fastest * per_sample.min() / p), 4) for p in per_sample)

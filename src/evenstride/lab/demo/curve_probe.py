@@ -75,13 +75,7 @@ class Bench:
 
 
 def choose_batch(rates: Sequence[float], step_s: float, most: int) -> int:
-    """Return a global batch whose balanced step takes about ``step_s`` seconds.
-
-    Args:
-        rates: samples per second of each worker.
-        step_s: wanted time of a balanced step.
-        most: largest batch that makes sense for the data.
-    """
+    """Return a global batch whose balanced step takes about ``step_s`` seconds."""
     wanted = step_s * sum(rates)
     fewest = 12 * len(rates)  # so that a share is not too coarse
     return int(min(max(round(wanted / 8) * 8, fewest), most))

@@ -28,12 +28,6 @@ def run_demo(
 ) -> Comparison:
     """Return the outcome of one demo.
 
-    Args:
-        plan: its schedule, folder and data.
-        speeds: of the workers.
-        news: told about the limits, each phase and each block.
-        watch: called some 20 times a second, to draw.
-
     Raises:
         ConfigError: the speeds do not fit this machine, or the data is missing.
         LaunchError: a worker failed.

@@ -181,7 +181,6 @@ def memory_bytes(device: torch.device) -> int:
 
 
 def _rank_lines(mine: Findings) -> list[str]:
-    """Return the lines about one rank."""
     lines = [
         f"  rank {mine['rank']:<4} {mine['worker']:20} {mine['architecture']:10} "
         f"torch {mine['torch']:14} {_text(mine['devices'])}  {mine['gflops_per_s']:.1f} GFLOP/s"
@@ -216,7 +215,6 @@ def _own_devices() -> list[torch.device]:
 
 
 def _wheel() -> str:
-    """Return what the installed torch was built for."""
     if torch.version.cuda is None:
         return "ROCm" if torch.version.hip else "no CUDA"
     return f"CUDA {torch.version.cuda} for {' '.join(torch.cuda.get_arch_list())}"
@@ -236,7 +234,6 @@ def _backends() -> list[str]:
 
 
 def _shown(name: str, value: Any) -> Any:
-    """Return a value as it is shown: bytes in GiB."""
     if not name.endswith("_bytes"):
         return value
     return [f"{one / 2**30:.1f} GiB" for one in value]

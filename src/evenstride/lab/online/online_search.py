@@ -50,10 +50,6 @@ def search(asked: OnlineRequest, say: Say = lambda _: None) -> OnlineResult:
 
     However it ends, no process is left.
 
-    Args:
-        asked: what is searched for.
-        say: told what goes on, in lines.
-
     Raises:
         ConfigError: it cannot be; the script does not take part, say.
         LaunchError: a process failed.
@@ -161,7 +157,6 @@ class _Search:
         self.journal.enter(at.choice, at.crew.phase.epochs)
 
     def _measure(self, at: OnlineTraining) -> Probe | None:
-        """Return what the present configuration takes; ``None`` if training ends before."""
         probe: Probe | None = None
         looked_s = 0.0
 
@@ -215,7 +210,6 @@ class _Search:
         return decision
 
     def _switch(self, at: OnlineTraining, to: Configuration) -> OnlineTraining | None:
-        """Go on in another configuration; ``None`` if training ends before."""
         begun_s, step, step_s = time.monotonic(), at.crew.steps, self.journal.probes[-1].step_s
         following = self._training(to)
         if not at.until(lambda: self._up(following), START_S, beside=following.crew):
@@ -250,7 +244,6 @@ class _Search:
         between: tuple[float, float],
         usual_s: float,
     ) -> None:
-        """Book a switch that has just been made."""
         begun_s, last_s = between
         began = following.restored_at(at.length)
         if began is None:

@@ -42,12 +42,7 @@ def mode_of(trace: Path) -> str:
 
 
 def probe_of(trace: Path, fewest: int) -> Probe | None:
-    """Return what was measured of a configuration; ``None`` if it is not enough yet.
-
-    Args:
-        trace: of the phase.
-        fewest: steps that must be known of each worker.
-    """
+    """Return what was measured of a configuration; ``None`` if it is not enough yet."""
     try:
         log = RunLog(trace)
         known = facts(log)
@@ -74,12 +69,10 @@ def probe_of(trace: Path, fewest: int) -> Probe | None:
 
 
 def _points(seen: Sequence[Observation], worker: int) -> tuple[Point, ...]:
-    """Return a worker's steps by size, for the shape of its line.
-
-    Medians, and deviations as robust: while the first steps are taken, the processes of the phase
-    before are still ending, and a mean over forty steps would be of them. By how much means are
-    above them, the mean step of all tells (`Probe.step_s`).
-    """
+    """Return a worker's steps by size, for the shape of its line."""
+    # Medians, and deviations as robust: while the first steps are taken, the processes of the phase
+    # before are still ending, and a mean over forty steps would be of them. By how much means are
+    # above them, the mean step of all tells (`Probe.step_s`).
     times_s: dict[int, list[float]] = {}
     for one in seen:
         if one.worker == worker:
@@ -93,11 +86,9 @@ def _points(seen: Sequence[Observation], worker: int) -> tuple[Point, ...]:
 
 
 def _settled_s(seen: Sequence[Observation]) -> list[float]:
-    """Return what steps take once shares have settled, by the first worker.
-
-    Of few, the later half. Each with its part of what was beside the steps it was reported with, so
-    that their sum is the time that training takes.
-    """
+    """Return what steps take once shares have settled, by the first worker."""
+    # Of few, the later half. Each with its part of what was beside the steps it was reported with,
+    # so that their sum is the time that training takes.
     mine = sorted((one for one in seen if one.worker == 0), key=lambda one: one.first_step)
     times_s = [
         busy_s + wait_s + (one.outside_s + one.control_wait_s) / one.steps

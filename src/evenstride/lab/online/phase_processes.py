@@ -100,9 +100,6 @@ class Ground:
 def ground(speeds: Speeds) -> Iterator[tuple[Ground, str]]:
     """Yield what phases run on, and a sentence on how; no process is left afterwards.
 
-    Args:
-        speeds: of the workers; empty to run them as they are.
-
     Raises:
         LimitError: a limit could not be kept.
     """
@@ -137,14 +134,7 @@ class PhaseProcesses:
     def started(
         cls, phase: ScriptPhase, command: tuple[str, ...], own: Mapping[str, str], on: Ground
     ) -> PhaseProcesses:
-        """Start a phase's processes, which wait where the script makes its `Checkpointer`.
-
-        Args:
-            phase: to start.
-            command: script and arguments.
-            own: further environment variables.
-            on: what it runs on.
-        """
+        """Start a phase's processes, which wait where the script makes its `Checkpointer`."""
         phase.folder.mkdir(parents=True, exist_ok=False)
         crew = cls(phase, on, begun_s=time.monotonic())
         store = crew.resources.enter_context(serve_store())
@@ -226,7 +216,6 @@ class PhaseProcesses:
 
 
 def _variables_of(phase: ScriptPhase) -> dict[str, str]:
-    """Return the variables that all ranks of a phase share."""
     return {
         **dict.fromkeys(_NOT_OURS, ""),
         # Where none is chosen here, an open one stays as it is: phases are compared at one batch.

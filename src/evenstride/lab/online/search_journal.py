@@ -134,10 +134,6 @@ class SearchJournal:
 def opened(folder: Path, asked: dict[str, Any]) -> SearchJournal:
     """Return the journal of a run's folder; a new one, if there is none.
 
-    Args:
-        folder: of the run.
-        asked: what the search is asked for.
-
     Raises:
         ConfigError: it is of another search, or cannot be read.
     """

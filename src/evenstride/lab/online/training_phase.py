@@ -71,13 +71,6 @@ class OnlineTraining:
     ) -> bool:
         """Wait until something is done; return whether it is, rather than that training has ended.
 
-        Args:
-            done: asked again and again.
-            within_s: longest time.
-            failing: what the script is told to have done if it takes longer.
-            every_s: seconds from one look to the next.
-            beside: another crew, which must not end meanwhile.
-
         Raises:
             LaunchError: a process failed, or it took too long.
         """
@@ -118,10 +111,6 @@ class OnlineTraining:
 
     def check(self, known: Facts, *, open_batch: bool) -> None:
         """Refuse a script that cannot take part.
-
-        Args:
-            known: of its workload.
-            open_batch: whether its global batch is chosen here.
 
         Raises:
             ConfigError: it cannot, and what to change.

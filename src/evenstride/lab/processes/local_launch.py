@@ -66,12 +66,6 @@ def run(
 ) -> float:
     """Run a launch to its end; return the seconds it took once the workers were let loose.
 
-    Args:
-        launch: what to run.
-        limits: of at least as many workers.
-        folder: for the workers' output, one file each.
-        watch: called some 20 times a second.
-
     Raises:
         LaunchError: a worker failed, or the deadline passed; all others are ended then.
         LimitError: a limit could not be set.
@@ -181,9 +175,6 @@ class ServerLimits:
 
         At most twice per second, as a look costs milliseconds, and once more when training has
         begun: there are no new ones then.
-
-        Args:
-            training: whether a step was made.
         """
         now_s = time.monotonic()
         if self._last or now_s - self._looked_s < _LOOK_S:
@@ -196,7 +187,6 @@ class ServerLimits:
                 self._freed.add(pid)
 
     def _found(self) -> Iterator[int]:
-        """Yield servers that are not free yet."""
         for worker in self._workers:
             with contextlib.suppress(psutil.Error):
                 for child in psutil.Process(worker).children():

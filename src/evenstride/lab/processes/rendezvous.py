@@ -160,10 +160,6 @@ def _agents_store(
 def hosting_address(host: str, given: str | None) -> str | None:
     """Return the address of this machine on which to serve the store at ``host``.
 
-    Args:
-        host: of the store, as the user named it.
-        given: this machine's address, if the user gave one.
-
     Returns:
         The address; ``None`` if the store is on another machine.
 

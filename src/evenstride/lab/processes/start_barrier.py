@@ -48,10 +48,6 @@ class StartBarrier:
     def gather(self, deadline_s: float, failed: Callable[[], str | None]) -> list[Recruit]:
         """Return all workers once they have come, in the order of their numbers.
 
-        Args:
-            deadline_s: seconds from now.
-            failed: says why it is pointless to wait on, if it is.
-
         Raises:
             LaunchError: it is pointless, or not all came in time.
         """

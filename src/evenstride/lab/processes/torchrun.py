@@ -236,7 +236,6 @@ def _meeting(request: Request, store: StoreEndpoint, offers: Offers) -> list[str
 
 
 def _notes(request: Request, offers: Offers) -> tuple[str, ...]:
-    """Return what the user should know."""
     notes = []
     store = request.store
     if store is None and request.address is not None:

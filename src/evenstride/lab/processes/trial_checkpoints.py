@@ -31,11 +31,7 @@ class Trials:
         self._told: set[str] = set()
 
     def variables(self, run: str = "") -> dict[str, str]:
-        """Return the environment variables of a run.
-
-        Args:
-            run: its name; runs of different names share no checkpoints.
-        """
+        """Return the environment variables of a run."""
         folder = self._folder / run
         _begun_ns(folder)
         os.utime(folder / BEGUN, ns=(self._begun_ns, self._begun_ns))
@@ -53,7 +49,6 @@ class Trials:
         return new
 
     def _line(self, told: dict[str, Any]) -> str:
-        """Return what to say of one note; empty for nothing."""
         if "saved" in told:
             saved = told["saved"]
             if not self._temporary or not Path(saved).exists():

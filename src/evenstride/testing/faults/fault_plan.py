@@ -195,10 +195,6 @@ class ScriptedRoster:
         Survivors keep their order and come first, so that the new leader is one of them; then
         come those who may, the newly lost last.
 
-        Args:
-            faults: what ended this generation; empty if only somebody came.
-            reached: steps that were ever committed, also if they are trained again.
-
         Raises:
             ConfigError: nobody is left.
         """
@@ -245,14 +241,7 @@ def _happenings(fault: Fault, name: str) -> list[Happening]:
 def happening(
     plan: FaultPlan, roster: ScriptedRoster, fired: Iterable[int], step: int
 ) -> tuple[tuple[int, Fault], ...]:
-    """Return the plan's faults, with their numbers, that befall a member now.
-
-    Args:
-        plan: with all faults.
-        roster: of the running generation.
-        fired: numbers of the faults that have happened.
-        step: steps that are committed.
-    """
+    """Return the plan's faults, with their numbers, that befall a member now."""
     past = set(fired)
     return tuple(
         (number, fault)
@@ -321,7 +310,6 @@ class _SimulatedRun:
         return tuple(pair for pair in met if pair[1].kind != _GOES_ON)
 
     def _leave(self, ending: tuple[tuple[int, Fault], ...], step: int) -> int:
-        """Take the checkpoint of those who leave in order; return the step it is taken at."""
         if not ending or any(fault.kind != "term" for _, fault in ending):
             return step
         leave = max(self.left_at.get(index, step) for index, _ in ending)

@@ -199,7 +199,6 @@ class _Supervisor:
                 self._starter.signal(group.running[victim], signal.SIGKILL)
 
     def _book(self, group: _ProcessGroup, lost_s: float | None) -> Lived:
-        """Note how a generation went, and who is in the next one."""
         noted = group.progress()
         begun = self._lived[-1].generation.last_step if self._lived else 0
         first = min((one.first_step for one in noted), default=begun)

@@ -30,11 +30,6 @@ def run_bench(
 ) -> tuple[int, Findings]:
     """Return this process's rank, and what all have measured, the same everywhere; collective.
 
-    Args:
-        world_size: number of processes that the launcher has started.
-        plan: how long each part may take.
-        tell: called with what is being done, on rank 0 only.
-
     Returns:
         The findings are JSON types: ``ranks`` (as `examine_rank`), ``backend``,
         ``global_batch``, ``exactness``, ``timing`` and ``balance`` (``None`` for one process),
@@ -128,11 +123,6 @@ def compared(
     """Return medians of what was read beside the truth, and of their ratio step by step.
 
     All are over the steps that were read; without any the truth is over all warm ones.
-
-    Args:
-        times_s: per step, true seconds of own work and of the whole step.
-        read_s: own work as read, by step.
-        cold_steps: how many steps at the start do not count.
     """
     steps = [step for step in read_s if cold_steps <= step < len(times_s)]
     warm = [times_s[step] for step in steps] or times_s[cold_steps:]
@@ -145,7 +135,6 @@ def compared(
 
 
 def _read_s(trace: Path, workers: int) -> list[dict[int, float]]:
-    """Return each worker's busy times that were reported, by step."""
     busy_s: list[dict[int, float]] = [{} for _ in range(workers)]
     for seen in RunLog(trace).observations:
         if seen.modelled:
@@ -213,7 +202,6 @@ def overhead(place: BenchRank, plan: BenchBudget, data: RandomRows) -> dict[str,
 def _blocks(
     place: BenchRank, seconds: float, arms: Sequence[BenchArm], steps: int
 ) -> list[list[float]]:
-    """Run blocks of all arms in turns; return each one's times per step, round by round."""
     times_s: list[list[float]] = [[] for _ in arms]
     for order in in_turns(place, seconds, len(arms)):
         for number in order:
