@@ -24,6 +24,7 @@ from evenstride.runtime.coordination.continuity import LEFT, Continuity
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.coordination.messages import Reply
 from evenstride.runtime.failures.peers import Peer
+from evenstride.runtime.launching import torchrun_agent
 from evenstride.runtime.notices import Notice
 
 PEERS = tuple(Peer(k, "h", "one" if k < 2 else "two", 100 + k) for k in range(3))
