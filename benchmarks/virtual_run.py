@@ -12,10 +12,8 @@ from evenstride.core.control.advance import advance
 from evenstride.core.control.events import (
     EpochEnded,
     Event,
-    ExchangeAfter,
     Exchanged,
     FleetFormed,
-    SetShares,
 )
 from evenstride.core.control.schedule import Schedule
 from evenstride.core.control.state import Control
@@ -116,10 +114,8 @@ class VirtualRun:
         ]
 
     def _put(self, event: Event) -> None:
-        self._control, instructions = advance(self._control, event)
-        self.writer.event(self.clock_s, event, instructions)
-        for one in instructions:
-            if isinstance(one, SetShares):
-                self._schedule = self._schedule.decided_anew(one.effective, one.shares)
-            elif isinstance(one, ExchangeAfter):
-                self.after = one.steps
+        self._control, verdict = advance(self._control, event)
+        self.writer.event(self.clock_s, event, verdict)
+        if verdict.shares is not None:
+            self._schedule = self._schedule.decided_anew(verdict.effective, verdict.shares)
+        self.after = verdict.exchange_after

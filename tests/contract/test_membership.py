@@ -100,10 +100,10 @@ def test_any_story_of_members_keeps_the_global_batch(
     control, instructions = advance(
         Control(policy_from_spec(spec)), FleetFormed(0, 0, BATCH, WORKERS)
     )
-    shares = _check(control, instructions, ())
+    shares = _check(control, tuple(instructions), ())
     for number, (kind, value) in enumerate(story):
         if kind == "formed" and spec == GIVEN:
             continue  # a given split is of as many workers
         event = _event(control, 2 * number, kind, value, shares)
         control, instructions = advance(control, event)
-        shares = _check(control, instructions, shares)
+        shares = _check(control, tuple(instructions), shares)

@@ -150,7 +150,7 @@ class Run:
         for instruction in instructions:
             if isinstance(instruction, SetShares):
                 self.schedule = self.schedule.decided(instruction.effective, instruction.shares)
-        return _after(instructions)
+        return _after(tuple(instructions))
 
     def train(self, steps: range) -> tuple[Observation, ...]:
         """Return what the workers measure in some steps."""

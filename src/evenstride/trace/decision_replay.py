@@ -60,8 +60,8 @@ def replay(run: Path, policy: Policy[Any] | None = None) -> Replay:
                 )
             case "event" if control is not None:
                 event: Any = decode(record["event"])
-                control, instructions = advance(control, event)
-                pending = dumps([encode(i) for i in instructions])
+                control, verdict = advance(control, event)
+                pending = dumps([encode(part) for part in verdict])
                 outcome = replace(outcome, events=outcome.events + 1)
             case "instructions" if pending is not None:
                 outcome, pending = _compare(outcome, dumps(record["instructions"]), pending), None

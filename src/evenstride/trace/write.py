@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -47,7 +48,7 @@ class TraceWriter:
         self,
         at_s: float,
         event: Event,
-        instructions: tuple[Instruction, ...],
+        verdict: Iterable[Instruction],
         committed_at_s: float | None = None,
     ) -> None:
         """Append an event and what the control answered, ``at_s`` seconds into the run.
@@ -55,13 +56,13 @@ class TraceWriter:
         Args:
             at_s: when the event was decided on.
             event: what happened.
-            instructions: the answer.
+            verdict: the answer, part by part.
             committed_at_s: when the latest of an exchange's steps was committed; left out if that
                 is not known.
         """
         committed = {} if committed_at_s is None else {"committed_at_s": round(committed_at_s, 6)}
         self.record("event", at_s=round(at_s, 6), **committed, event=encode(event))
-        self.record("instructions", instructions=[encode(i) for i in instructions])
+        self.record("instructions", instructions=[encode(part) for part in verdict])
 
     def close(self) -> None:
         """Close the file; may be called again."""

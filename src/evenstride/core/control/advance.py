@@ -1,8 +1,8 @@
-"""The whole decision path as one function: ``advance(state, event) -> (state, instructions)``.
+"""The whole decision path as one function: ``advance(state, event) -> (state, verdict)``.
 
 The leader's runtime, the simulator and the replay of a trace all call this very function. A
-shell turns what happens into events, executes the instructions in order, and remembers nothing
-that matters: the same events always give the same instructions.
+shell turns what happens into events, lets all ranks apply the verdict, and remembers nothing
+that matters: the same events always give the same verdicts.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ from evenstride.core.control.batch_size import epoch_ended
 from evenstride.core.control.events import (
     EpochEnded,
     Event,
-    ExchangeAfter,
     Exchanged,
     FleetFormed,
-    Instruction,
-    KeepShares,
     MembersChanged,
     NotMeasured,
     OpeningSkipped,
     Recalled,
-    SetShares,
+    Verdict,
 )
 from evenstride.core.control.fleet_changes import change, form, not_measured, recall
 from evenstride.core.control.state import Control, allowed, expected
@@ -37,8 +34,8 @@ from evenstride.core.time_model.observation import Measurements, communication_s
 _SMOOTHING = 0.3  # of the communication time, per exchange
 
 
-def advance(control: Control, event: Event) -> tuple[Control, tuple[Instruction, ...]]:
-    """Return the next state of the control and what the shell must now do, in order.
+def advance(control: Control, event: Event) -> tuple[Control, Verdict]:
+    """Return the next state of the control, and what all ranks must now do.
 
     Raises:
         ConfigError: the fleet cannot be served (`FleetFormed` only); the state is unchanged.
@@ -57,8 +54,9 @@ def advance(control: Control, event: Event) -> tuple[Control, tuple[Instruction,
         case NotMeasured():
             return not_measured(control, event)
         case OpeningSkipped():
-            after = ExchangeAfter(control.cadence.fewest_steps, False)
-            return replace(control, opening_left=0), (after,)
+            following = control.cadence.fewest_steps
+            verdict = Verdict(event.step, None, exchange_after=following, judges=False)
+            return replace(control, opening_left=0), verdict
 
 
 def learn(control: Control, event: Exchanged) -> Control:
@@ -89,13 +87,13 @@ def _learn(control: Control, event: Exchanged) -> tuple[Control, Measurements, M
     return after, measured, sound
 
 
-def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruction, ...]]:
+def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     before = control
     # Before the check for the last exchange: the last steps may be the only ones at their share.
     control, measured, sound = _learn(before, event)
     if event.last:
-        never = ExchangeAfter(control.cadence.fewest_steps, False)
-        return control, (KeepShares("the run ends"), never)
+        never = control.cadence.fewest_steps
+        return control, Verdict(event.effective, None, reason="the run ends", exchange_after=never)
     situation = control.situation(event.step, measured, event.epoch)
     fleet, shared_s = situation.fleet, control.communication_s
     policy_state, decision = control.policy.decide(control.policy_state, situation)
@@ -118,11 +116,15 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, tuple[Instruct
     )
     if not sound.all():
         reason += f" (refused {int((~sound).sum())} impossible report(s))"
-    verdict: Instruction = (
-        SetShares(event.effective, after.rank_shares, reason) if moved else KeepShares(reason)
+    return after, Verdict(
+        event.effective,
+        after.rank_shares if moved else None,
+        opening_left > 0,
+        expect.expected_s,
+        expect.band,
+        reason,
+        exchange_after=1 if opening_left else cadence.steps,
     )
-    following = ExchangeAfter(1, True) if opening_left else ExchangeAfter(cadence.steps, False)
-    return after, (verdict, expect, following)
 
 
 def _remember(control: Control, held: tuple[PeakMemory, ...]) -> tuple[Memory, Fleet]:

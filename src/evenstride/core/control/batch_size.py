@@ -25,11 +25,7 @@ from evenstride.core.allocation.min_max import apportion
 from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.control.events import (
     EpochEnded,
-    ExchangeAfter,
-    Instruction,
-    KeepShares,
-    SetBatch,
-    SetShares,
+    Verdict,
 )
 from evenstride.core.control.fleet_changes import serving
 from evenstride.core.control.state import Control, allowed, expected
@@ -64,8 +60,8 @@ class _Prospect:
     late_s: float
 
 
-def epoch_ended(control: Control, event: EpochEnded) -> tuple[Control, tuple[Instruction, ...]]:
-    """Return the control with the batch of the next epoch, and what the shell must do.
+def epoch_ended(control: Control, event: EpochEnded) -> tuple[Control, Verdict]:
+    """Return the control with the batch of the next epoch, and the verdict.
 
     Raises:
         ConfigError: the batch is to be one that the fleet cannot be served with.
@@ -81,7 +77,7 @@ def epoch_ended(control: Control, event: EpochEnded) -> tuple[Control, tuple[Ins
         return _changed(after, event, why, opening)
     best, reason = _better(control, event)
     if best is None:
-        return _kept(control, reason)
+        return _kept(control, event, reason)
     return _changed(best.control, event, reason, best.opening)
 
 
@@ -217,24 +213,36 @@ def _noise(event: EpochEnded) -> str:
 
 def _changed(
     control: Control, event: EpochEnded, why: str, opening: Move
-) -> tuple[Control, tuple[Instruction, ...]]:
+) -> tuple[Control, Verdict]:
     assert control.fleet is not None, "there is a fleet"
     cadence = control.cadence
     # What was calm with the former batch says nothing about this one.
     after = replace(control, cadence=replace(cadence, steps=cadence.fewest_steps))
-    # The first step of a pass is never modelled, so the first exchange is after the second.
+    expect, _ = expected(after)
     blocking = after.opening_left > 0
-    following = ExchangeAfter(2 if blocking else cadence.fewest_steps, blocking)
-    return after, (
-        SetBatch(event.effective, control.fleet.global_batch, why),
-        SetShares(event.effective, after.rank_shares, opening.reason),
-        expected(after)[0],
-        following,
+    return after, Verdict(
+        event.effective,
+        after.rank_shares,
+        blocking,
+        expect.expected_s,
+        expect.band,
+        opening.reason,
+        batch=control.fleet.global_batch,
+        why_batch=why,
+        # The first step of a pass is never modelled, so the first exchange is after the second.
+        exchange_after=2 if blocking else cadence.fewest_steps,
     )
 
 
-def _kept(control: Control, reason: str) -> tuple[Control, tuple[Instruction, ...]]:
-    following = ExchangeAfter(control.cadence.steps, False)
-    if control.opening_left:
-        following = ExchangeAfter(1, True)
-    return control, (KeepShares(reason), expected(control)[0], following)
+def _kept(control: Control, event: EpochEnded, reason: str) -> tuple[Control, Verdict]:
+    expect, _ = expected(control)
+    blocking = control.opening_left > 0
+    return control, Verdict(
+        event.effective,
+        None,
+        blocking,
+        expect.expected_s,
+        expect.band,
+        reason,
+        exchange_after=1 if blocking else control.cadence.steps,
+    )

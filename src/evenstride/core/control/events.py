@@ -5,6 +5,7 @@ Workers are numbered by rank throughout, those without a share included.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from evenstride.core.allocation.memory_model import PeakMemory
@@ -208,3 +209,59 @@ class LetGo:
 
 
 Instruction = SetShares | KeepShares | SetBatch | Expect | ExchangeAfter | SaveAfter | LetGo
+"""One part of a `Verdict`, as a trace records it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the core answers to an event, and what all ranks then apply.
+
+    Iterating gives its parts as a trace records them, in the order in which they take effect.
+
+    Args:
+        effective: first step the decision is about.
+        shares: the ranks' new shares from that step on, or ``None`` to keep them.
+        opening: whether the next step waits for a decision as well; such steps serve to find the
+            first split quickly, and end with the opening phase.
+        expected_s: expected busy time of each rank; 0 for none.
+        band: half-width of each rank's band, as a part.
+        reason: one sentence.
+        save_after: all ranks save a checkpoint when so many steps are committed; ``None`` for no.
+        go_after: when so many are, the ranks of ``going`` end; ``None`` if nobody does.
+        going: these ranks.
+        why_going: for people.
+        batch: global batch with which all go on who stand at a turn; ``None`` where not all do.
+        why_batch: for people, where it is another batch.
+        exchange_after: steps of the leader until the next exchange.
+        judges: whether the shares were looked at, be they kept or not.
+    """
+
+    effective: int
+    shares: Shares | None
+    opening: bool = False
+    expected_s: tuple[float, ...] = ()
+    band: tuple[float, ...] = ()
+    reason: str = ""
+    save_after: int | None = None
+    go_after: int | None = None
+    going: tuple[int, ...] = ()
+    why_going: str = ""
+    batch: int | None = None
+    why_batch: str = ""
+    exchange_after: int = 1
+    judges: bool = True
+
+    def __iter__(self) -> Iterator[Instruction]:
+        if self.batch is not None:
+            yield SetBatch(self.effective, self.batch, self.why_batch)
+        if self.shares is not None:
+            yield SetShares(self.effective, self.shares, self.reason)
+        elif self.judges:
+            yield KeepShares(self.reason)
+        if self.expected_s:
+            yield Expect(self.expected_s, self.band)
+        yield ExchangeAfter(self.exchange_after, self.opening)
+        if self.save_after is not None:
+            yield SaveAfter(self.save_after, self.reason)
+        if self.go_after is not None:
+            yield LetGo(self.go_after, self.going, self.why_going)

@@ -6,16 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from evenstride.core.control.events import (
-    ExchangeAfter,
     FleetFormed,
-    Instruction,
-    KeepShares,
-    LetGo,
     MembersChanged,
     NotMeasured,
     Recalled,
-    SaveAfter,
-    SetShares,
+    Verdict,
 )
 from evenstride.core.control.state import Control, allowed, expected
 from evenstride.core.fleet import Fleet, Worker
@@ -30,7 +25,7 @@ from evenstride.core.time_model.observation import Measurements
 from evenstride.errors import ConfigError
 
 
-def form(control: Control, event: FleetFormed) -> tuple[Control, tuple[Instruction, ...]]:
+def form(control: Control, event: FleetFormed) -> tuple[Control, Verdict]:
     roster, membership, told = _entered(control, event)
     formed = replace(
         control,
@@ -44,11 +39,15 @@ def form(control: Control, event: FleetFormed) -> tuple[Control, tuple[Instructi
     # A single worker has nothing to search for, so none of its steps should wait.
     opening_left = control.policy.opening_steps if len(event.workers) > 1 else 0
     after = replace(after, opening_left=opening_left)
-    # The first step of a pass is never modelled, so the first exchange worth having is the
-    # one after the second step.
-    first = ExchangeAfter(2 if opening_left else control.cadence.fewest_steps, opening_left > 0)
-    shares = roster.spread(opening.shares, 0)
-    return after, (SetShares(event.step, shares, told + opening.reason), first)
+    return after, Verdict(
+        event.step,
+        roster.spread(opening.shares, 0),
+        opening_left > 0,
+        reason=told + opening.reason,
+        # The first step of a pass is never modelled, so the first exchange worth having is the
+        # one after the second step.
+        exchange_after=2 if opening_left else control.cadence.fewest_steps,
+    )
 
 
 def _entered(control: Control, event: FleetFormed) -> tuple[Roster, Membership, str]:
@@ -136,7 +135,7 @@ def _remembered(control: Control, fleet: Fleet) -> Estimate:
     return unknown.taking(control.estimate, pairs)
 
 
-def change(control: Control, event: MembersChanged) -> tuple[Control, tuple[Instruction, ...]]:
+def change(control: Control, event: MembersChanged) -> tuple[Control, Verdict]:
     membership, transitions = control.membership.after_all(event.happenings)
     assert not any(transition.regroups for transition in transitions), "those form another fleet"
     told = [transition.reason for transition in transitions]
@@ -148,13 +147,24 @@ def change(control: Control, event: MembersChanged) -> tuple[Control, tuple[Inst
     leaves, after = _leaves(after, event)
     told += [f"{name}: {each.reason}" for name, each in leaves.items()]
     reason = "; ".join(told)
-    shares = after.rank_shares
-    verdict: Instruction = KeepShares(reason)
-    if shares != control.rank_shares:
-        verdict = SetShares(event.effective, shares, reason)
+    names = control.membership.workers
+    going = tuple(sorted(names.index(name) for name, each in leaves.items() if each.go))
+    # A rank hears of this at the latest when it draws the step that it takes effect at.
+    parting = event.effective + 1
     expect, _ = expected(after)
-    following = ExchangeAfter(control.cadence.fewest_steps, False)
-    return after, (verdict, expect, following, *_partings(after, event, leaves, reason))
+    return after, Verdict(
+        event.effective,
+        after.rank_shares if after.rank_shares != control.rank_shares else None,
+        False,
+        expect.expected_s,
+        expect.band,
+        reason,
+        save_after=parting if any(each.save for each in leaves.values()) else None,
+        go_after=parting if going else None,
+        going=going,
+        why_going=reason if going else "",
+        exchange_after=control.cadence.fewest_steps,
+    )
 
 
 def _others_take_over(control: Control, step: int) -> tuple[Control, str]:
@@ -192,21 +202,7 @@ def _leaves(control: Control, event: MembersChanged) -> tuple[dict[str, Departur
     return leaves, replace(control, saved_for=(saved | done) - stay)
 
 
-def _partings(
-    control: Control, event: MembersChanged, leaves: dict[str, DepartureOrder], reason: str
-) -> tuple[Instruction, ...]:
-    # A rank hears of this at the latest when it draws the step that it takes effect at.
-    steps, partings = event.effective + 1, list[Instruction]()
-    if any(each.save for each in leaves.values()):
-        partings.append(SaveAfter(steps, reason))
-    names = control.membership.workers
-    ranks = tuple(sorted(names.index(name) for name, each in leaves.items() if each.go))
-    if ranks:
-        partings.append(LetGo(steps, ranks, reason))
-    return tuple(partings)
-
-
-def recall(control: Control, event: Recalled) -> tuple[Control, tuple[Instruction, ...]]:
+def recall(control: Control, event: Recalled) -> tuple[Control, Verdict]:
     assert control.fleet is not None, "a fleet forms before it recalls"
     assert control.estimate is not None, "a fleet forms with an empty estimate"
     membership = replace(control.membership, generation=event.generation)
@@ -217,19 +213,28 @@ def recall(control: Control, event: Recalled) -> tuple[Control, tuple[Instructio
     assert after.estimate is not None, "a fleet has an estimate"
     new = int((after.estimate.steps > 0).sum()) - before
     reason = f"{new} of {len(control.fleet)} worker(s) are known from the checkpoint"
-    # If the opening goes on, it exchanges after two steps: the first of a pass is never modelled.
-    following = ExchangeAfter(2 if control.opening_left else 1, control.opening_left > 0)
+    keep = Verdict(
+        event.effective,
+        None,
+        control.opening_left > 0,
+        reason=reason,
+        # If the opening goes on, it exchanges after two steps: the first of a pass is never
+        # modelled.
+        exchange_after=2 if control.opening_left else 1,
+    )
     if not new:  # they may come back
-        return replace(control, membership=membership, profiles=known), (
-            KeepShares(reason),
-            following,
-        )
-    shares, expect = after.rank_shares, expected(after)[0]
-    reason = f"{reason}; {opening.reason}"
-    return after, (SetShares(event.effective, shares, reason), expect, following)
+        return replace(control, membership=membership, profiles=known), keep
+    expect, _ = expected(after)
+    return after, replace(
+        keep,
+        shares=after.rank_shares,
+        expected_s=expect.expected_s,
+        band=expect.band,
+        reason=f"{reason}; {opening.reason}",
+    )
 
 
-def not_measured(control: Control, event: NotMeasured) -> tuple[Control, tuple[Instruction, ...]]:
+def not_measured(control: Control, event: NotMeasured) -> tuple[Control, Verdict]:
     assert control.fleet is not None, "a fleet forms before it is known how it is measured"
     # A policy that acts on times would wait for some that never come.
     fixed = control.policy if is_fixed(control.policy) else Uniform()
@@ -242,12 +247,16 @@ def not_measured(control: Control, event: NotMeasured) -> tuple[Control, tuple[I
         not_measured=event.reason,
     )
     after, opening = serving(blank, control.roster, control.fleet.global_batch, event.step)
-    following = ExchangeAfter(control.cadence.fewest_steps, False)
-    reason = f"steps cannot be measured ({event.reason}): {opening.reason}"
-    verdict: Instruction = KeepShares(reason)
-    if after.rank_shares != control.rank_shares:
-        verdict = SetShares(event.step, after.rank_shares, reason)
-    return after, (verdict, expected(after)[0], following)
+    expect, _ = expected(after)
+    return after, Verdict(
+        event.step,
+        after.rank_shares if after.rank_shares != control.rank_shares else None,
+        False,
+        expect.expected_s,
+        expect.band,
+        f"steps cannot be measured ({event.reason}): {opening.reason}",
+        exchange_after=control.cadence.fewest_steps,
+    )
 
 
 def _still_refused(control: Control, workers: tuple[Worker, ...]) -> tuple[int, ...]:

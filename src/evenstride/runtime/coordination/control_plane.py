@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evenstride.core.allocation.memory_model import PeakMemory
+from evenstride.core.control.events import Verdict
 from evenstride.core.control.exchange_interval import ToleranceBand
 from evenstride.core.fleet import Shares
 from evenstride.core.gradients.noise_accumulator import StepParts
@@ -32,7 +33,6 @@ from evenstride.runtime.coordination.messages import (
     BatchChange,
     Position,
     Reply,
-    Verdict,
     reply_from_text,
     reply_to_text,
     verdict_from_plain,

@@ -12,15 +12,14 @@ from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.allocation.speedup import Yardstick, equal_split
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import (
-    EpochEnded,
     Event,
     Exchanged,
     FleetFormed,
-    Instruction,
     MembersChanged,
     NotMeasured,
     OpeningSkipped,
     Recalled,
+    Verdict,
 )
 from evenstride.core.control.state import Control
 from evenstride.core.diagnostics.ledger import Ledger
@@ -30,7 +29,7 @@ from evenstride.core.membership.worker_profiles import WorkerProfile
 from evenstride.core.time_model.observation import Measurements
 from evenstride.errors import SplitDiverged
 from evenstride.runtime.coordination.epoch_boundary import asked, meeting
-from evenstride.runtime.coordination.messages import Reply, Verdict, joined, verdict_of
+from evenstride.runtime.coordination.messages import Reply, joined
 from evenstride.runtime.coordination.notice_filter import NoticeFilter
 from evenstride.runtime.coordination.save_schedule import SaveSchedule
 from evenstride.runtime.engines.replica_groups import Fold, Islands
@@ -60,7 +59,7 @@ class Leader:
         self._control, self._islands = control, islands
         self._fold = None if islands is None else Fold(islands)
         self._writer: TraceWriter | None = None
-        self._unwritten: list[tuple[float, Event, tuple[Instruction, ...]]] = []
+        self._unwritten: list[tuple[float, Event, Verdict]] = []
         self._started_s = time.perf_counter()
         self._equal: Shares = ()
         self._stands: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -123,8 +122,8 @@ class Leader:
         """Keep a trace from now on; the forming of the fleet is written, too."""
         self._writer = writer
         if writer is not None:
-            for at_s, event, instructions in self._unwritten:
-                writer.event(at_s, event, instructions)
+            for at_s, event, verdict in self._unwritten:
+                writer.event(at_s, event, verdict)
         self._unwritten.clear()
 
     def exchange(
@@ -290,7 +289,7 @@ class Leader:
         if turned.batch is None:
             logger.info("step %d: %s", step, turned.reason)
             return replace(joined(verdict, turned), batch=present)
-        return replace(joined(verdict, turned), reason=turned.reason)
+        return replace(joined(verdict, turned), reason=f"{turned.why_batch}; {turned.reason}")
 
     def _with_members(self, verdict: Verdict, replies: list[Reply], step: int) -> Verdict:
         """Return the verdict with what notices, and wishes to save, add to it."""
@@ -314,18 +313,14 @@ class Leader:
 
     def _advance(self, event: Event, *, at_step: int, committed_s: float | None = None) -> Verdict:
         at_s = self.at_s
-        self._control, instructions = advance(self._control, event)
+        self._control, verdict = advance(self._control, event)
         if self._writer is not None:
             committed_at_s = None if committed_s is None else committed_s - self._started_s
-            self._writer.event(at_s, event, instructions, committed_at_s)
+            self._writer.event(at_s, event, verdict, committed_at_s)
         # The fleet forms before it is known whether there will be a trace.
         elif isinstance(event, FleetFormed):
-            self._unwritten.append((at_s, event, instructions))
-        effective = event.step
-        if isinstance(event, Exchanged | MembersChanged | Recalled | EpochEnded):
-            effective = event.effective
-        verdict, after = verdict_of(effective, instructions)
-        self.exchange_at = at_step + after.steps
+            self._unwritten.append((at_s, event, verdict))
+        self.exchange_at = at_step + verdict.exchange_after
         return verdict
 
     def _of_workers(self, replies: list[Reply]) -> tuple[Measurements, tuple[PeakMemory, ...]]:

@@ -12,17 +12,8 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.allocation.memory_model import PeakMemory
-from evenstride.core.control.events import (
-    ExchangeAfter,
-    Expect,
-    Instruction,
-    KeepShares,
-    LetGo,
-    SaveAfter,
-    SetBatch,
-    SetShares,
-)
-from evenstride.core.fleet import FloatArray, Shares
+from evenstride.core.control.events import Verdict
+from evenstride.core.fleet import FloatArray
 from evenstride.core.gradients.noise_accumulator import StepParts
 from evenstride.core.time_model.observation import Measurements
 from evenstride.runtime.coordination.notice_filter import RankNotices
@@ -176,67 +167,6 @@ class Reply:
     norms: tuple[StepParts, ...] = ()
     drawn: int = 0
     turn: BatchChange | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the leader tells all ranks after an exchange.
-
-    Args:
-        effective: first step the decision is about.
-        shares: the ranks' new shares from that step on, or ``None`` to keep them.
-        opening: whether the next step waits for a decision as well.
-        expected_s: expected busy time of each rank; 0 for none.
-        band: half-width of each rank's band, as a part.
-        reason: one sentence.
-        save_after: all ranks save a checkpoint when so many steps are committed; ``None`` for no.
-        go_after: when so many are, the ranks of ``going`` end; ``None`` if nobody does.
-        going: these ranks.
-        why_going: for people.
-        batch: global batch with which all go on who stand at a turn; ``None`` where not all do.
-    """
-
-    effective: int
-    shares: Shares | None
-    opening: bool
-    expected_s: tuple[float, ...]
-    band: tuple[float, ...]
-    reason: str
-    save_after: int | None = None
-    go_after: int | None = None
-    going: tuple[int, ...] = ()
-    why_going: str = ""
-    batch: int | None = None
-
-
-def verdict_of(
-    effective: int, instructions: tuple[Instruction, ...]
-) -> tuple[Verdict, ExchangeAfter]:
-    """Return what instructions of the core come to, and when to exchange again.
-
-    Ranks are numbered as the core numbers them: islands, where there are some.
-    """
-    verdict, after = Verdict(effective, None, False, (), (), ""), ExchangeAfter(1, False)
-    for one in instructions:
-        match one:
-            case SetShares():
-                reason = one.reason if verdict.batch is None else f"{verdict.reason}; {one.reason}"
-                verdict = replace(verdict, shares=one.shares, reason=reason)
-            case SetBatch():
-                verdict = replace(verdict, batch=one.global_batch, reason=one.reason)
-            case KeepShares():
-                verdict = replace(verdict, reason=one.reason)
-            case Expect():
-                verdict = replace(verdict, expected_s=one.expected_s, band=one.band)
-            case SaveAfter():
-                verdict = replace(verdict, save_after=one.steps)
-            case LetGo():
-                verdict = replace(
-                    verdict, go_after=one.steps, going=one.ranks, why_going=one.reason
-                )
-            case ExchangeAfter():
-                verdict, after = replace(verdict, opening=one.blocking), one
-    return verdict, after
 
 
 def joined(first: Verdict, then: Verdict) -> Verdict:

@@ -10,13 +10,11 @@ import numpy as np
 
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import (
-    ExchangeAfter,
     Exchanged,
     Expect,
     FleetFormed,
-    Instruction,
     MembersChanged,
-    SetShares,
+    Verdict,
 )
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import FloatArray, IntArray, as_array
@@ -56,7 +54,7 @@ class SimulatedController:
         self._groups = frozenset(self._timeline.groups)
         self._control = Control(policy)
         self._pending: deque[tuple[int, IntArray, str]] = deque()
-        self._after, self._due = ExchangeAfter(1, False), 0
+        self._verdict, self._due = Verdict(0, None), 0
         self._formed = 0
         self._begin(0)
 
@@ -79,13 +77,13 @@ class SimulatedController:
         batch = self._scenario.global_batch
         event = FleetFormed(self._formed, step, batch, workers, happenings)
         self._formed += 1
-        self._control, instructions = advance(self._control, event)
+        self._control, verdict = advance(self._control, event)
         self._pending.clear()
         self._forget(len(workers))
         self._shares = np.zeros(0, dtype=np.int64)
         self._cold = True
-        self._obey(instructions)
-        self._due = step + self._after.steps
+        self._obey(verdict)
+        self._due = step + self._verdict.exchange_after
 
     def _happenings(self, step: int, *, told: bool) -> tuple[Happening, ...]:
         """Return the notices that come at a step and those that are withdrawn, or all else."""
@@ -103,9 +101,9 @@ class SimulatedController:
             return
         self._tell(self._control.membership.after_all(happenings)[0])
         event = MembersChanged(step, self._effective(step, self._scenario.exchange.lag), happenings)
-        self._control, instructions = advance(self._control, event)
-        self._obey(instructions)
-        self._due = step + self._after.steps
+        self._control, verdict = advance(self._control, event)
+        self._obey(verdict)
+        self._due = step + self._verdict.exchange_after
 
     def _effective(self, step: int, lag: int) -> int:
         return max(step + lag, self._pending[-1][0] if self._pending else 0)
@@ -144,7 +142,7 @@ class SimulatedController:
         asked = self._scenario.exchange
         # The first exchange is a cold one for every policy, so that all pay the same for it.
         lag = asked.lag
-        if asked.cold_lag is not None and (self._cold or self._after.blocking):
+        if asked.cold_lag is not None and (self._cold or self._verdict.opening):
             lag = asked.cold_lag
         self._cold = False
         effective = self._effective(step, lag)
@@ -153,24 +151,21 @@ class SimulatedController:
         epoch = self._scenario.epoch_of(step + 1)
         event = Exchanged(step + 1, effective, self._told(load), epoch=epoch)
         started_s = time.perf_counter()
-        self._control, instructions = advance(self._control, event)
+        self._control, verdict = advance(self._control, event)
         self._took(time.perf_counter() - started_s)
-        self._obey(instructions)
-        self._due = step + 1 + self._after.steps
+        self._obey(verdict)
+        self._due = step + 1 + self._verdict.exchange_after
 
     def _took(self, decide_s: float) -> None:
         """Take note of how long a decision took to work out."""
 
-    def _obey(self, instructions: tuple[Instruction, ...]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case SetShares():
-                    shares = as_array(instruction.shares)
-                    self._pending.append((instruction.effective, shares, instruction.reason))
-                case Expect():
-                    self._expect(instruction)
-                case ExchangeAfter():
-                    self._after = instruction
+    def _obey(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        if verdict.shares is not None:
+            shares = as_array(verdict.shares)
+            self._pending.append((verdict.effective, shares, verdict.reason))
+        if verdict.expected_s:
+            self._expect(Expect(verdict.expected_s, verdict.band))
 
     def _forget(self, workers: int) -> None:
         """Begin to measure workers, of whom nothing is expected."""

@@ -66,7 +66,7 @@ class Run:
     ) -> tuple[Instruction, ...]:
         event = EpochEnded(self.step, self.step, *bounds, scale, low, high)
         self.control, instructions = advance(self.control, event)
-        return instructions
+        return tuple(instructions)
 
 
 def _time(batch: int, phi: float) -> float:

@@ -58,7 +58,7 @@ class Run:
             assert decode(_through_text(encode(instruction))) == instruction
             if isinstance(instruction, SetShares):
                 self.shares = instruction.shares
-        return instructions
+        return tuple(instructions)
 
     def exchange(self, times: int = 1) -> tuple[Instruction, ...]:
         for _ in range(times):
@@ -66,7 +66,7 @@ class Run:
             instructions = self.put(
                 Exchanged(self.step, self.step + 1, _seen(self.shares, self.step - 3))
             )
-        return instructions
+        return tuple(instructions)
 
     def change(self, *happenings: Happening, save_s: float | None = 1.0) -> tuple[Instruction, ...]:
         return self.put(MembersChanged(self.step, self.step + 2, happenings, save_s))

@@ -67,7 +67,7 @@ class Plant:
         event = FleetFormed(self.control.generation + 1, self.step, self.batch, members)
         self.control, instructions = advance(self.control, event)
         self.pending.clear()
-        self._obey(instructions)
+        self._obey(tuple(instructions))
         self.shares = self.pending.pop()[1]
 
     def exchange(self, steps: int = 1) -> Shares:
@@ -80,7 +80,7 @@ class Plant:
         epoch = None if self.epoch_steps is None else self.step // self.epoch_steps
         event = Exchanged(self.step, self.step + self.lag - 1, Measurements.of(seen), epoch=epoch)
         self.control, instructions = advance(self.control, event)
-        self._obey(instructions)
+        self._obey(tuple(instructions))
         return self.control.shares
 
     def run(self, exchanges: int, steps: int = 1) -> Shares:

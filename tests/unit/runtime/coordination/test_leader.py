@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.control.events import FleetFormed
+from evenstride.core.control.events import FleetFormed, Verdict
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.gradients.noise_accumulator import StepParts
@@ -21,7 +21,6 @@ from evenstride.errors import InfeasibleShares, SplitDiverged
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.coordination.messages import (
     Reply,
-    Verdict,
     reply_from_text,
     reply_to_text,
     verdict_from_plain,

@@ -1,61 +1,20 @@
-"""What instructions of the core come to for the ranks, and two decisions as one."""
+"""What ranks and leader tell each other, and two decisions as one."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from math import inf, nan
-from typing import Any
 
 import pytest
 
-from evenstride.core.control.events import (
-    ExchangeAfter,
-    Expect,
-    Instruction,
-    KeepShares,
-    LetGo,
-    SaveAfter,
-    SetShares,
-)
+from evenstride.core.control.events import Verdict
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.runtime.coordination.messages import (
     Reply,
-    Verdict,
     joined,
     reply_from_text,
     reply_to_text,
-    verdict_of,
 )
-
-
-@pytest.mark.parametrize(
-    ("instruction", "told"),
-    [
-        (SetShares(5, (3, 4), "faster"), {"shares": (3, 4), "reason": "faster"}),
-        (KeepShares("as fast"), {"reason": "as fast"}),
-        (Expect((0.1, 0.2), (0.3, 0.4)), {"expected_s": (0.1, 0.2), "band": (0.3, 0.4)}),
-        (SaveAfter(9, "spot"), {"save_after": 9}),
-        (LetGo(9, (1,), "spot"), {"go_after": 9, "going": (1,), "why_going": "spot"}),
-        (ExchangeAfter(2, True), {"opening": True}),
-    ],
-    ids=lambda value: type(value).__name__ if not isinstance(value, dict) else "",
-)
-def test_every_instruction_reaches_the_ranks(
-    instruction: Instruction, told: dict[str, Any]
-) -> None:
-    verdict, after = verdict_of(5, (instruction,))
-
-    nothing: dict[str, Any] = {
-        "effective": 5,
-        "shares": None,
-        "opening": False,
-        "expected_s": (),
-        "band": (),
-        "reason": "",
-    }
-    assert verdict == Verdict(**{**nothing, **told})
-    asked = isinstance(instruction, ExchangeAfter)
-    assert after == (instruction if asked else ExchangeAfter(1, False))
 
 
 def test_a_reply_is_read_as_it_was_written_and_what_is_no_number_as_not_known() -> None:
