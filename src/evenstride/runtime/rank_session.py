@@ -27,7 +27,7 @@ from evenstride.runtime.engines.process_groups import own_group
 from evenstride.runtime.engines.watched_model import WatchedModels
 from evenstride.runtime.environment import USUAL_SILENT_S, Environment
 from evenstride.runtime.failures.heartbeat import ending_exception
-from evenstride.runtime.failures.peer_link import PeerLink, tie
+from evenstride.runtime.failures.peer_link import PeerLink
 from evenstride.runtime.failures.survivors import survivors_of, watched
 from evenstride.runtime.host.host_load import loads_for
 from evenstride.runtime.loading.batch_change import turns_of
@@ -165,8 +165,8 @@ class RankSession:
             partial(told_by, self.scaling.noise),
         )
         if free is None:
-            return tie(local, team, self._at, silent_s)
-        return tie(local, team, self._at, silent_s or USUAL_SILENT_S, free.lost)
+            return PeerLink(local, team, self._at, silent_s)
+        return PeerLink(local, team, self._at, silent_s or USUAL_SILENT_S, free.lost)
 
     def _at(self) -> tuple[str, int]:
         phase, step = self.timer.at

@@ -1,4 +1,4 @@
-"""Exchanges between the ranks, on a background thread of each.
+"""Exchanges between the ranks, on a background thread of each; of one rank alone, on its own.
 
 One exchange, number ``i``, is three messages through the store:
 
@@ -7,7 +7,8 @@ One exchange, number ``i``, is three messages through the store:
 2. every rank puts up its barrier and replies (``told/i/RANK``) with what it measured;
 3. the leader lets the core decide and tells everyone (``verdict/i``).
 
-All waiting happens here, on the control threads; training never takes part.
+All waiting happens here, on the control threads; training never takes part. A rank alone sends
+the same messages to itself, between two steps.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from evenstride.core.fleet import Shares
 from evenstride.core.gradients.noise_accumulator import StepParts
 from evenstride.core.time_model.observation import Measurements
 from evenstride.errors import EvenstrideError, WorkerLost, from_plain, to_plain
-from evenstride.runtime.coordination.draw_barrier import BarrierReport, DrawBarrier
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.coordination.messages import (
     BatchChange,
@@ -40,6 +41,7 @@ from evenstride.runtime.coordination.messages import (
 )
 from evenstride.runtime.coordination.notice_filter import RankNotices
 from evenstride.runtime.coordination.save_schedule import SaveSchedule
+from evenstride.runtime.store.local_channel import LocalChannel
 from evenstride.runtime.store.store_channel import Channel
 from evenstride.runtime.timing.recorder import Recorder
 
@@ -83,10 +85,10 @@ def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
 
 
 class ControlPlane:
-    """One rank's control thread; rank 0's also leads.
+    """One rank's part in the exchanges, on a thread if there are others; rank 0's also leads.
 
     Args:
-        channel: to the other ranks.
+        channel: to the other ranks, or to oneself.
         local: gate, recorder and position of this rank.
         shares: the opening split; those in force from then on.
         leader: the leader, on rank 0 only.
@@ -95,11 +97,11 @@ class ControlPlane:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: Channel | LocalChannel,
         local: Local,
         shares: Shares,
         leader: Leader | None,
-        lost: Callable[[str], object],
+        lost: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._channel, self._local, self._leader = channel, local, leader
         self.shares, self._lost = shares, lost
@@ -107,8 +109,13 @@ class ControlPlane:
         self._asked = False
         self._closing = False
         self._cpu_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="evenstride-control", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        # A rank alone waits for nobody, so its steps and its trace need no second thread.
+        if channel.world_size > 1:
+            self._thread = threading.Thread(
+                target=self._run, name="evenstride-control", daemon=True
+            )
+            self._thread.start()
 
     @property
     def cpu_s(self) -> float:
@@ -118,7 +125,7 @@ class ControlPlane:
     @property
     def running(self) -> bool:
         """Whether the control thread still runs."""
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     @property
     def exchange(self) -> int:
@@ -136,6 +143,9 @@ class ControlPlane:
         if self._leader is not None and not self._asked and step >= self._leader.exchange_at:
             self._asked = True
             self.ask()
+        # A rank alone answers here, as it may have been asked for a save or for a notice.
+        if self._thread is None and self._channel.present([f"go/{self._exchange}/0"])[0]:
+            self._one_exchange()
 
     def begin_with(self, shares: Shares) -> None:
         """Take another opening split for the first one, before any decision has come."""
@@ -143,31 +153,41 @@ class ControlPlane:
 
     def turn(self, turn: BatchChange) -> int | None:
         """Stand still until the batch is decided; ``None`` if no more decisions will come."""
-        return self._local.gate.turn(turn, self.ask)
+        return self._local.gate.turn(turn, self.ask if self._thread else self._answer_now)
+
+    def _answer_now(self) -> None:
+        self.ask()
+        self._one_exchange()
 
     def close(self) -> None:
         """End the thread; the first rank that closes ends all exchanges. May be called again."""
         if self._closing:
             return
+        if self._thread is None:
+            # Once more, so that the trace and the summary hold the latest steps as well.
+            self._local.gate.skip_opening()
+            self._answer_now()
         self._closing = True
         # First: in the opening the control thread waits at the gate for training, which is over
         # now.
         self._local.gate.stop()
+        if self._thread is None:
+            return
         try:
-            self._wake_up()
+            self._wake_up(self._thread)
             if self._leader is not None and self.running:
                 self._wait_no_longer()
         except RuntimeError:  # the store is gone already; then the thread is ending, too
             logger.debug("the store was gone before the control thread ended", exc_info=True)
         self._thread.join(_JOIN_S)
 
-    def _wake_up(self) -> None:
+    def _wake_up(self, thread: threading.Thread) -> None:
         """Let the thread take part in one more exchange, the last, wherever it stands."""
         # Repeated, since the thread may end an exchange meanwhile and wait for the next number.
         until_s = time.monotonic() + _LAST_S
         while self.running and time.monotonic() < until_s:
             self._channel.put(f"go/{self._exchange}/{self._channel.rank}", "")
-            self._thread.join(_AGAIN_S)
+            thread.join(_AGAIN_S)
 
     def _wait_no_longer(self) -> None:
         """Answer for those who do not: they are gone, or still at their last steps."""
@@ -244,7 +264,17 @@ class ControlPlane:
             told, norms = self._local.recorder.take(), self._local.norms()
             return Reply(0, 0, position.stands, told, leaving=True, norms=norms)
         self._local.gate.forget_before(position.step - 1)
-        return _reply_of(self._local, held, position)
+        return Reply(
+            held.barrier,
+            held.checksum,
+            position.stands,
+            self._local.recorder.take(),
+            held=self._local.held(),
+            notice=self._local.notice(),
+            norms=self._local.norms(),
+            drawn=held.drawn,
+            turn=held.turn,
+        )
 
     def _somebody_turns(self) -> bool:
         """Return whether a rank stands at a turn, and this one may wait for it in vain."""
@@ -299,64 +329,6 @@ class ControlPlane:
             case {"lost": text}:
                 self._lost(text)
         return False
-
-
-def _reply_of(local: Local, held: BarrierReport, position: Position) -> Reply:
-    return Reply(
-        held.barrier,
-        held.checksum,
-        position.stands,
-        local.recorder.take(),
-        held=local.held(),
-        notice=local.notice(),
-        norms=local.norms(),
-        drawn=held.drawn,
-        turn=held.turn,
-    )
-
-
-class SoloPlane:
-    """The control of a run with one process: the same path, without threads or messages."""
-
-    def __init__(self, local: Local, shares: Shares, leader: Leader) -> None:
-        self._local, self._shares, self._leader = local, shares, leader
-        self._asked = False
-
-    @property
-    def cpu_s(self) -> float:
-        """No thread, so no time of its own."""
-        return 0.0
-
-    def ask(self) -> None:
-        """Exchange after the present step: a save is due, or there is a notice. Never waits."""
-        self._asked = True
-
-    def tick(self, step: int) -> None:
-        """Exchange with oneself when it is due, for the trace and the summary."""
-        if self._asked or step >= self._leader.exchange_at:
-            self._asked = False
-            self._exchange(step)
-
-    def _exchange(self, step: int) -> None:
-        held = self._local.gate.hold()
-        if held is None:
-            return
-        now = self._local.position()
-        reply = _reply_of(self._local, held, now)
-        verdict = self._leader.exchange(step, [reply], held.checksum, now.committed_s, now.epoch)
-        self._shares = apply(verdict, 0, self._local, self._shares)
-        self._leader.show()
-
-    def turn(self, turn: BatchChange) -> int | None:
-        """Have the next epoch's batch chosen; ``None`` if no more decisions will come."""
-        return self._local.gate.turn(turn, lambda: self._exchange(turn.step))
-
-    def close(self, step: int) -> None:
-        """Exchange once more, so that the trace and the summary hold the latest steps as well."""
-        self._local.gate.skip_opening()
-        # After the loop, the step it was in last is one behind those that were told already.
-        self._exchange(max(step, self._local.position().step))
-        self._local.gate.stop()
 
 
 def announce_loss(channel: Channel, number: int, rank: int, text: str) -> None:
