@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from evenstride.core.convergence.time_to_target import Value
 from evenstride.core.gradients.noise_scale import GradientNorms
 from evenstride.errors import TraceError
-from evenstride.trace.read import is_number, norms_of
+from evenstride.trace.read import DataPass, is_number, norms_of, pass_of
 from evenstride.trace.run_log import RunLog
 
 _SAME = 1e-9  # epochs, by which sums of steps may differ from a position
@@ -94,15 +94,6 @@ def course_of(log: RunLog) -> TrainingHistory:
     return TrainingHistory(metrics, tuple(course.steps), tuple(course.batches))
 
 
-class _DataPass(NamedTuple):
-    """A pass over the data."""
-
-    step: int
-    epochs: float
-    samples: int
-    batch: int
-
-
 class _Course:
     def __init__(self, run: Path) -> None:
         self.metrics: dict[str, list[Value]] = {}
@@ -110,7 +101,7 @@ class _Course:
         self.batches: list[int] = []
         self._header: dict[str, Any] = {}
         self._run, self._batch, self._furthest = run, 0, 0.0
-        self._passes: list[_DataPass] = []  # of the process in hand
+        self._passes: list[DataPass] = []  # of the process in hand
 
     def of(self, header: dict[str, Any]) -> _Course:
         """Return the same, which begins with another process when that first tells something.
@@ -128,22 +119,20 @@ class _Course:
 
     def go_on(self, record: dict[str, Any]) -> None:
         """Begin a pass, and drop what it goes back on."""
-        numbers = self._numbers(record, "step", "epochs", "samples")
-        batch = record.get("global_batch", self._batch)  # older versions changed none in a run
-        if not is_number(batch):
-            raise self._broken("pass", "global_batch")
-        self._batch = int(batch)
-        self._passes.append(_DataPass(int(numbers[0]), numbers[1], int(numbers[2]), self._batch))
-        self._back_to(numbers[1])
-        if numbers[1] <= _SAME:
+        begun = pass_of(record, self._batch, self._run)
+        self._batch = begun.batch
+        self._passes.append(begun)
+        self._back_to(begun.epochs)
+        if begun.epochs <= _SAME:
             self.batches.clear()
         if self._batch not in self.batches:
             self.batches.append(self._batch)
 
     def found(self, record: dict[str, Any]) -> None:
         """Take what an evaluation found."""
-        (epochs,) = self._numbers(record, "epochs")
-        value = record.get("value")
+        epochs, value = record.get("epochs"), record.get("value")
+        if not is_number(epochs):
+            raise self._broken("metric", "epochs")
         if not isinstance(record.get("name"), str) or not (value is None or is_number(value)):
             raise self._broken("metric", "name or value")
         number = inf if value is None else float(value)
@@ -166,7 +155,7 @@ class _Course:
             self.steps.append(MeasuredStep(epochs, batch, norms, known))
             self._furthest = max(self._furthest, epochs)  # which nan is not
 
-    def _after(self, step: int, of: _DataPass | None) -> float:
+    def _after(self, step: int, of: DataPass | None) -> float:
         """Return the epochs after a step of a pass; nan if that is not known."""
         if of is None:
             return nan
@@ -181,12 +170,6 @@ class _Course:
         for name, values in self.metrics.items():
             self.metrics[name] = _until(values, epochs)
         self.steps = _until(self.steps, epochs)
-
-    def _numbers(self, record: dict[str, Any], *names: str) -> list[float]:
-        values = [record.get(name) for name in names]
-        if not all(map(is_number, values)):
-            raise self._broken(record["kind"], ", ".join(names))
-        return [float(value) for value in values if value is not None]
 
     def _broken(self, kind: str, names: str) -> TraceError:
         return TraceError(

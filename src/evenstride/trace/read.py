@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from evenstride.core.gradients.noise_scale import GradientNorms
 from evenstride.errors import TraceError
@@ -115,6 +115,42 @@ def norms_of(record: dict[str, Any], run: Path) -> tuple[int, GradientNorms]:
             "was changed after it was written"
         )
     return record["step"], GradientNorms(**{name: record[name] for name in names})
+
+
+class DataPass(NamedTuple):
+    """Where a pass over the data began."""
+
+    step: int  # with which it began, counted from the start of the process
+    epochs: float  # trained before it
+    samples: int  # of an epoch
+    batch: int  # of its steps
+    at_s: float | None  # ``None`` where the trace does not tell
+
+
+def pass_of(record: dict[str, Any], batch: Any, run: Path) -> DataPass:
+    """Return a record of a pass.
+
+    Args:
+        record: of kind ``pass``.
+        batch: that counts where the record has none; older versions changed none in a run.
+        run: that it is of, for the error.
+
+    Raises:
+        TraceError: it lacks a number.
+    """
+    told: list[Any] = [record.get(name) for name in ("step", "epochs", "samples")]
+    batch = record.get("global_batch", batch)
+    sound = all(map(is_number, told))
+    if not sound or not is_number(batch):
+        lacking = "global_batch" if sound else "step, epochs, samples"
+        raise TraceError(
+            f"a pass record in {run} lacks one of {lacking}, or has no finite number there; it was "
+            "changed after it was written"
+        )
+    begun_s = record.get("at_s")
+    at_s = float(begun_s) if is_number(begun_s) else None
+    step, epochs, samples = told
+    return DataPass(int(step), float(epochs), int(samples), int(batch), at_s)
 
 
 def is_number(value: Any) -> TypeGuard[float]:

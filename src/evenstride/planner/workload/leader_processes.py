@@ -10,7 +10,7 @@ from typing import Any, Literal
 from evenstride.core.fleet import Shares
 from evenstride.core.time_model.observation import Observation
 from evenstride.errors import TraceError
-from evenstride.trace.read import is_number
+from evenstride.trace.read import pass_of
 from evenstride.trace.run_log import ProcessLog, RunLog, field_of
 
 
@@ -83,8 +83,9 @@ def lives_of(log: RunLog) -> tuple[ProcessRecord, ...]:
 def _passes(process: ProcessLog, trace: Path) -> Iterator[tuple[float, int]]:
     """Yield when passes began and with which step, as far as the trace has the time."""
     for record in process.of_kind("pass"):
-        if is_number(begun_s := record.get("at_s")):
-            yield float(begun_s), field_of(record, "step", int, trace)
+        begun = pass_of(record, process.header.get("global_batch"), trace)
+        if begun.at_s is not None:
+            yield begun.at_s, begun.step
 
 
 def _facts(process: ProcessLog, trace: Path) -> Facts | None:

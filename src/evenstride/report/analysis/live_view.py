@@ -143,7 +143,7 @@ def view_of(story: RunTimeline, now_unix_s: float) -> View | None:
         generation=sum(one.met for one in story.generations),
         lives=len(story.lives),
         step=committed,
-        epoch=_epoch(story.lives[now.life], now, committed),
+        epoch=_epoch(story.lives[now.life], committed),
         step_s=float(np.median(durations)) if len(durations) else None,
         heard_s=_heard_s(life, now, now_unix_s),
         ended=story.ended,
@@ -217,19 +217,15 @@ def _median(values: FloatArray) -> float | None:
     return float(np.median(known)) if len(known) else None
 
 
-def _epoch(life: LeaderProcess, now: RecordedGeneration, committed: int) -> float | None:
+def _epoch(life: LeaderProcess, committed: int) -> float | None:
     """Return the epochs trained, from where the latest pass began."""
-    try:
-        told = (note for note in life.notes if note.get("kind") == "pass")
-        # The next one may be told of before the last step of this one is.
-        passes = [note for note in told if int(note["step"]) <= committed]
-        last = max(passes, key=lambda note: int(note["step"]))
-        batch = int(last.get("global_batch", now.global_batch))
-        done = (committed - int(last["step"])) * batch / int(last["samples"])
-        begun = float(last["epochs"])
-        return min(begun + done, floor(begun + _ALIKE) + 1.0)
-    except (ValueError, KeyError, TypeError, ZeroDivisionError, OverflowError):
+    # The next one may be told of before the last step of this one is.
+    passes = [one for one in life.passes if one.step <= committed]
+    if not passes:
         return None
+    last = max(passes, key=lambda one: one.step)
+    done = (committed - last.step) * last.batch / last.samples
+    return min(last.epochs + done, floor(last.epochs + _ALIKE) + 1.0)
 
 
 def _heard_s(life: LeaderProcess, now: RecordedGeneration, now_unix_s: float) -> float | None:

@@ -8,26 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
-from typing import NamedTuple
 
 from evenstride.report.analysis.run_timeline import LeaderProcess
+from evenstride.trace.read import DataPass
 
 _SAME = 1e-9  # epochs, by which sums of steps may differ from a position
-_MOST = 1e15  # steps that a training may have
-
-
-class _EpochPass(NamedTuple):
-    """A pass over the data.
-
-    Args:
-        step: with which it began.
-        epochs: that were trained then.
-        each: epochs that are one of its steps.
-    """
-
-    step: int
-    epochs: float
-    each: float
 
 
 def kept_before(lives: Sequence[LeaderProcess]) -> tuple[int, ...]:
@@ -38,10 +23,10 @@ def kept_before(lives: Sequence[LeaderProcess]) -> tuple[int, ...]:
             before it was last heard of.
     """
     kept: list[int] = []
-    course: list[_EpochPass] = []  # of the training as it is, with the steps of all of it
+    course: list[DataPass] = []  # of the training as it is, with the steps of all of it
     end = 0
     for life in lives:
-        passes = _passes(life)
+        passes = life.passes
         start = end
         if passes and course:
             course = [one for one in course if one.epochs <= passes[0].epochs + _SAME]
@@ -53,24 +38,8 @@ def kept_before(lives: Sequence[LeaderProcess]) -> tuple[int, ...]:
     return tuple(kept)
 
 
-def _steps_until(epochs: float, last: _EpochPass) -> int:
+def _steps_until(epochs: float, last: DataPass) -> int:
     """Return the steps of a training that stands so far within its last pass."""
     # An epoch's last step may have fewer samples, and counts as one.
-    return last.step + ceil(round((epochs - last.epochs) / last.each, 6))
-
-
-def _passes(life: LeaderProcess) -> list[_EpochPass]:
-    """Return what a process told of its passes, without what makes no sense."""
-    found = []
-    for note in life.notes:
-        try:
-            if note["kind"] != "pass":
-                continue
-            of = {**life.header, **note}  # older versions told of the batch in the header alone
-            each = int(of["global_batch"]) / int(note["samples"])
-            one = _EpochPass(int(note["step"]), float(note["epochs"]), each)
-        except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError):
-            continue
-        if one.each > 0 and 0 <= one.step < _MOST and 0 <= one.epochs / one.each < _MOST:
-            found.append(one)
-    return sorted(found, key=lambda one: one.step)
+    each = last.batch / last.samples
+    return last.step + ceil(round((epochs - last.epochs) / each, 6))

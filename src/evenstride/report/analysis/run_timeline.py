@@ -50,12 +50,14 @@ from evenstride.report.analysis.record_validation import (
 from evenstride.report.analysis.run_generation import Incident, RecordedDecision, RecordedGeneration
 from evenstride.report.analysis.step_table import StepTable
 from evenstride.report.wording import plain
+from evenstride.trace.read import DataPass, pass_of
 from evenstride.trace.run_log import DAMAGED, TraceFold
 from evenstride.trace.tail import TraceTail
 
 _LONGEST_NAME = 120
 _FURTHEST = 100_000  # steps that may be committed before anyone tells of them
 _FURTHEST_STEP = (1 << 63) - 1
+_MOST = 1e15  # steps that a training may have
 
 
 @dataclass(slots=True)
@@ -83,6 +85,22 @@ class LeaderProcess:
         """When its clock began, in seconds since 1970; ``None`` if it does not say."""
         told_s = number_of(self.header.get("started_unix_s"))
         return None if told_s is None else told_s - (seconds_of(self.header.get("at_s")) or 0.0)
+
+    @property
+    def passes(self) -> list[DataPass]:
+        """Where passes over the data began, by their steps; without what makes no sense."""
+        found = []
+        for note in self.notes:
+            if note["kind"] != "pass":
+                continue
+            try:
+                one = pass_of(note, self.header.get("global_batch"), Path())
+            except TraceError:
+                continue
+            sound = one.batch > 0 and one.samples > 0 and one.epochs >= 0
+            if sound and 0 <= one.step < _MOST and one.epochs * one.samples / one.batch < _MOST:
+                found.append(one)
+        return sorted(found, key=lambda one: one.step)
 
     def take(self, record: dict[str, Any]) -> None:
         """Take a record that is neither a header nor of the control."""

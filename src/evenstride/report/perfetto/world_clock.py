@@ -18,7 +18,6 @@ BASE_S = 7_889_238
 that times in microseconds keep their nanoseconds as JSON numbers."""
 _LATEST_S = 4.0e9
 _LEAST_TOLD_S = 0.001
-_MOST_EPOCHS = 1e12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +92,8 @@ def place(lives: list[LeaderProcess], base_ns: int) -> tuple[list[Placed], list[
             begins_ns, ends_ns = began_ns + _all_ns(begins_s), began_ns + _all_ns(ends_s)
             if len(begins_ns) and begins_ns[0] < least:  # of one process, so by little
                 begins_ns, ends_ns = (at + (least - begins_ns[0]) for at in (begins_ns, ends_ns))
-            spanned = (began_ns, least, begins_ns, ends_ns, _passes(life))
+            passes = tuple((one.step, int(one.epochs + 1e-6)) for one in life.passes)
+            spanned = (began_ns, least, begins_ns, ends_ns, passes)
             found.append(Placed(generation, *spanned, split_rows(generation)))
             if len(ends_ns):
                 ended_ns = int(ends_ns[-1])
@@ -129,17 +129,6 @@ def _began(
 def _began_s(life: LeaderProcess) -> float | None:
     began_s = life.began_unix_s
     return began_s if began_s is not None and 0.0 <= began_s <= _LATEST_S else None
-
-
-def _passes(life: LeaderProcess) -> tuple[tuple[int, int], ...]:
-    found = []
-    for note in life.notes:
-        step, epochs = note.get("step"), note.get("epochs")
-        if note["kind"] != "pass" or not isinstance(step, int):
-            continue
-        if isinstance(epochs, int | float) and 0 <= epochs < _MOST_EPOCHS:
-            found.append((step, int(epochs + 1e-6)))
-    return tuple(sorted(found))
 
 
 def _ns(at_s: float) -> int:
