@@ -331,14 +331,14 @@ def main() -> None:
         settings = Settings(args.ions, args.replicas, sweeps=args.sweeps)
         points = spread(args.jobs, args.seed)
         make_bag(args.folder, Design(points, settings, args.seed, args.lease))
-    elif args.what == "work" and _work(Bag(args.folder)) == signal.SIGINT:
+    elif args.what == "work" and work_until_told(Bag(args.folder)) == signal.SIGINT:
         raise SystemExit(128 + signal.SIGINT)
     status = Bag(args.folder).status()
     lines = (f"{name:12} {value:g}" for name, value in status.items())
     print(json.dumps(status) if args.json else "\n".join(lines))
 
 
-def _work(bag: Bag) -> int | None:
+def work_until_told(bag: Bag) -> int | None:
     """Work until everything is finished or a signal comes; return that signal."""
     torch.set_num_threads(1)  # a worker is a core; start more workers for more cores
     stop, heard = threading.Event(), []

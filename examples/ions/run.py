@@ -145,20 +145,20 @@ def noise(bag: Bag) -> float | None:
     return float(torch.stack(parts).mean()) if parts else None
 
 
-def _start(*command: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
+def start_process(*command: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=stdout,
-        # So Ctrl-C is heard here alone, and `_end` tells the others, once and in order: torchrun
+        # So Ctrl-C is heard here alone, and `end_all` tells the others, once and in order: torchrun
         # leaves its ranks behind if a second signal comes while it ends them.
         start_new_session=True,
     )
 
 
 def _worker(folder: Path) -> subprocess.Popen[bytes]:
-    return _start("examples.ions.bag", "work", str(folder), stdout=subprocess.DEVNULL)
+    return start_process("examples.ions.bag", "work", str(folder), stdout=subprocess.DEVNULL)
 
 
 def _kill(worker: subprocess.Popen[bytes]) -> None:
@@ -166,7 +166,7 @@ def _kill(worker: subprocess.Popen[bytes]) -> None:
     worker.wait()
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def end_all(processes: list[subprocess.Popen[bytes]]) -> None:
     """End what still runs: ranks save their state, workers hand back what they hold."""
     heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave some behind
     for process in processes:
@@ -186,7 +186,7 @@ def run(bag: Bag, who: NDArray[np.int64], args: argparse.Namespace) -> dict[str,
     ranks = f"--nproc-per-node={args.ranks}"
     command = ("-m", "examples.ions.surrogate", str(bag.folder))
     after = f"--epochs-after={args.epochs_after}"
-    training = _start(launcher, ranks, *command, after, f"--seed={args.seed}")
+    training = start_process(launcher, ranks, *command, after, f"--seed={args.seed}")
     slots = Slots(lambda: _worker(bag.folder), _kill)
     try:
         ticks = replay(
@@ -200,7 +200,7 @@ def run(bag: Bag, who: NDArray[np.int64], args: argparse.Namespace) -> dict[str,
             worker.wait()
         code = training.wait()
     finally:
-        _end([training, *(worker for _, worker in slots.here.values())])
+        end_all([training, *(worker for _, worker in slots.here.values())])
     return {
         **bag.status(),
         "ticks": ticks,
@@ -240,7 +240,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m examples.ions.run", description=__doc__, formatter_class=_Help
     )
@@ -263,7 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _tell(told: dict[str, Any]) -> None:
+def print_outcome(told: dict[str, Any]) -> None:
     """Print the counts and the curve; what cannot be judged is a dash."""
     for name, value in told.items():
         if name != "curve":
@@ -284,13 +284,13 @@ def _work(args: argparse.Namespace, who: NDArray[np.int64]) -> None:
     told = run(bag, np.roll(who, -args.from_tick, axis=0), args)
     told["noise"] = noise(bag)
     told["curve"] = learning_curve(bag, args.curve_steps, args.seed)
-    _tell(told)
+    print_outcome(told)
     if "json" in args:
         args.json.write_text(json.dumps(told, indent=1))
 
 
 def main() -> None:
-    parser = _parser()
+    parser = make_parser()
     args = parser.parse_args()
     torch.set_num_threads(1)
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -107,7 +107,7 @@ class Simulation:
         for _ in range(sweeps):
             if self.done:
                 return
-            self._sweep()
+            self.sweep()
             self.sweeps += 1
             if self.sweeps > self.settings.equilibrate and self.sweeps % self.settings.every == 0:
                 self._sample()
@@ -161,7 +161,7 @@ class Simulation:
         sides_nm = [self.box.side_nm] * 2 + [slab.length_nm - slab.diameter_nm]
         return (part - 0.5) * torch.tensor(sides_nm).view(3, *[1] * (part.dim() - 1))
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         shape = (3, self.box.ions, self.settings.replicas)
         part = torch.rand(shape, generator=self._random)
         steps_nm, places_nm = (2 * part - 1) * self.settings.step_nm, self._anywhere(part)

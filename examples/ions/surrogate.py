@@ -132,13 +132,13 @@ class Feed:
     def _agreed(self) -> list[int]:
         """Return what rank 0 finds: other ranks might look a moment later, and find more."""
         if not dist.is_initialized():
-            return self._found()
-        shown = [self._found() if dist.get_rank() == 0 else None]
+            return self.found()
+        shown = [self.found() if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(shown, src=0)
         assert shown[0] is not None, "rank 0 always finds a list"
         return shown[0]
 
-    def _found(self) -> list[int]:
+    def found(self) -> list[int]:
         while True:
             jobs = [job for job in self.bag.finished() if not is_held_out(job)]
             if len(jobs) >= self._least:

@@ -166,13 +166,13 @@ def test_a_worker_told_to_stop_hands_back_and_another_goes_on_at_once(
 ) -> None:
     whole = filled(tmp_path / "whole", clock)
     work(whole, "one", never, no_wait)
-    sweep, swept = Simulation._sweep, list[Simulation]()
+    sweep, swept = Simulation.sweep, list[Simulation]()
 
     def counted(run: Simulation) -> None:
         swept.append(run)
         sweep(run)
 
-    monkeypatch.setattr(Simulation, "_sweep", counted)
+    monkeypatch.setattr(Simulation, "sweep", counted)
     bag = filled(tmp_path / "cut", clock)
 
     finished = work(bag, "stopped", StopsAfter(1 + stopped_at), no_wait)

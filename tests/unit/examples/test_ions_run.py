@@ -134,7 +134,7 @@ def test_growth_is_judged_by_nothing_before_something_held_out_is_finished(
 
 def test_what_cannot_be_judged_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
     curve = [{"simulations": 3, "held_out": None}, {"simulations": 8, "held_out": 0.125}]
-    runs._tell({"jobs": 9, "noise": None, "curve": curve})
+    runs.print_outcome({"jobs": 9, "noise": None, "curve": curve})
 
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["jobs", "9"],
@@ -153,7 +153,7 @@ def test_training_waits_for_no_more_than_there_will_be(
     work(few, "one", lambda: False, lambda _: None)
     stride: Any = None
 
-    assert Feed(few, stride, least=4)._found() == [0, 1]
+    assert Feed(few, stride, least=4).found() == [0, 1]
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_a_worker_that_is_told_to_end_hands_back(
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(bags, "work", hear)
     try:
-        assert bags._work(bag) == number
+        assert bags.work_until_told(bag) == number
     finally:
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGTERM, before[1])
@@ -243,7 +243,7 @@ def test_all_are_told_before_any_is_waited_for_and_who_stays_is_killed() -> None
     processes: list[Any] = [Process(told), Process(told, stubborn=True)]
     before = signal.signal(signal.SIGINT, lambda *_: told.append("interrupted"))
     try:
-        runs._end(processes)
+        runs.end_all(processes)
         signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -253,7 +253,7 @@ def test_all_are_told_before_any_is_waited_for_and_who_stays_is_killed() -> None
 
 
 def test_ctrl_c_does_not_reach_what_was_started() -> None:
-    process = runs._start("timeit", "-n1", "-r1", "pass", stdout=subprocess.DEVNULL)
+    process = runs.start_process("timeit", "-n1", "-r1", "pass", stdout=subprocess.DEVNULL)
     session = os.getsid(process.pid)
 
     assert process.wait() == 0
@@ -290,7 +290,7 @@ def test_what_cannot_be_is_refused_before_a_folder_is_made(
 
 
 def test_the_help_shows_defaults_an_example_and_that_it_goes_on() -> None:
-    told = runs._parser().format_help()
+    told = runs.make_parser().format_help()
 
     assert "\npython -m examples.ions.run FOLDER --trace made\n" in told
     assert "The same command goes on from there." in told

@@ -110,7 +110,7 @@ def examine_group() -> Findings | None:
                 "all_reduce_bytes_per_s": 4 * _LARGE / large_s,
                 "slow": [r["worker"] for r in ranks if r["gflops_per_s"] < _SLOW * fastest],
                 "same_torch": len({rank["torch"] for rank in ranks}) == 1,
-                "backend_warning": _backend_warning([rank["kind"] for rank in ranks]),
+                "backend_warning": backend_warning([rank["kind"] for rank in ranks]),
             }
             if dist.get_rank() == 0
             else None
@@ -220,7 +220,7 @@ def _wheel() -> str:
     return f"CUDA {torch.version.cuda} for {' '.join(torch.cuda.get_arch_list())}"
 
 
-def _backend_warning(kinds: list[str]) -> str:
+def backend_warning(kinds: list[str]) -> str:
     """Return why torch's own choice of backends would not do for these ranks; ``""`` if it does."""
     try:
         check_backends(kinds, "cpu:gloo,cuda:nccl")

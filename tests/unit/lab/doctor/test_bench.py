@@ -133,7 +133,7 @@ def test_a_gradient_that_is_no_number_is_wrong() -> None:
 def test_the_worst_rank_counts(monkeypatch: pytest.MonkeyPatch, errors: list[float]) -> None:
     monkeypatch.setattr(BenchRank, "gathered", lambda *_: errors)
 
-    worst = exactness_part._largest(ALONE, errors[0])
+    worst = exactness_part.largest(ALONE, errors[0])
 
     assert worst == 2e-3 or math.isnan(worst)
 
@@ -230,7 +230,7 @@ def test_nccl_is_for_ranks_that_each_have_a_card(
 ) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: there)
 
-    assert places._nccl_serves(identities) is answer
+    assert places.nccl_serves(identities) is answer
 
 
 def test_what_was_read_is_compared_with_the_truth_of_the_same_steps() -> None:

@@ -130,7 +130,7 @@ def test_a_group_is_told_with_every_ranks_wheel_and_abilities(
     ("kinds", "warned"), [(["cpu", "cpu"], False), (["cuda"], False), (["cuda", "cpu"], True)]
 )
 def test_mixed_ranks_are_warned_of_the_usual_backends(kinds: list[str], warned: bool) -> None:
-    text = checkup._backend_warning(kinds)
+    text = checkup.backend_warning(kinds)
 
     assert ('init_process_group("gloo")' in text) is warned
     assert bool(text) is warned

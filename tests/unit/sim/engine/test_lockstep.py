@@ -19,9 +19,11 @@ from evenstride.sim.engine.lockstep import SimulatedSteps, Simulation
 from evenstride.sim.engine.virtual_workers import Cluster, TrueTimes
 from evenstride.sim.scenario.scenario_file import changed
 from evenstride.sim.scenario.scenario_model import Scenario
+from evenstride.sim.scenario.timeline import Timeline
 from evenstride.sim.scoring.score import ScoredScenario
 from tests.effort import dear
 from tests.unit.sim.clusters import FAST, scenario, scenarios
+from tests.unit.sim.recording import Recording
 
 POLICIES = ["adaptive", "dynamic-batching", "uniform"]
 
@@ -80,12 +82,10 @@ def moved_at(track: SimulatedSteps) -> list[int]:
 def test_every_step_shares_the_global_batch_among_those_who_are_there(
     made: Scenario, policy: str
 ) -> None:
-    simulation = Simulation(made, policy_from_spec(policy), 1)
-
-    track = simulation.run()
+    track = Simulation(made, policy_from_spec(policy), 1).run()
 
     lower = np.array([worker.min_share for worker in Cluster(made, 1).workers])
-    timeline = simulation._timeline
+    timeline = Timeline(made, 1)
     for step in range(made.steps):
         there = np.isin(np.arange(made.size), timeline.present(step))
         split = track.splits[track.shares[step]]
@@ -195,12 +195,11 @@ def test_exchanges_come_at_their_cadence(every: int, first: int) -> None:
 
 def test_an_exchange_tells_all_steps_since_the_one_before() -> None:
     made = scenario(exchange={"every": 5, "lag": 3}, steps=22)
-    simulation = Simulation(made, Alternating())
+    policy = Recording(Alternating())
 
-    track = simulation.run()
+    track = Simulation(made, policy).run()
 
-    situations = simulation._control.policy_state
-    told = [seen for situation in situations for seen in situation.observations]
+    told = [seen for situation in policy.situations for seen in situation.observations]
     for worker in (0, 1):
         steps = [
             (seen.first_step + offset, seen.share)
@@ -226,11 +225,11 @@ def test_a_step_lasts_as_long_as_its_slowest_worker_and_the_communication() -> N
 
 def test_the_wait_of_the_slowest_worker_is_the_communication() -> None:
     made = scenario(communication={"latency_s": 0.05})
-    simulation = Simulation(made, Alternating())
-    simulation.run()
+    policy = Recording(Alternating())
 
-    situation: Situation = simulation._control.policy_state[0]
-    fast, slow = situation.observations
+    Simulation(made, policy).run()
+
+    fast, slow = policy.situations[0].observations
 
     assert slow.wait_s == pytest.approx((0.1,))
     assert fast.busy_s[0] + fast.wait_s[0] == pytest.approx(slow.busy_s[0] + slow.wait_s[0])
@@ -272,17 +271,9 @@ class TestLeaderCadence:
 
     def exchanges(self, **values: Any) -> list[int]:
         made = scenario(steps=300, exchange={"every": "leader"}, **values)
-        simulation = Simulation(made, policy_from_spec("adaptive"))
-        steps: list[int] = []
-        exchange = simulation._exchange
-
-        def noted(step: int) -> None:
-            steps.append(step)
-            exchange(step)
-
-        simulation._exchange = noted  # type: ignore[method-assign]
-        simulation.run()
-        return steps
+        policy = Recording(policy_from_spec("adaptive"))
+        Simulation(made, policy).run()
+        return policy.steps
 
     def test_they_grow_rare_while_nothing_changes(self) -> None:
         steps = self.exchanges()

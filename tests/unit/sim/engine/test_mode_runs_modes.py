@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from evenstride.core.fleet import Fleet
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.policies.static import Uniform
-from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.sync_modes.mode_specs import AllReduce, Asynchronous, sync_from_spec
 from evenstride.errors import ConfigError, ScenarioError
 from evenstride.sim.engine.asynchronous import AsyncRun
@@ -20,27 +16,13 @@ from evenstride.sim.scenario.scenario_file import changed
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scoring.mode_result import Applied, Begun, Entry, Gone, ModeResult
 from tests.unit.sim.clusters import scenario
+from tests.unit.sim.recording import Recording
 
 # Ten samples take 1 s on the first, 4 s on the second; no part of it is fixed.
 FAST = {"name": "fast", "samples_per_s": 10.0}
 SLOW = {"name": "slow", "samples_per_s": 2.5}
 EQUAL, EVEN = "static:10,10", "static:16,4"
 LINKS = {"latency_s": 0.25}  # an all-reduce of two takes half a second
-
-
-@dataclass(frozen=True)
-class Noting:
-    """Keeps the equal split, and what it was told in its state."""
-
-    opening_steps: int = 0
-
-    def init(self, fleet: Fleet) -> tuple[tuple[Situation, ...], Move]:
-        return (), Uniform().init(fleet)[1]
-
-    def decide(
-        self, state: tuple[Situation, ...], situation: Situation
-    ) -> tuple[tuple[Situation, ...], Decision]:
-        return (*state, situation), Keep("noted")
 
 
 def made(**values: Any) -> Scenario:
@@ -72,12 +54,13 @@ class TestLockstep:
         assert outcome.waiting == pytest.approx(16 / 36)
 
     def test_the_controller_is_told_what_each_worked_and_waited(self) -> None:
-        simulation = Rounds(made(communication=LINKS), Noting(), AllReduce())
-        simulation.run()
+        policy = Recording(policy_from_spec("uniform"))
 
-        fast, slow = simulation._control.policy_state[0].observations
-        assert (fast.busy_s, fast.wait_s) == (pytest.approx((1,)), pytest.approx((3.5,)))
-        assert (slow.busy_s, slow.wait_s) == (pytest.approx((4,)), pytest.approx((0.5,)))
+        Rounds(made(communication=LINKS), policy, AllReduce()).run()
+
+        fast, slow = policy.situations[0].observations
+        assert fast.busy_s + fast.wait_s == pytest.approx((1, 3.5))
+        assert slow.busy_s + slow.wait_s == pytest.approx((4, 0.5))
 
     def test_servers_take_the_gradients_in_as_they_come(self) -> None:
         links = {"latency_s": 0.25, "bytes_per_s": 100.0, "gradient_bytes": 100.0, "update_s": 2.0}
@@ -313,10 +296,11 @@ class TestFree:
 
     def test_the_controller_is_told_what_each_worked_and_waited(self) -> None:
         join, links = {"kind": "join", "at": 1, "workers": 1}, {"latency_s": 0.1}
-        simulation = AsyncRun(made(events=[join], communication=links), Noting(), Asynchronous())
-        simulation.run()
+        policy = Recording(policy_from_spec("uniform"))
 
-        told = simulation._control.policy_state
+        AsyncRun(made(events=[join], communication=links), policy, Asynchronous()).run()
+
+        told = policy.situations
         slow = next(seen for each in told for seen in each.observations if seen.worker == 1)
         # It came at 2.1 s, had the weights three messages later and a piece two more; a push and
         # its answer are its own time.
@@ -334,16 +318,9 @@ class TestFree:
         def exchanges(**values: Any) -> list[int]:
             quick = [{"samples_per_s": 1000.0}, {"samples_per_s": 250.0}]
             leader = made(workers=quick, exchange={"every": "leader"}, steps=300, **values)
-            simulation = AsyncRun(leader, policy_from_spec("adaptive"), Asynchronous())
-            steps, exchange = list[int](), simulation._exchange
-
-            def noted(step: int) -> None:
-                steps.append(step)
-                exchange(step)
-
-            simulation._exchange = noted  # type: ignore[method-assign]
-            simulation.run()
-            return steps
+            policy = Recording(policy_from_spec("adaptive"))
+            AsyncRun(leader, policy, Asynchronous()).run()
+            return policy.steps
 
         faster = [{"kind": "step", "at": 201, "workers": 0, "speed": 3.0}]
         soon = range(201, 204)

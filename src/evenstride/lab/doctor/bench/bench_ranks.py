@@ -139,7 +139,7 @@ def take_place(world_size: int, plan: BenchBudget) -> Iterator[BenchRank]:
         devices = tuple(one for one, _ in shown)
         require(devices)
         group = dist.group.WORLD
-        if _nccl_serves([identity for _, identity in shown]):
+        if nccl_serves([identity for _, identity in shown]):
             group = dist.new_group(backend="nccl", timeout=timeout)
         assert group is not None, "the default group exists once torch.distributed is initialised"
         check_backends([one.kind for one in devices], dist.get_backend_config(group))
@@ -157,7 +157,7 @@ def _identity(device: torch.device) -> str:
     return f"{myself(0).host} {own}"
 
 
-def _nccl_serves(identities: list[str]) -> bool:
+def nccl_serves(identities: list[str]) -> bool:
     """Return whether every rank has a CUDA device that is no other's, which NCCL asks for."""
     apart = "" not in identities and len(set(identities)) == len(identities)
     return apart and dist.is_nccl_available()

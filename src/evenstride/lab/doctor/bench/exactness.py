@@ -44,12 +44,12 @@ def wrong(figures: dict[str, dict[str, Any]]) -> list[str]:
 
 def _judged(place: BenchRank, dtype: torch.dtype, limit: float) -> dict[str, Any]:
     with _full_precision():
-        error = _largest(place, _weighted_error(place, dtype))
-        control = _largest(place, _unweighted_error(place, dtype))
+        error = largest(place, _weighted_error(place, dtype))
+        control = largest(place, _unweighted_error(place, dtype))
     return {"error": error, "limit": limit, "control": control}
 
 
-def _largest(place: BenchRank, error: float) -> float:
+def largest(place: BenchRank, error: float) -> float:
     """Return the largest of all ranks' errors; one that is not a number counts as the largest."""
     errors = place.gathered(error)
     return next((one for one in errors if one != one), max(errors))
