@@ -17,7 +17,6 @@ from evenstride.core.fleet import FloatArray
 from evenstride.core.gradients.noise_accumulator import StepParts
 from evenstride.core.time_model.observation import Measurements
 from evenstride.runtime.coordination.notice_filter import RankNotices
-from evenstride.trace.codec import dumps
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class BatchChange:
 
 def reply_to_text(reply: Reply) -> str:
     """Return a reply as one line of JSON."""
-    return dumps(
+    return json.dumps(
         {
             "barrier": reply.barrier,
             "checksum": reply.checksum,
@@ -69,7 +68,9 @@ def reply_to_text(reply: Reply) -> str:
             "norms": [astuple(parts) for parts in reply.norms],
             "drawn": reply.drawn,
             "turn": None if reply.turn is None else asdict(reply.turn),
-        }
+        },
+        separators=(",", ":"),
+        allow_nan=False,  # other readers of JSON than Python's know no NaN
     )
 
 
