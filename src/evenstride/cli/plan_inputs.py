@@ -14,8 +14,8 @@ from evenstride.cli.plan_request import PlanRequest
 from evenstride.cli.plan_workload import workload_of
 from evenstride.planner.caveats import of_device, of_spot
 from evenstride.planner.make_plan import batches_about, make_plan
-from evenstride.planner.search.all_reduce_time import servers_of
 from evenstride.planner.search.candidates import Kind, Rentable
+from evenstride.planner.search.step_time import servers_of
 from evenstride.planner.search.training_forecast import TrainingTask
 from evenstride.planner.workload.epochs_to_target import epochs_of
 from evenstride.planner.workload.workload_profile import WorkloadProfile

@@ -8,9 +8,8 @@ from functools import lru_cache
 from math import exp, hypot, inf, log
 
 from evenstride.core.gradients.noise_scale import Z95, Interval
-from evenstride.planner.search.all_reduce_time import Reduces, ServerLinks
 from evenstride.planner.search.candidates import Kind
-from evenstride.planner.search.step_time import StepEstimate, exact_step
+from evenstride.planner.search.step_time import Reduces, ServerLinks, StepEstimate, exact_step
 from evenstride.planner.spot.preemption_rate import PreemptionRate
 from evenstride.planner.spot.restart_cost import SaveCosts, slowdown
 from evenstride.planner.workload.epochs_to_target import Epochs

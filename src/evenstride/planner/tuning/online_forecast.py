@@ -15,7 +15,7 @@ from evenstride.errors import InfeasibleShares
 from evenstride.planner.search.objective import Objective
 from evenstride.planner.search.step_time import StepEstimate, Workers, exact_step
 from evenstride.planner.workload.epochs_to_target import ByNoise, Epochs, KnownEpochs
-from evenstride.planner.workload.from_trace import links
+from evenstride.planner.workload.link_times import links
 from evenstride.planner.workload.step_curve import Curve, fitted
 from evenstride.planner.workload.workload_profile import Links, Noise, Point
 from evenstride.sim.engine.network import Ring

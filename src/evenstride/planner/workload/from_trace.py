@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from evenstride.core.gradients.noise_scale import NoiseEstimate
 from evenstride.errors import ConfigError, TraceError
 from evenstride.planner.workload.leader_processes import ProcessRecord, lives_of
-from evenstride.planner.workload.link_times import lateness, links, links_of
+from evenstride.planner.workload.link_times import lateness, links_of
 from evenstride.planner.workload.overheads import Overheads, beside
 from evenstride.planner.workload.step_variability import drift, scatter
 from evenstride.planner.workload.workload_profile import (
@@ -26,8 +26,6 @@ from evenstride.planner.workload.workload_profile import (
 )
 from evenstride.trace.history import TrainingHistory, course_of
 from evenstride.trace.run_log import RunLog
-
-__all__ = ["curve_points", "links", "noise_of", "profile_of_run"]
 
 _MOST_SIZES = 12  # of a run that balances, in which a worker may have had hundreds of shares
 _FEWEST_STEPS = 3

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from evenstride.errors import ConfigError, TraceError
-from evenstride.planner.workload.from_trace import curve_points, links, noise_of, profile_of_run
+from evenstride.planner.workload.from_trace import curve_points, noise_of, profile_of_run
 from evenstride.planner.workload.leader_processes import facts
+from evenstride.planner.workload.link_times import links
 from evenstride.planner.workload.workload_profile import Links, WorkloadProfile
 from evenstride.trace.history import read_course
 from evenstride.trace.run_log import RunLog

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evenstride.core.sync_modes.mode_specs import sync_from_spec
 from evenstride.errors import ConfigError
-from evenstride.planner.search.all_reduce_time import ServerLinks, servers_of
+from evenstride.planner.search.step_time import ServerLinks, servers_of
 from evenstride.planner.search.training_forecast import ClusterChoice, outlook
 from evenstride.planner.workload.epochs_to_target import KnownEpochs
 from evenstride.planner.workload.workload_profile import Links
