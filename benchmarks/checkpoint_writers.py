@@ -1,0 +1,270 @@
+"""Our checkpoint writer beside torch's own file-system writer (DCP), on the same replicated state.
+
+    python benchmarks/checkpoint_writers.py [--megabytes 256] [--ranks 2] [--rounds 5] [--json]
+
+Every rank holds the same tensors, as under DDP: an embedding of half the bytes, and layers of four
+matrices and four vectors. DCP deduplicates them; with ``async_save`` a thread writes what was
+staged. For each writer, medians over the rounds after a first save that is not counted:
+
+* blocked: how long the call holds up the training thread, on the slowest rank;
+* all: until the checkpoint is complete;
+* memory: the process's largest resident memory during its saves, above that before them;
+* balance: the most bytes that a rank wrote, divided by the mean.
+
+Then, alone, what a reader makes of damage: one bit flipped in the largest file, that file cut
+short, and a metadata file that runs code when it is unpickled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
+from evenstride.runtime.checkpoint.format.manifest import (
+    FORMAT,
+    Manifest,
+    Name,
+    check_file,
+    parse_name,
+    read_manifest,
+)
+from evenstride.runtime.checkpoint.format.storage import PatientReader, open_storage
+from evenstride.runtime.checkpoint.restore.checkpoint_reader import Reader
+from evenstride.runtime.checkpoint.save.checkpoint_writer import SaveJob, Writer, write
+from evenstride.runtime.checkpoint.save.staging import Staging
+from evenstride.runtime.checkpoint.save.write_ownership import Sources, pieces_of
+from evenstride.runtime.loading.position import CommittedPosition
+from evenstride.testing import run_ranks
+
+WRITERS = ("ours", "dcp", "dcp async")
+GENERATION = "0" * 12
+POSITION: dict[str, Any] = CommittedPosition(seed=0, global_batch=1).save()
+
+
+def model_state(size_bytes: float) -> dict[str, Tensor]:
+    """Return tensors of so many bytes in all: an embedding of half of them, and eight layers."""
+    width = int((size_bytes / 2 / 8 / 4 / 4) ** 0.5)
+    rows = int(size_bytes / 2 / 4 / width)
+    state = {"embedding": torch.randn(rows, width)}
+    for layer in range(8):
+        state |= {f"layer.{layer}.matrix.{n}": torch.randn(width, width) for n in range(4)}
+        state |= {f"layer.{layer}.vector.{n}": torch.randn(width) for n in range(4)}
+    return state
+
+
+class Ours:
+    """Our saver's two steps: copy a rank's part, then write it in a thread."""
+
+    def __init__(self, folder: Path, rank: int, world_size: int) -> None:
+        self._storage, self._staging = open_storage(str(folder)), Staging()
+        self._rank, self._world_size = rank, world_size
+        self._thread = ThreadPoolExecutor(1)
+        self._group: Any = dist.new_group(backend="gloo") if world_size > 1 else None
+
+    def save(self, state: dict[str, Tensor], number: int) -> Callable[[], object]:
+        """Begin to save; return what waits for the end."""
+        name = Name(number, GENERATION, number)
+        pieces = pieces_of(Sources(state, {}), self._rank, self._world_size)
+        staged = self._staging.copy(pieces)
+        about = Manifest(FORMAT, number, 0.0, self._world_size, {}, POSITION, {}, {}, {})
+        job = SaveJob(name, self._rank, staged, {}, "", about)
+        writer = Writer(self._storage, job, threading.Event())
+        return self._thread.submit(write, job, writer, self._group).result
+
+
+class Dcp:
+    """torch's file-system writer, in the training thread or behind ``async_save``."""
+
+    def __init__(self, folder: Path, beside: bool) -> None:
+        self._folder, self._beside = folder, beside
+        # Staging in the calling thread: the copy has to be there before the next step changes it.
+        options = StagingOptions(False, False, False, False)
+        self._stager = DefaultStager(options) if beside else None
+        self._group = dist.new_group(backend="gloo")
+
+    def save(self, state: dict[str, Tensor], number: int) -> Callable[[], object]:
+        """Begin to save; return what waits for the end."""
+        writer = FileSystemWriter(self._folder / str(number))
+        how: Any = {
+            "storage_writer": writer,
+            "planner": DefaultSavePlanner(dedup_save_to_lowest_rank=False),
+            "process_group": self._group,
+        }
+        if self._stager is None:
+            save(dict(state), **how)
+            return lambda: None
+        answer: Any = async_save(dict(state), async_stager=self._stager, **how)
+        return getattr(answer, "upload_completion", answer).result  # type: ignore[no-any-return]
+
+
+@dataclass
+class Peak:
+    """The largest resident memory since the start, by a thread that looks every 2 ms."""
+
+    most_bytes: int = 0
+
+    def __enter__(self) -> Peak:
+        self._process, self._end = psutil.Process(), threading.Event()
+        self._before_bytes = self._process.memory_info().rss
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._end.wait(0.002):
+            above_bytes = self._process.memory_info().rss - self._before_bytes
+            self.most_bytes = max(self.most_bytes, above_bytes)
+
+
+def measure(rank: int, writer: str, folder: str, megabytes: float, rounds: int) -> dict[str, Any]:
+    """Return one rank's figures of a writer; collective."""
+    torch.manual_seed(0)
+    state, world_size = model_state(megabytes * 1e6), dist.get_world_size()
+    one = Ours(Path(folder), rank, world_size) if writer == "ours" else None
+    saver = one or Dcp(Path(folder), beside=writer == "dcp async")
+    blocked_s, whole_s = [], []
+    with Peak() as peak:
+        for number in range(1, rounds + 2):
+            dist.barrier()
+            began_s = time.perf_counter()
+            wait = saver.save(state, number)
+            blocked_s.append(time.perf_counter() - began_s)
+            wait()
+            whole_s.append(time.perf_counter() - began_s)
+    return {
+        "blocked_s": median(blocked_s[1:]),
+        "all_s": median(whole_s[1:]),
+        "memory_bytes": peak.most_bytes,
+    }
+
+
+def sizes_bytes(folder: Path) -> list[int]:
+    """Return the bytes of each rank's tensors in a checkpoint, ours or DCP's."""
+    names = ("*.distcp", "tensors-*.bin")
+    return [file.stat().st_size for pattern in names for file in folder.glob(pattern)]
+
+
+def restored(folder: Path, saved: dict[str, Tensor]) -> str:
+    """Return what one process makes of a checkpoint: equal, altered, or the error's class."""
+    state = {key: torch.zeros_like(tensor) for key, tensor in saved.items()}
+    name = parse_name(folder.name)
+    # torch warns that there is no process group, which is meant here.
+    warnings.simplefilter("ignore", UserWarning)
+    try:
+        if name is None:
+            load(state, storage_reader=FileSystemReader(folder))
+        else:
+            storage = PatientReader(open_storage(str(folder.parent)))
+            manifest = read_manifest(storage, name)
+            problems = [check_file(storage, name.file(f), i) for f, i in manifest.files.items()]
+            if any(problems):
+                return "refused (digest)"
+            load(state, storage_reader=Reader(storage, name, manifest))
+    except BaseException as error:  # torch's own error for loading is no Exception
+        return f"refused ({type(error).__name__})"
+    return "equal" if all(torch.equal(state[key], saved[key]) for key in saved) else "altered"
+
+
+class Code:
+    """What a forged pickle may do when it is read: call any function; this one is harmless."""
+
+    def __reduce__(self) -> Any:
+        return called, ()
+
+
+RAN: list[int] = []
+
+
+def called() -> None:
+    """Note that a pickle has called this."""
+    RAN.append(1)
+
+
+def damaged(folder: Path, saved: dict[str, Tensor]) -> dict[str, str]:
+    """Return what one process makes of a checkpoint whole, with a flipped bit, cut and forged."""
+    found = {"one process": restored(folder, saved)}
+    largest = max((file for file in folder.iterdir()), key=lambda file: file.stat().st_size)
+    whole = largest.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 3] ^= 1  # within a tensor, not between two
+    for what, data in {"one bit flipped": bytes(flipped), "cut": whole[: len(whole) // 2]}.items():
+        largest.write_bytes(data)
+        found[what] = restored(folder, saved)
+    largest.write_bytes(whole)
+    for file in (folder / ".metadata", folder / "metadata.json"):
+        if file.exists():
+            file.write_bytes(pickle.dumps(Code()))
+    RAN.clear()
+    found["forged"] = restored(folder, saved) + (", after its code ran" if RAN else "")
+    return found
+
+
+def compare(megabytes: float, ranks: int, rounds: int) -> dict[str, Any]:
+    """Return the figures of every writer."""
+    found = {}
+    torch.manual_seed(0)
+    saved = model_state(megabytes * 1e6)
+    for writer in WRITERS:
+        with TemporaryDirectory() as folder:
+            asked = (writer, folder, megabytes, rounds)
+            told = run_ranks(measure, ranks, *asked, timeout_s=600.0)
+            last = max(Path(folder).iterdir(), key=lambda one: one.stat().st_mtime)
+            written = sizes_bytes(last)
+            found[writer] = {
+                **{key: max(one[key] for one in told) for key in told[0]},
+                "written_bytes": written,
+                "balance": max(written) * ranks / sum(written),
+                "damage": damaged(last, saved),
+            }
+    return found
+
+
+def main() -> None:
+    """Compare the writers and print what was found."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--megabytes", type=float, default=256.0)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    found = compare(asked.megabytes, asked.ranks, asked.rounds)
+    if asked.json:
+        print(json.dumps(found))
+        return
+    for writer, told in found.items():
+        print(
+            f"{writer:10} blocked {1e3 * told['blocked_s']:6.0f} ms   "
+            f"all {1e3 * told['all_s']:6.0f} ms   memory {told['memory_bytes'] / 1e6:5.0f} MB   "
+            f"balance {told['balance']:.2f}"
+        )
+        for what, how in told["damage"].items():
+            print(f"{'':10} {what}: {how}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""The comparison of checkpoint writers, on a small state."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks import checkpoint_writers
+
+
+def test_our_files_are_balanced_and_damage_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_writers, "WRITERS", ("ours",))
+
+    told = checkpoint_writers.compare(megabytes=1.0, ranks=2, rounds=1)["ours"]
+
+    assert told["balance"] < 1.01
+    assert told["damage"].pop("one process") == "equal"
+    assert set(told["damage"].values()) == {"refused (digest)"}
