@@ -239,19 +239,12 @@ def print_rows(results: Results) -> None:
 def print_table(table: Table) -> None:
     """Print a table, as wide as the terminal if there is one."""
     from rich.console import Console
-    from rich.text import Text
 
     console = Console()
-    width = console.width if console.is_terminal else None
     if not console.is_terminal:
         typer.echo(table.text())
         return
-    for number, part in enumerate(table.parts(width)):
+    for number, part in enumerate(table.parts(console.width)):
         if number:
             console.print()
-        tall = max(heading.count("\n") + 1 for heading in part.headings)
-        for index, line in enumerate(part.lines()):
-            text = Text(line, style="bold" if index < tall else "", no_wrap=True, overflow="ignore")
-            if index >= tall:
-                text.highlight_regex(r"\S+\*", "bold green")
-            console.print(text, crop=False)
+        console.print(part.drawn(), crop=False)

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from io import StringIO
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+from io import StringIO
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 _GAP = 2
 NOTHING = "–"
@@ -29,9 +39,11 @@ class Table:
     @property
     def widths(self) -> tuple[int, ...]:
         """Characters that each column needs."""
-        heads = [max(map(len, heading.split("\n"))) for heading in self.headings]
+        from rich.cells import cell_len
+
+        heads = [max(map(cell_len, heading.split("\n"))) for heading in self.headings]
         return tuple(
-            max(head, *(len(row[index]) for row in self.rows)) if self.rows else head
+            max([head, *(cell_len(row[index]) for row in self.rows)])
             for index, head in enumerate(heads)
         )
 
@@ -75,18 +87,27 @@ class Table:
         """Return the table as lines, in parts if it is wider than ``width``."""
         return "\n\n".join("\n".join(part.lines()) for part in self.parts(width))
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of the table, headings first."""
-        widths = self.widths
-        tall = max(heading.count("\n") + 1 for heading in self.headings)
-        # Headings stand on the line, so the short ones begin further down.
-        heads = [[""] * (tall - 1 - h.count("\n")) + h.split("\n") for h in self.headings]
-        for cells in (*zip(*heads, strict=True), *self.rows):
-            aligned = [
-                f"{cell:<{width}}" if index < self.keys else f"{cell:>{width}}"
-                for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-            ]
-            yield (" " * _GAP).join(aligned).rstrip()
+    def lines(self) -> list[str]:
+        """Return the lines of the table, headings first, without colours."""
+        from rich.console import Console
+
+        file = StringIO()
+        Console(file=file, width=max(self.width, 1), color_system=None).print(self.drawn())
+        return [line.rstrip() for line in file.getvalue().splitlines()]
+
+    def drawn(self) -> RichTable:
+        """Return the table as rich draws it: never narrower than its cells."""
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        # Of a width of its own, as rich would cut cells to fit a narrow terminal.
+        made = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), width=self.width)
+        for index, heading in enumerate(self.headings):
+            side: Literal["left", "right"] = "left" if index < self.keys else "right"
+            made.add_column(Text(heading), justify=side, vertical="bottom", no_wrap=True)
+        for row in self.rows:
+            made.add_row(*(Text(cell, "bold green" if cell[1:].endswith("*") else "") for cell in row))
+        return made
 
     def _columns(self, columns: tuple[int, ...]) -> Table:
         return replace(
