@@ -48,21 +48,24 @@ def perform(plan: LabPlan) -> tuple[Comparison, dict[str, list[Path]]]:
 
 def tell(outcome: Comparison) -> str:
     """Return the outcome of a lab session as people read it."""
-    lines = [
-        f"\n{cluster_line(outcome)}\n",
-        f"{'policy':24}{'step':>12}{'samples/s':>12}{'efficiency':>12}{'changes':>9}  samples",
+    from evenstride.report.text_tables import Table
+
+    rows = [
+        (
+            run.policy,
+            f"{run.step_s * 1e3:.1f} ms",
+            f"{run.samples_per_s:.0f}",
+            "" if run.efficiency is None else f"{run.efficiency:.2f}",
+            f"{run.changes}",
+            "/".join(map(str, run.shares)),
+        )
+        for run in outcome.runs
     ]
-    for run in outcome.runs:
-        efficiency = "" if run.efficiency is None else f"{run.efficiency:.2f}"
-        lines.append(
-            f"{run.policy:24}{run.step_s * 1e3:>9.1f} ms{run.samples_per_s:>12.0f}{efficiency:>12}"
-            f"{run.changes:>9}  {'/'.join(map(str, run.shares))}"
-        )
-    if outcome.oracle is not None:
-        shares = "/".join(map(str, outcome.oracle.shares))
-        lines.append(
-            f"{'best fixed split':24}{outcome.oracle.step_s * 1e3:>9.1f} ms{'':33}  {shares}"
-        )
+    if (best := outcome.oracle) is not None:
+        shares = "/".join(map(str, best.shares))
+        rows.append(("best fixed split", f"{best.step_s * 1e3:.1f} ms", "", "", "", shares))
+    headings = ("policy", "step", "samples/s", "efficiency", "changes", "samples")
+    lines = [f"\n{cluster_line(outcome)}\n", Table(headings, tuple(rows)).text()]
     if outcome.speedup is not None:
         bound = "" if outcome.bound is None else f", bound {outcome.bound:.2f}"
         lines.append(f"\nspeed-up over equal batches {outcome.speedup:.2f}{bound}")

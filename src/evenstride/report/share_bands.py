@@ -17,17 +17,10 @@ MOST_LINES = 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShareBand:
-    """The shares of a worker, or of several of one kind, over the steps.
-
-    Args:
-        name: of them.
-        mean: over those who are there, not a number while nobody is.
-        least: of any of them.
-        most: of any of them.
-    """
+    """The shares of a worker, or of several of one kind, over the steps."""
 
     name: str
-    mean: FloatArray
+    mean: FloatArray  # over those who are there, not a number while nobody is
     least: FloatArray
     most: FloatArray
 

@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
-from io import StringIO
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
 
 _GAP = 2
 NOTHING = "–"
@@ -106,7 +101,8 @@ class Table:
             side: Literal["left", "right"] = "left" if index < self.keys else "right"
             made.add_column(Text(heading), justify=side, vertical="bottom", no_wrap=True)
         for row in self.rows:
-            made.add_row(*(Text(cell, "bold green" if cell[1:].endswith("*") else "") for cell in row))
+            best = ["bold green" if cell[1:].endswith("*") else "" for cell in row]
+            made.add_row(*map(Text, row, best))
         return made
 
     def _columns(self, columns: tuple[int, ...]) -> Table:

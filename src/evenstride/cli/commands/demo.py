@@ -69,13 +69,14 @@ def _news(board: LiveTable, item: dict[str, Any]) -> None:
 
 def story(outcome: Comparison) -> str:
     """Return the outcome as people read it."""
+    from evenstride.report.text_tables import Table
+
     equal, balanced = outcome.runs
     assert outcome.oracle is not None, "the demo always runs fixed splits"
     assert outcome.speedup is not None, "the demo always runs the equal split"
     asked = " / ".join(f"{speed:g}" for speed in outcome.speeds)
     got = " / ".join(f"{speed:.2f}" for speed in outcome.achieved_speeds)
     rows = [
-        ("", "equal", "balanced", "best fixed split"),
         (
             "samples",
             _shares(equal.shares),
@@ -89,7 +90,7 @@ def story(outcome: Comparison) -> str:
         ("test accuracy", f"{equal.test_accuracy:.1%}", f"{balanced.test_accuracy:.1%}", ""),
         ("lost, repeated", _audit(equal), _audit(balanced), ""),
     ]
-    table = "\n".join(f"{a:16}{b:>18}{c:>18}{d:>20}".rstrip() for a, b, c, d in rows)
+    table = Table(("", "equal", "balanced", "best fixed split"), tuple(rows)).text()
     return (
         f"\n{outcome.workers} workers at speeds {asked} (measured {got}), global batch "
         f"{outcome.global_batch}\n\n{table}\n\n"

@@ -26,11 +26,7 @@ class WorkerRow:
 
 
 class LiveTable:
-    """Shows a run while it goes on, on stderr, so that stdout keeps the result.
-
-    Args:
-        speeds: asked for, one per worker; shown beside it.
-    """
+    """Shows a run while it goes on, on stderr, so that stdout keeps the result."""
 
     def __init__(self, speeds: tuple[float, ...]) -> None:
         self._console = Console(file=sys.stderr)

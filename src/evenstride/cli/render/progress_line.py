@@ -22,13 +22,7 @@ _BESIDE = _BAR + 38
 
 
 class Advance:
-    """A bar on a terminal, and elsewhere a line now and then.
-
-    Args:
-        total: how many things there are to do.
-        what: they are, in the plural.
-        clock: seconds that pass.
-    """
+    """A bar on a terminal, and elsewhere a line now and then."""
 
     def __init__(self, total: int, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._total, self._what, self._clock = total, what, clock

@@ -17,12 +17,7 @@ _LONGEST = 200  # bytes of a name; most file systems take 255 with what is added
 
 
 class Drawing:
-    """Collects the runs of the first seed, and draws them when all are there.
-
-    Args:
-        suite: what is run.
-        files: the file that each setting (scenario and lag) is drawn into.
-    """
+    """Collects the runs of the first seed, and draws them when all are there."""
 
     def __init__(self, suite: Suite, files: dict[tuple[str, int], Path]) -> None:
         self._seed, self._files = suite.seeds[0], files

@@ -33,16 +33,10 @@ class RecordedDecision:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that happened to the group, or a note of the run.
-
-    Args:
-        step: that the leader was at.
-        at_s: when, in seconds since the process began.
-        text: one sentence.
-    """
+    """Something that happened to the group, or a note of the run."""
 
     step: int
-    at_s: float
+    at_s: float  # since the process began
     text: str
 
 

@@ -125,9 +125,6 @@ class LeaderProcess:
 class RunTimeline(TraceFold):
     """A run as far as its trace was read; `read` reads on.
 
-    Args:
-        run: a run's folder or its trace file.
-
     Raises:
         TraceError: there is none.
 

@@ -29,17 +29,11 @@ _SPIKE = 6.0  # medians of the distance from those around it
 
 @dataclass(frozen=True, slots=True)
 class SpeedPhase:
-    """Steps in which a worker's speed stayed the same.
-
-    Args:
-        first: the first of them, counted from 0.
-        last: the last.
-        speed: as a part of its best phase, above 0 and at most 1.
-    """
+    """Steps in which a worker's speed stayed the same."""
 
     first: int
     last: int
-    speed: float
+    speed: float  # as a part of its best phase
 
 
 def phases_of(speed: FloatArray) -> tuple[SpeedPhase, ...]:

@@ -17,10 +17,6 @@ class StepTable:
     """Steps of one generation of workers; rows are steps, columns workers.
 
     What nobody has told of is not a number, and a share of -1.
-
-    Args:
-        first: number of its first step, in its process.
-        workers: how many there are.
     """
 
     def __init__(self, first: int, workers: int) -> None:

@@ -15,17 +15,7 @@ from evenstride.report.analysis.step_clock import durations_s
 
 @dataclass(frozen=True, slots=True)
 class Totals(JudgedTime):
-    """Sums over all steps of one or several generations, in seconds.
-
-    Args:
-        steps: that were told of.
-        samples: that were trained in them.
-        took_s: of all steps.
-        busy_s: own work of all workers.
-        waited_s: waiting of all workers for slower ones.
-        communication_s: of all steps.
-        apart_s: evaluation, saving, waiting for decisions, by the clock.
-    """
+    """Sums over all steps of one or several generations, in seconds."""
 
     steps: int
     samples: int
@@ -33,7 +23,7 @@ class Totals(JudgedTime):
     busy_s: float
     waited_s: float
     communication_s: float
-    apart_s: float
+    apart_s: float  # evaluation, saving, waiting for decisions, by the clock
 
     @property
     def waiting_part(self) -> float:

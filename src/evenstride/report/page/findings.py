@@ -18,13 +18,7 @@ _RECENT = 50
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A figure that is shown large.
-
-    Args:
-        name: of it.
-        value: as people read it.
-        told: what it is of, or measured by.
-    """
+    """A figure that is shown large."""
 
     name: str
     value: str

@@ -33,14 +33,7 @@ _FEWEST_BUCKETS = 8  # of one run, however many there are
 
 
 class Leg:
-    """One generation of workers on the axis of its run.
-
-    Args:
-        generation: with at least one step.
-        offset_s: of its process's clock on the axis.
-        lanes: number of each rank's worker in the run.
-        each: steps that are one bucket, at most.
-    """
+    """One generation of workers on the axis of its run."""
 
     def __init__(
         self, generation: RecordedGeneration, offset_s: float, lanes: tuple[int, ...], each: int

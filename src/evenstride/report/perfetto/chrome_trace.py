@@ -61,17 +61,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written.
-
-    Args:
-        path: of the file.
-        events: in it.
-        steps: of all processes, as far as they were asked for.
-        workers: that have tracks.
-        processes: of the leader, one after the other.
-        merged: exports of ``torch.profiler`` that were taken over.
-        remarks: what could not be read, or is not as it was told; one sentence each.
-    """
+    """What was written."""
 
     path: Path
     events: int

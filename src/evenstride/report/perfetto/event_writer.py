@@ -23,12 +23,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class ThreadTrack(NamedTuple):
-    """A thread of a process, as the format calls a line of slices in a group of lines.
-
-    Args:
-        pid: number of the group.
-        tid: number of the line, which no other group has.
-    """
+    """A thread of a process, as the format calls a line of slices in a group of lines."""
 
     pid: int
     tid: int

@@ -42,15 +42,7 @@ class TorchProfile:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What was taken over from an export.
-
-    Args:
-        path: of the file.
-        rank: that it is of.
-        events: that were taken over.
-        began_ns: when the first of them began, in nanoseconds since the base; ``None`` if none did.
-        ended_ns: when the last ended.
-    """
+    """What was taken over from an export."""
 
     path: Path
     rank: int

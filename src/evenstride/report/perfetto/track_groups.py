@@ -36,9 +36,6 @@ class Groups:
     """Numbers groups and tracks, and names them in the file when they are first asked for.
 
     A worker is a rank and a name: a machine that comes back as another rank is told apart.
-
-    Args:
-        file: that the trace is written to.
     """
 
     def __init__(self, file: EventFile) -> None:

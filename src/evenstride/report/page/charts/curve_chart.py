@@ -14,24 +14,14 @@ from evenstride.report.page.page_runs import Leg, ReportedRun
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fitted:
-    """A worker's curve and what was measured of it, in seconds.
-
-    Args:
-        lane: of the worker.
-        fixed_s: seconds of its step whatever its share.
-        per_sample_s: seconds for each sample.
-        shares: at which it was measured since its speed changed last.
-        busy_s: median of its own work at each of them.
-        before: shares at which it was measured before that.
-        before_s: median of its own work at these.
-    """
+    """A worker's curve and what was measured of it, in seconds."""
 
     lane: int
     fixed_s: float
     per_sample_s: float
-    shares: FloatArray
-    busy_s: FloatArray
-    before: FloatArray
+    shares: FloatArray  # at which it was measured since its speed changed last
+    busy_s: FloatArray  # median of its own work at each of them
+    before: FloatArray  # the same before that change
     before_s: FloatArray
 
 
