@@ -8,7 +8,13 @@ from torch import Tensor, nn
 
 from evenstride.core.sampling.draw import Draw
 from evenstride.errors import ConfigError, UsageError
-from evenstride.integrations.torchft.live_gradients import LiveScaling, sum_gradients
+from evenstride.integrations.torchft.live_gradients import LiveGradients, no_weights, sum_gradients
+from evenstride.runtime.engines.watched_models import WatchedModels
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
+from evenstride.runtime.loss.batch_in_hand import BatchInHand
+from evenstride.runtime.loss.token_weights import WeightExchange
+from evenstride.runtime.loss.training_step import TrainingStep
+from evenstride.runtime.timing.rank_clock import RankClock
 from evenstride.runtime.timing.step_timer import StepTimer
 
 
@@ -84,47 +90,59 @@ def test_large_models_travel_in_several_parts(monkeypatch: pytest.MonkeyPatch) -
     assert values(some) == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
 
 
-def scaling(asked: list[int]) -> tuple[LiveScaling, nn.Linear, list[Draw]]:
+def training(asked: list[int]) -> tuple[TrainingStep, nn.Linear, list[Draw]]:
     trained: list[Draw] = []
-    made = LiveScaling(StepTimer([]), trained.append, lambda flats: asked.append(len(flats)))
+    clock, watched = RankClock(StepTimer([])), WatchedModels()
+    batch = BatchInHand(watched)
+    live = LiveGradients(watched, batch, lambda flats: asked.append(len(flats)))
+    made = TrainingStep(
+        1,
+        clock,
+        watched,
+        batch,
+        MicroBatchLimits(),
+        trained.append,
+        WeightExchange(no_weights, clock),
+        add_up=live.add_up,
+    )
     model = nn.Linear(2, 1)
     made.watch(model)
     return made, model, trained
 
 
 def test_the_loss_is_weighted_by_the_part_of_the_samples() -> None:
-    made, model, _ = scaling([])
+    made, model, _ = training([])
     made.begin(Draw(0, 12, 3, 3, True, True), None)
 
     loss = model(torch.ones(3, 2)).mean()
 
-    assert made.scale(loss, None).item() == pytest.approx(loss.item() * 3 / 12)
+    assert made.scaling.scale(loss, None).item() == pytest.approx(loss.item() * 3 / 12)
 
 
 def test_gradients_are_added_up_when_the_last_batch_of_the_step_has_been_passed() -> None:
     asked: list[int] = []
-    made, model, trained = scaling(asked)
+    made, model, trained = training(asked)
     for first, last in [(True, False), (False, True)]:
         made.begin(Draw(4, 12, 6, 3, first, last), None)
-        made.scale(model(torch.ones(3, 2)).mean(), None).backward()  # type: ignore[no-untyped-call]
+        made.scaling.scale(model(torch.ones(3, 2)).mean(), None).backward()  # type: ignore[no-untyped-call]
         assert bool(asked) == last
 
     assert [draw.step for draw in trained] == [4]
 
 
 def test_a_second_backward_pass_in_a_step_is_refused() -> None:
-    made, model, _ = scaling([])
+    made, model, _ = training([])
     made.begin(Draw(4, 12, 6, 3, True, True), None)
-    made.scale(model(torch.ones(3, 2)).mean(), None).backward()  # type: ignore[no-untyped-call]
+    made.scaling.scale(model(torch.ones(3, 2)).mean(), None).backward()  # type: ignore[no-untyped-call]
 
-    again = made.scale(model(torch.ones(3, 2)).mean(), None)
+    again = made.scaling.scale(model(torch.ones(3, 2)).mean(), None)
     with pytest.raises(UsageError, match="second backward pass has run in step 4"):
         again.backward()  # type: ignore[no-untyped-call]
 
 
 def test_weights_are_refused() -> None:
-    made, model, _ = scaling([])
+    made, model, _ = training([])
     made.begin(Draw(4, 12, 6, 3, True, True), None)
 
     with pytest.raises(ConfigError, match="counts samples only"):
-        made.scale(model(torch.ones(3, 2)).mean(), 2.0)
+        made.scaling.scale(model(torch.ones(3, 2)).mean(), 2.0)

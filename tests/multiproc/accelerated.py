@@ -40,7 +40,7 @@ def measured(stride: evenstride.Stride, train: Callable[[Any], None]) -> list[St
     """Train an epoch of a deep model on CUDA; return the steps as they were timed."""
     records: list[StepRecord] = []
     loader = stride.loader(rows(64 * 24, torch.float32), seeded=False)
-    stride._member.timer.report_to(records)
+    stride._session.state.clock.timer.report_to(records)
     for _, x, _ in loader:
         train(x)
     stride.close()

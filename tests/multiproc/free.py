@@ -63,7 +63,7 @@ def train(rank: int, run: Run) -> dict[str, Any]:
     loader = stride.loader(rows(run.length), num_workers=run.processes)
     module = net()
     model = stride.watch(DistributedDataParallel(module))
-    free = stride._member._free
+    free = stride._session.free
     assert free is not None
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.5)
     ids: list[list[list[int]]] = []

@@ -21,7 +21,7 @@ TABLE = (*(k / 7 for k in range(50)), float("-inf"))
 
 
 def _sync(stride: evenstride.Stride) -> LocalTraining:
-    sync = stride._member.scaling.sync
+    sync = stride._session.sync
     assert isinstance(sync, LocalTraining)
     return sync
 

@@ -112,9 +112,9 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
     dist.all_reduce(unit_s, dist.ReduceOp.MIN)  # so that the ranks' work is in this very ratio
     times = round(milliseconds[rank] * 1e-3 / unit_s.item())
     stride = evenstride.Stride(global_batch=8, policy="uniform")
-    records = KeptSteps(stride._member.timer.finished)
+    records = KeptSteps(stride._session.state.clock.timer.finished)
     injected: dict[int, float] = {}
-    stride._member.timer.report_to(records)
+    stride._session.state.clock.timer.report_to(records)
     torch.manual_seed(0)  # the ranks must have the same data, whatever their processes ran before
     data = TensorDataset(torch.randn(8 * 64, 4))
     parts = 2 if how == "micro-batches" else 1
@@ -147,13 +147,13 @@ def gradients_at_commit(rank: int, static_graph: bool) -> list[list[float]]:
     model = stride.watch(DistributedDataParallel(module, static_graph=static_graph))
     loader = stride.loader(rows(24))
     seen: list[list[float]] = []
-    commit = stride._member.scaling._commit
+    commit = stride._session.step.backward._commit
 
     def committed(draw: Any) -> None:
         seen.append([float(p.grad.sum()) for p in module.parameters() if p.grad is not None])
         commit(draw)
 
-    stride._member.scaling._commit = committed
+    stride._session.step.backward._commit = committed
     for _, x, y in loader:
         stride.scale(nn.functional.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
         model.zero_grad()

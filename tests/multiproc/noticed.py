@@ -31,7 +31,7 @@ def told_to_leave(
     model = stride.watch(DistributedDataParallel(net()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loader = stride.loader(rows(240), num_workers=workers)
-    continuity = stride._member.continuity
+    continuity = stride._session.ties.continuity
     if saves and rank == 0:
         continuity.saves.takes(0.5)
     seen: list[tuple[list[int], int, list[float]]] = []

@@ -44,7 +44,7 @@ def loop(rank: int, wrong: str) -> str:
         for number, (_, x, y) in enumerate(loader):
             stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
             if number and wrong == "left out":
-                stride._member.scaling.optimizer_stepped()  # as a scaler's update tells it
+                stride._session.step.optimizers.after_step()  # as a scaler's update tells it
             (other if number == 1 and wrong == "in turns" else optimizer).step()
             if wrong in ("several", "twice"):
                 (other if wrong == "several" else optimizer).step()
@@ -65,7 +65,7 @@ def smaller(rank: int) -> list[int]:
     stride = evenstride.Stride(global_batch=8, sync="bsp-ps(servers=2)")
     stride.watch(net())
     stride.watch(nn.Linear(2, 1, bias=False))
-    sync: Any = stride._member.scaling.sync
+    sync: Any = stride._session.sync
     places = list(sync._places.values())
     stride.close()
     return places

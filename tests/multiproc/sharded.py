@@ -330,8 +330,8 @@ def timed(
         seconds.
     """
     stride = evenstride.Stride(global_batch=20, policy=policy)
-    records = KeptSteps(stride._member.timer.finished)
-    stride._member.timer.report_to(records)
+    records = KeptSteps(stride._session.state.clock.timer.finished)
+    stride._session.state.clock.timer.report_to(records)
     layers = [Burning(), Burning()]
     model: Any = nn.Sequential(*layers)
     mesh = init_device_mesh("cpu", layout.mesh, mesh_dim_names=_names(layout))

@@ -35,10 +35,10 @@ def told(rank: int, asked: list[str]) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
         stride.mean(1.0, 2, name="loss")
-    leader = stride._member._team.leader
+    leader = stride._session.team.leader
     sinks = {} if leader is None else dict(leader.board._sinks)
     pages = [_page(sink.port) for sink in sinks.values() if hasattr(sink, "port")]
-    names = [peer.name for peer in stride._member._team.peers]
+    names = [peer.name for peer in stride._session.team.peers]
     stride.close()
     return {"sinks": list(sinks), "pages": pages, "names": names}
 

@@ -18,7 +18,7 @@ from tests.unit.runtime.coordination.test_agreement import heard
 def one_is_late(rank: int, late: int) -> tuple[int, list[str]]:
     """Make a loader, on one rank only after all others have said that they wait."""
     stride = evenstride.Stride(global_batch=8, policy="uniform")
-    channel = stride._member._team.channel
+    channel = stride._session.team.channel
     assert channel is not None
     channel.tell_after = timedelta(milliseconds=10)
     store = dist.distributed_c10d._get_default_store()
@@ -51,7 +51,7 @@ def a_late_mean(rank: int) -> tuple[object, list[str]]:
     """Take a mean, on rank 1 only after rank 0 has said that it waits."""
     stride = evenstride.Stride(global_batch=8, policy="uniform")
     store = dist.distributed_c10d._get_default_store()
-    channel = stride._member._team.channel
+    channel = stride._session.team.channel
     assert channel is not None
     channel.tell_after = timedelta(milliseconds=10) if rank == 0 else timedelta(seconds=60)
     with heard(lambda: store.set("heard", "")) as said:

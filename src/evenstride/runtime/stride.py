@@ -131,8 +131,8 @@ class Stride:
             alert_below=alert_below,
             engine=engine,
         )
-        self._member = RankSession(form_team(settings, group, shard_group), settings, environment)
-        self._hooks = self._member.scaling.listen()
+        self._session = RankSession(form_team(settings, group, shard_group), settings, environment)
+        self._hooks = self._session.step.optimizers.listen()
         atexit.register(self._close_at_exit)
 
     def loader(
@@ -195,7 +195,7 @@ class Stride:
         """
         if not train:
             refuse_for_evaluation(drop_last=drop_last, weight_fn=weight_fn, cost_fn=cost_fn)
-            return self._member.eval_loader(
+            return self._session.evaluation.loader(
                 dataset,
                 global_batch,
                 max_micro_batch,
@@ -214,7 +214,7 @@ class Stride:
             by_epoch=by_epoch(partition, cost_fn),
             check_data=check_data,
         )
-        return self._member.train_loader(dataset, asked, options, cost_fn)
+        return self._session.loaders.make(dataset, asked, options, cost_fn)
 
     def watch(
         self,
@@ -247,7 +247,7 @@ class Stride:
                 would wait for each other in different backends, or a rank's device lacks what is
                 asked of it.
         """
-        self._member.watch(model, drift_check, compress, check_loss=check_loss)
+        self._session.watcher.watch(model, drift_check, compress, check_loss=check_loss)
         return model
 
     def sync_batch_norm(self, net: ModelT) -> ModelT:
@@ -267,7 +267,7 @@ class Stride:
                 ranks disagree, or the training loader may cut shares into different numbers of
                 micro-batches (`loader` refuses that likewise); nothing was changed.
         """
-        self._member.sync_batch_norm(net)
+        self._session.norms.convert(net)
         return net
 
     def scale(
@@ -300,7 +300,7 @@ class Stride:
             Weighted gradients as in Dynamic Batching (ACSOS 2020, arXiv 2305.12213, sec. III);
             see `evenstride.core.gradients.weighting.loss_factor`.
         """
-        return self._member.scaling.scale(loss, weight, reduction)
+        return self._session.step.scaling.scale(loss, weight, reduction)
 
     @contextlib.contextmanager
     def accumulate(self, model: nn.Module) -> Iterator[None]:
@@ -311,7 +311,7 @@ class Stride:
         Raises:
             UsageError: outside the loop, or ``model`` cannot hold back its synchronisation.
         """
-        with self._member.scaling.accumulate(model):
+        with self._session.step.accumulation.accumulate(model):
             yield
 
     @contextlib.contextmanager
@@ -338,38 +338,39 @@ class Stride:
             OutOfMemory: the memory ended in a backward pass that synchronises, or with a batch
                 that cannot be cut (a single sample, a sharded model, outside of `accumulate`).
         """
-        with self._member.guard():
+        with self._session.memory.guard():
             yield
 
     @property
     def synced(self) -> bool:
         """Whether the batch in hand is the step's last, so that the optimizer is due."""
-        return self._member.scaling.synced
+        return self._session.step.batch.synced
 
     @property
     def samples(self) -> int:
         """Samples of the batch in hand that count: 0 for a worker left out, and after the loop."""
-        return self._member.scaling.read_samples()
+        return self._session.step.batch.read_samples()
 
     @property
     def shares(self) -> tuple[int, ...]:
         """Samples of each rank in the latest step, in rank order."""
-        return self._member.latest_shares()
+        return self._session.state.latest_shares()
 
     @property
     def epoch(self) -> int:
         """The current epoch; the next one as soon as a loop has ended it."""
-        return self._member.progress.epoch
+        return self._session.state.progress.epoch
 
     @property
     def global_batch(self) -> int:
         """Samples per step over all workers; one that changes is known when the loop has ended."""
-        return self._member.progress.global_batch
+        return self._session.state.progress.global_batch
 
     @property
     def step(self) -> int:
         """Steps committed since the very beginning, over all epochs and restarts."""
-        return self._member.progress.earlier + self._member.progress.step
+        progress = self._session.state.progress
+        return progress.earlier + progress.step
 
     @overload
     def mean(self, total: float, count: float | Tensor, name: str | None = None) -> float: ...
@@ -401,7 +402,7 @@ class Stride:
                 the script, under another name, or for a tensor of another shape.
             WorkerLost: some rank is gone.
         """
-        return self._member.mean(total, count, name)
+        return self._session.means.mean(total, count, name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data: plain values, the same on every rank.
@@ -413,10 +414,10 @@ class Stride:
         Raises:
             StepInFlight: between a step's backward pass and its optimizer step.
         """
-        scaling = self._member.scaling
-        if scaling.mid_step or scaling.unstepped:
+        batch = self._session.step.batch
+        if batch.mid_step or batch.unstepped:
             raise in_flight(self.step)
-        return self._member.progress.save()
+        return self._session.state.progress.save()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved position; every rank must load the same, outside the loop.
@@ -424,18 +425,18 @@ class Stride:
         Raises:
             ConfigError: the state is of another seed, global batch or data set.
         """
-        self._member.load(state)
+        self._session.loaders.load(state)
 
     def summary(self) -> Summary:
         """Return what the run came to so far; complete on rank 0. Not collective."""
-        return self._member.summary()
+        return self._session.summary.make()
 
     def close(self) -> None:
         """End the control threads and close the trace; otherwise done when the program ends."""
         atexit.unregister(self._close_at_exit)
         for hook in self._hooks:
             hook.remove()
-        self._member.close(at_exit=False)
+        self._session.close(at_exit=False)
 
     def _close_at_exit(self) -> None:
-        self._member.close(at_exit=True)
+        self._session.close(at_exit=True)

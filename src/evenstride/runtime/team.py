@@ -40,7 +40,7 @@ from evenstride.runtime.host.declared_resources import (
     measured_flops_per_s,
     usable_cores,
 )
-from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits, Spans
+from evenstride.runtime.loading.micro_batch_limits import Spans
 from evenstride.runtime.script_saves import guard_saves
 from evenstride.runtime.settings import (
     Settings,
@@ -98,11 +98,6 @@ class Team:
         """Ranks on this rank's machine, itself included."""
         here = self.peers[self.rank].place
         return sum(peer.place == here for peer in self.peers)
-
-    def limits(self, settings: Settings) -> MicroBatchLimits:
-        """Return the limits of this rank's micro-batches, before the loader asks for any."""
-        whole = settings.quantum > 1
-        return MicroBatchLimits(spans=self.spans, whole=whole, open=settings.chosen)
 
 
 def group_of(group: dist.ProcessGroup | None, environment: Environment) -> dist.ProcessGroup | None:

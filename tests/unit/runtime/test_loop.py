@@ -86,7 +86,7 @@ def test_synchronisation_is_held_back_until_the_last_micro_batch(last: bool) -> 
     rank, engine = Rank(2), Ddp(1, 1)
     rank.take(2, 6, last=last)
 
-    with rank.scaling.accumulate(engine):
+    with rank.step.accumulation.accumulate(engine):
         assert engine.held == (not last)
 
     assert not engine.held
@@ -101,5 +101,5 @@ def test_a_model_that_cannot_hold_back_is_refused_unless_it_is_alone() -> None:
             if world_size == 1
             else pytest.raises(UsageError, match="a Linear, which cannot hold back")
         )
-        with expected, rank.scaling.accumulate(rank.model):
+        with expected, rank.step.accumulation.accumulate(rank.model):
             assert world_size == 1

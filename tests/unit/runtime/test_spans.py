@@ -56,4 +56,4 @@ def test_the_ranks_of_an_island_have_even_parts_of_its_span(
 
 
 def test_a_stride_of_one_process_has_one(make_stride: MakeStride) -> None:
-    assert make_stride(global_batch=4)._member._team.spans == ((4, 4),)
+    assert make_stride(global_batch=4)._session.team.spans == ((4, 4),)

@@ -8,8 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from evenstride.core.sampling.draw import Draw
-from evenstride.runtime.loss.loss_scaling import LossScaling
+from evenstride.runtime.engines.watched_models import WatchedModels
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
+from evenstride.runtime.loss.batch_in_hand import BatchInHand
 from evenstride.runtime.loss.token_weights import WeightExchange
+from evenstride.runtime.loss.training_step import TrainingStep
+from evenstride.runtime.timing.rank_clock import RankClock
 from evenstride.runtime.timing.step_timer import StepTimer
 
 
@@ -18,17 +22,26 @@ class Rank:
 
     def __init__(self, world_size: int = 1) -> None:
         self.committed: list[Draw] = []
-        timer = StepTimer([])
-        exchange = WeightExchange(None, timer.waiting)
-        self.exchange = exchange
-        self.scaling = LossScaling(world_size, timer, self.committed.append, lambda: exchange)
+        self.clock, watched = RankClock(StepTimer([])), WatchedModels()
+        self.batch = BatchInHand(watched)
+        self.exchange = WeightExchange(lambda: None, self.clock)
+        self.step = TrainingStep(
+            world_size,
+            self.clock,
+            watched,
+            self.batch,
+            MicroBatchLimits(),
+            self.committed.append,
+            self.exchange,
+        )
+        self.scaling = self.step.scaling
         self.model = nn.Linear(1, 1)
 
     def take(self, samples: int, window: int, weight: float | None = None, **draw: Any) -> Draw:
         """Take a batch in hand."""
         fields = {"step": 7, "share": samples, "first": True, "last": True, **draw}
         batch = Draw(window=window, samples=samples, **fields)
-        self.scaling.begin(batch, weight)
+        self.step.begin(batch, weight)
         return batch
 
     def loss(self, value: float = 1.0) -> Tensor:

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from evenstride.core.sampling.draw import Draw
 from evenstride.errors import ConfigError, UsageError
-from evenstride.runtime.loss.loss_scaling import LossScaling
-from evenstride.runtime.loss.token_weights import WeightExchange
-from evenstride.runtime.timing.step_timer import StepTimer
+from evenstride.runtime.engines.watched_models import WatchedModels
+from evenstride.runtime.loss.batch_in_hand import BatchInHand
 
 AddUp = Callable[[list[Tensor]], None]
 """Replaces tensors by their sums over all workers."""
@@ -26,29 +25,31 @@ AddUp = Callable[[list[Tensor]], None]
 _BUCKET_BYTES = 32 << 20
 
 
-class LiveScaling(LossScaling):
-    """Weighs losses by ``n_k / N``, and adds gradients up at the end of a step's backward pass.
+class LiveGradients:
+    """Adds gradients up over the workers when a step's last backward pass ends.
 
     Args:
-        timer: gets the marks of the backward pass.
-        trained: called when a step's gradients have been added up, or could not be.
+        watched: the models that are trained.
+        batch: in hand.
         add_up: collective over the workers.
     """
 
-    def __init__(self, timer: StepTimer, trained: Callable[[Draw], None], add_up: AddUp) -> None:
-        super().__init__(1, timer, trained, _no_weights)
-        self._add_up = add_up
+    def __init__(self, watched: WatchedModels, batch: BatchInHand, add_up: AddUp) -> None:
+        self._watched, self._batch, self._add_up = watched, batch, add_up
 
-    def _synchronised(self) -> None:
-        if self.draw is not None:
-            if self.committed:
-                raise UsageError(
-                    f"a second backward pass has run in step {self.draw.step}, whose gradients "
-                    "had been added up over the workers; add the losses, and call backward() once "
-                    "per batch"
-                )
-            sum_gradients(self.parameters, self._add_up, counts=self.draw.share > 0)
-        super()._synchronised()
+    def add_up(self, draw: Draw) -> None:
+        """Replace the gradients of a step by their sums over all workers.
+
+        Raises:
+            UsageError: that has been done for this step.
+        """
+        if self._batch.committed:
+            raise UsageError(
+                f"a second backward pass has run in step {draw.step}, whose gradients "
+                "had been added up over the workers; add the losses, and call backward() once "
+                "per batch"
+            )
+        sum_gradients(self._watched.parameters, self._add_up, counts=draw.share > 0)
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], add_up: AddUp, *, counts: bool) -> None:
@@ -112,7 +113,12 @@ def _unpack(bucket: list[nn.Parameter], flat: Tensor) -> None:
             parameter.grad.copy_(summed)
 
 
-def _no_weights() -> WeightExchange:
+def no_weights() -> None:
+    """Refuse weights.
+
+    Raises:
+        ConfigError: always.
+    """
     raise ConfigError(
         "weights were asked for, and live mode counts samples only; leave scale(weight=...) out, "
         "and make the loss a mean over samples"

@@ -64,9 +64,9 @@ class LiveLoader:
                 if batch is _END:
                     return
                 yield batch
-                run.scaling.check_finished()
-                if run.scaling.synced:
-                    run.scaling.timer.fetch_started()  # the step before is finished by it
+                run.step.batch.check_finished()
+                if run.step.batch.synced:
+                    run.step.clock.timer.fetch_started()  # the step before is finished by it
                     run.check_voted()
             next(inner, None)  # ends the epoch
         finally:
@@ -75,7 +75,7 @@ class LiveLoader:
 
     def _between(self) -> bool:
         """Whether the next batch begins a step."""
-        return self._run.scaling.draw is None or self._run.scaling.synced
+        return self._run.step.batch.synced
 
     def _over(self) -> bool:
         return self._run.committed and self._run.progress.cursor.done
@@ -84,7 +84,7 @@ class LiveLoader:
         run = self._run
         rank = Rank(
             gate=generation.gate,
-            scaling=run.scaling,
+            step=run.step,
             progress=run.progress,
             rank=generation.quorum.rank,
             max_steps=None,

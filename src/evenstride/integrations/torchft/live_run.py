@@ -14,12 +14,18 @@ from evenstride._version import __version__
 from evenstride.core.sampling.draw import Draw
 from evenstride.errors import UsageError, WorkerLost
 from evenstride.integrations.torchft.live_generation import LeaderRecord, LiveGeneration
-from evenstride.integrations.torchft.live_gradients import LiveScaling
+from evenstride.integrations.torchft.live_gradients import LiveGradients, no_weights
 from evenstride.integrations.torchft.quorum import Quorums, WorkerEndpoint
 from evenstride.integrations.torchft.quorum_messages import Broken, Quorum, Shown
 from evenstride.runtime.coordination.agreement import Plain
+from evenstride.runtime.engines.watched_models import WatchedModels
 from evenstride.runtime.failures.peers import myself
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loading.position import CommittedPosition
+from evenstride.runtime.loss.batch_in_hand import BatchInHand
+from evenstride.runtime.loss.token_weights import WeightExchange
+from evenstride.runtime.loss.training_step import TrainingStep
+from evenstride.runtime.timing.rank_clock import RankClock
 from evenstride.runtime.timing.step_timer import StepTimer
 
 logger = logging.getLogger("evenstride")
@@ -56,10 +62,18 @@ class LiveRun:
         self.asked = asked
         self.quorums = Quorums(endpoint)
         self.progress = CommittedPosition(asked.seed, asked.global_batch)
-        self.scaling = LiveScaling(
-            StepTimer([]),  # a generation brings its own queue, and no step is trained before it
+        # A generation brings its own queue, and no step is trained before it.
+        clock, watched = RankClock(StepTimer([])), WatchedModels()
+        batch = BatchInHand(watched)
+        self.step = TrainingStep(
+            1,
+            clock,
+            watched,
+            batch,
+            MicroBatchLimits(),
             self._trained_one,
-            self.quorums.add_up,
+            WeightExchange(no_weights, clock),
+            add_up=LiveGradients(watched, batch, self.quorums.add_up).add_up,
         )
         self.layout: Plain = {}
         self.micro = False  # whether this worker's loader may cut a share into micro-batches
@@ -83,7 +97,7 @@ class LiveRun:
         """
         while not self._ready:
             try:
-                with self.scaling.timer.waiting():
+                with self.step.clock.waiting():
                     self._begin_step()
                 self._ready = True
             except Broken as error:
@@ -100,13 +114,13 @@ class LiveRun:
         if self._trained is None and not self._ready:
             return self.committed  # of another optimizer in the same step
         draw = self._trained
-        if draw is None or not self.scaling.synced:
+        if draw is None or not self.step.batch.synced:
             raise UsageError(
                 "optimizer.step() was called, and the step's last backward pass has not run; call "
                 "it after stride.scale(loss).backward(), with micro-batches under "
                 "`if stride.synced:`"
             )
-        with self.scaling.timer.waiting():
+        with self.step.clock.waiting():
             self.committed = self.quorums.vote()
         self._ready, self._trained = False, None
         if self.committed:
@@ -159,9 +173,9 @@ class LiveRun:
         mine = self._shown(kept)
         formed = LiveGeneration(quorum, self._lead, self.quorums.gather, mine)
         self.generation, self._number = formed, formed.number
-        self.scaling.timer.report_to(formed.recorder)
+        self.step.clock.timer.report_to(formed.recorder)
         self.go_to(formed.position)  # who is late trains where the others are, who are there
-        self.scaling.cut(micro=formed.micro)
+        self.step.limits.cut(micro=formed.micro)
         if formed.quorum.rank == 0:
             logger.info("generation %d: %s", formed.number, ", ".join(formed.names))
 
@@ -202,7 +216,7 @@ class LiveRun:
     def _weights(self) -> str:
         """Return a digest of the weights."""
         digest = hashlib.sha256()
-        for parameter in self.scaling.parameters:
+        for parameter in self.step.watched.parameters:
             digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 

@@ -93,7 +93,7 @@ class LiveStride:
         self._carried = 0
         self._closed = False
         self._carry("position", self._run.go_to, self._run.progress.save)
-        self._hooks = self._run.scaling.listen()
+        self._hooks = self._run.step.optimizers.listen()
         atexit.register(self.close)
 
     def loader(
@@ -159,7 +159,7 @@ class LiveStride:
                 f"watch() got a {type(model).__name__}, which averages over a fixed process group; "
                 "give live mode the plain module"
             )
-        self._run.scaling.watch(model)
+        self._run.step.watch(model)
         self._carry("model", model.load_state_dict, model.state_dict)
         return model
 
@@ -172,7 +172,7 @@ class LiveStride:
         Raises:
             ConfigError: it has parameters of models that `watch` was not given.
         """
-        ours = {id(p) for p in self._run.scaling.parameters}
+        ours = {id(p) for p in self._run.step.watched.parameters}
         groups = optimizer.param_groups
         strange = sum(id(p) not in ours for group in groups for p in group["params"])
         if strange:
@@ -202,18 +202,18 @@ class LiveStride:
         Raises:
             ScaleError: outside the loop, or for a loss scaled before or of several elements.
         """
-        return self._run.scaling.scale(loss, None)
+        return self._run.step.scaling.scale(loss, None)
 
     @contextlib.contextmanager
     def accumulate(self, model: nn.Module) -> Iterator[None]:
         """Wrap forward and backward pass of one micro-batch; see `evenstride.Stride`."""
-        with self._run.scaling.accumulate(model):
+        with self._run.step.accumulation.accumulate(model):
             yield
 
     @property
     def synced(self) -> bool:
         """Whether the batch in hand is its step's last, so that the optimizer is due."""
-        return self._run.scaling.synced
+        return self._run.step.batch.synced
 
     @property
     def committed(self) -> bool:
@@ -223,7 +223,7 @@ class LiveStride:
     @property
     def samples(self) -> int:
         """Samples of the batch in hand that count: 0 while weights are on their way."""
-        return self._run.scaling.read_samples()
+        return self._run.step.batch.read_samples()
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -256,7 +256,8 @@ class LiveStride:
         Raises:
             StepInFlight: between a step's backward pass and its vote.
         """
-        if self._run.scaling.mid_step or self._run.scaling.unstepped:
+        batch = self._run.step.batch
+        if batch.mid_step or batch.unstepped:
             raise StepInFlight(
                 f"step {self.step} is between its backward pass and its optimizer step, so model "
                 "and position do not belong together; call state_dict() after optimizer.step()"

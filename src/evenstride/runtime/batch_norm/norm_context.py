@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch.distributed as dist
@@ -15,6 +13,8 @@ from evenstride.core.sampling.draw import Draw
 from evenstride.errors import ConfigError
 from evenstride.runtime.batch_norm.norm_layers import batch_norms
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits, tail_spans
+from evenstride.runtime.loss.batch_in_hand import BatchInHand
+from evenstride.runtime.timing.rank_clock import RankClock
 
 logger = logging.getLogger("evenstride")
 
@@ -24,17 +24,17 @@ class RankContext:
 
     Args:
         group: of the ranks, for these collectives alone; ``None`` with one process.
-        draw: tells the batch in hand.
-        waiting: counts the time inside as waiting.
+        batch: in hand.
+        clock: of this rank's steps.
     """
 
     def __init__(
         self,
         group: dist.ProcessGroup | None,
-        draw: Callable[[], Draw | None],
-        waiting: Callable[[], AbstractContextManager[None]],
+        batch: BatchInHand,
+        clock: RankClock,
     ) -> None:
-        self.group, self.waiting, self._draw = group, waiting, draw
+        self.group, self.waiting, self._batch = group, clock.waiting, batch
 
     def close(self) -> None:
         """Let go of the process group; see `Channel.close`."""
@@ -43,7 +43,7 @@ class RankContext:
     @property
     def counts(self) -> bool:
         """Whether the batch in hand counts, which that of a rank with a share of 0 does not."""
-        draw = self._draw()
+        draw = self._batch.draw
         return draw is None or draw.samples > 0
 
 

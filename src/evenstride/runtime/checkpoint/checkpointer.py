@@ -118,9 +118,9 @@ class Checkpointer:
                 f"stride is a {type(stride).__name__}; give the evenstride.Stride that deals the "
                 "batches"
             )
-        self._stride, self._ties = stride, SessionBinding(stride._member)
+        self._stride, self._ties = stride, SessionBinding(stride._session)
         more = self._ties.with_own(extra)
-        environment = stride._member._environment
+        environment = stride._session.environment
         asked = CheckpointerArguments(
             folder, every, keep, model, optimizer, scheduler, more, environment
         )
@@ -371,7 +371,7 @@ class Checkpointer:
         if self._tally.error:
             logger.error("evenstride: ranks leave, but %s", self._tally.error)
             why = f"{why}; but the newest state could not be saved, so later steps are lost"
-        part(self._stride, self._ties.rank, going, why, leads_host=leads)
+        part(self._stride.close, self._stride.step, self._ties.rank, going, why, leads_host=leads)
 
     def _show_safe(self) -> Plain:
         collect(self._is.training)

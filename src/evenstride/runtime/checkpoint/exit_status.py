@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from evenstride.runtime.failures.failure_report import is_of_collectives
+from evenstride.runtime.failures.collective_errors import is_of_collectives
 
 # How long an end by an exception waits for the save that is going on: others may be gone. Where
 # the exception says so, it could end well only if all that was missing was rank 0's manifest.

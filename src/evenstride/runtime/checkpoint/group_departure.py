@@ -8,23 +8,30 @@ checkpoint with the same step. All of them end at the same step, by a decision t
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import NoReturn
 
 from evenstride.errors import WorkerLost
 from evenstride.runtime.coordination.continuity import LEFT
 from evenstride.runtime.launching.torchrun_agent import end_launcher
-from evenstride.runtime.stride import Stride
 
 logger = logging.getLogger("evenstride")
 
 
 def part(
-    stride: Stride, rank: int, going: tuple[int, ...], why: str, *, leads_host: bool
+    close: Callable[[], None],
+    step: int,
+    rank: int,
+    going: tuple[int, ...],
+    why: str,
+    *,
+    leads_host: bool,
 ) -> NoReturn:
     """End this rank's part in the run.
 
     Args:
-        stride: of the run; it is closed.
+        close: parts from the others in order.
+        step: that all ranks end at.
         rank: this rank.
         going: the ranks that will be taken away.
         why: for people.
@@ -34,8 +41,7 @@ def part(
         SystemExit: this rank is one of them; with exit code 143.
         WorkerLost: others are.
     """
-    step = stride.step
-    stride.close()
+    close()
     if rank in going:
         logger.warning("evenstride: rank %d leaves after step %d (%s)", rank, step, why)
         if leads_host:

@@ -167,12 +167,12 @@ class SessionBinding:
 
     def __init__(self, member: RankSession) -> None:
         self._member = member
-        self.rank, self.world_size = member._team.rank, member._team.world_size
-        self.saves: SaveAgreement = member.continuity.saves
+        self.rank, self.world_size = member.team.rank, member.team.world_size
+        self.saves: SaveAgreement = member.ties.continuity.saves
         self._hand_over: Handoff | None = None
-        if (folder := member._environment.hand_over) is not None:
+        if (folder := member.environment.hand_over) is not None:
             self.saves = self._hand_over = Handoff(
-                folder, member.continuity.saves, self.rank, self.world_size, self.agree
+                folder, member.ties.continuity.saves, self.rank, self.world_size, self.agree
             )
             # Here, when all that is slow to start has started: the other run trains until now.
             self._hand_over.wait()
@@ -182,37 +182,37 @@ class SessionBinding:
     ) -> Plain:
         """Return the leader's verdict on what all ranks show; collective."""
         with self.waiting():
-            return self._member.agree(call, show, judge)
+            return self._member.ties.calls.agree(call, show, judge)
 
     def own_group(self) -> dist.ProcessGroup | None:
         """Return a Gloo group of all ranks for us alone; collective."""
-        return self._member.own_group("gloo")
+        return self._member.ties.calls.own_group("gloo")
 
     def waiting(self) -> AbstractContextManager[None]:
         """Return a context in which this rank's time is not its own work."""
-        return self._member.timer.waiting()
+        return self._member.state.clock.waiting()
 
     def dataset(self) -> Any:
         """Return the data set of the training loader."""
-        loader = self._member._loader()
+        loader = self._member.loaders.latest
         return None if loader is None else loader.dataset
 
     def committed(self) -> int:
         """Return the steps that this process has committed."""
-        return self._member.progress.step
+        return self._member.state.progress.step
 
     def interval_s(self, save_s: float) -> float:
         """Return the seconds until the next save, by losses so far and what a save takes."""
-        return self._member.continuity.pace.interval_s(save_s)
+        return self._member.ties.continuity.pace.interval_s(save_s)
 
     @property
     def lockstep(self) -> bool:
         """Whether all ranks are at the same step whenever one is."""
-        return self._member._free is None
+        return self._member.free is None
 
     def complete(self) -> bool:
         """Return whether all ranks are there; at the end of an epoch all know alike."""
-        survivors = self._member.survivors
+        survivors = self._member.ties.survivors
         absent = () if survivors is None else survivors.absent()
         self._tell_of(absent)
         return not absent
@@ -222,7 +222,7 @@ class SessionBinding:
 
         All of them come to this, since none can have saved without it.
         """
-        survivors = self._member.survivors
+        survivors = self._member.ties.survivors
         if survivors is None or not isinstance(error, WorkerLost | CheckpointError):
             return False
         absent = survivors.blamed(error)
@@ -243,12 +243,12 @@ class SessionBinding:
         Raises:
             WorkerLost: a rank is lost.
         """
-        if self._member.survivors is not None:
-            self._member.survivors.until(done, "saving")
+        if self._member.ties.survivors is not None:
+            self._member.ties.survivors.until(done, "saving")
 
     def bring_home(self, optimizers: Sequence[Optimizer]) -> None:
         """Let the optimizers here have the state that servers keep, or that all ranks' come to."""
-        sync: object = self._member.scaling.sync
+        sync: object = self._member.sync
         with self.waiting():
             if isinstance(sync, ServedWorker):  # also those that have not stepped on this rank yet
                 sync.bring_home(optimizers)
@@ -257,7 +257,7 @@ class SessionBinding:
 
     def with_own(self, extra: Any) -> Any:
         """Return the user's further objects to be saved, and the mode's own."""
-        sync = self._member.scaling.sync
+        sync = self._member.sync
         if isinstance(sync, LocalTraining) and sync.remembers and isinstance(extra or {}, Mapping):
             return {**(extra or {}), "evenstride-outer": sync}
         return extra
@@ -276,7 +276,7 @@ class SessionBinding:
         Raises:
             ConfigError: somebody else saves it already, or the setting is not understood.
         """
-        continuity = self._member.continuity
+        continuity = self._member.ties.continuity
         if continuity.saves.save_s is not None:
             raise ConfigError(
                 "this Stride has a Checkpointer already, and the ranks agree on one save at a "
@@ -298,22 +298,22 @@ class SessionBinding:
         """Note that it is saved no longer: signals do again what they did before."""
         if self._hand_over is not None:
             self._hand_over.ended()
-        self._member.continuity.saves.takes(None)
-        self._member.continuity.notified.close()
+        self._member.ties.continuity.saves.takes(None)
+        self._member.ties.continuity.notified.close()
 
     def leads_host(self, going: tuple[int, ...]) -> bool:
         """Return whether this rank is the first of its machine, whose ranks all go."""
-        return self._member.continuity.leads_host(going)
+        return self._member.ties.continuity.leads_host(going)
 
     def remember(self) -> Plain:
         """Return what is known of the workers (leader only)."""
-        return self._member.continuity.remember()
+        return self._member.ties.continuity.remember()
 
     def recall(self, remembered: Plain) -> None:
         """Take up what an earlier run knew of the workers, before the first step; collective."""
         if self._hand_over is not None:
-            at = self._member.progress
+            at = self._member.state.progress
             self._hand_over.went_on(epoch=at.epoch, position=at.position, step=at.earlier + at.step)
         # A recalled split is an opening one: no step may have been drawn by another.
-        if not self._member.progress.step:
-            self._member.recall(remembered)
+        if not self._member.state.progress.step:
+            self._member.ties.opening.recall(remembered)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from evenstride.runtime.timing.step_timer import StepTimer
+from evenstride.runtime.timing.rank_clock import RankClock
 
 _BROADCAST = "_evenstride_broadcast"
 
@@ -23,7 +23,7 @@ def engine_of(model: nn.Module) -> nn.Module:
     return engine
 
 
-def watch_forward(model: nn.Module, timer: Callable[[], StepTimer]) -> None:
+def watch_forward(model: nn.Module, clock: RankClock) -> None:
     """Count what DDP does before the module's own forward pass as waiting.
 
     DDP broadcasts the buffers there, if the module has any; a fast rank would spend the time
@@ -37,12 +37,12 @@ def watch_forward(model: nn.Module, timer: Callable[[], StepTimer]) -> None:
         return  # nothing to synchronise, and hooks would slow every forward pass down
 
     def outer(*_: Any) -> None:
-        timer().wait_began()
+        clock.timer.wait_began()
         if not engine.training:
             engine.require_forward_param_sync = False  # DDP sets it anew after each forward pass
 
     def inner(*_: Any) -> None:
-        timer().wait_ended()
+        clock.timer.wait_ended()
         setattr(engine, _BROADCAST, engine.training)
 
     def after(*_: Any) -> None:

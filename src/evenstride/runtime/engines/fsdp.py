@@ -33,27 +33,26 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.engines.device_meshes import check_meshes
-from evenstride.runtime.timing.step_timer import StepTimer
+from evenstride.runtime.timing.rank_clock import RankClock
 
-_Timer = Callable[[], StepTimer]  # the one in use: it is replaced when training moves to a device
 _AllReduceHook = Callable[[Tensor], None]
 
 
-def subtract_collectives(model: nn.Module, timer: Callable[[], StepTimer]) -> None:
+def subtract_collectives(model: nn.Module, clock: RankClock) -> None:
     """Count the time that FSDP2's collectives block the host as waiting, not as work.
 
     Call it once the model is set up: after `fully_shard`, and after any `set_custom_all_gather`,
     `set_custom_reduce_scatter` or `set_all_reduce_hook` of your own, which stay in use. A second
-    call replaces the timer of the first. Changes no result, and costs about 1 us per collective.
+    call replaces the clock of the first. Changes no result, and costs about 1 us per collective.
 
     Args:
         model: with FSDP2 somewhere in it, or without.
-        timer: returns the timer in use, which gets the waits in forward, backward and evaluation.
+        clock: gets the waits in forward, backward and evaluation.
     """
     for part in _parts(model):
         for group in _groups(part):
             if not _why_uncounted(group):
-                _mark(group, timer)
+                _mark(group, clock)
 
 
 def uncounted(model: nn.Module) -> str:
@@ -73,20 +72,20 @@ def _why_uncounted(group: Any) -> str:
     return ""
 
 
-def _mark(group: Any, timer: _Timer) -> None:
+def _mark(group: Any, clock: RankClock) -> None:
     """Put marks around the collectives of one parameter group.
 
     The setters of `FSDPModule` set these same fields, but cannot tell what they held, and refuse
     modules with several parameter groups.
     """
     spans_islands = hasattr(group.mesh_info, "replicate_process_group")
-    group._all_gather_comm = _MarkedGather(_unmarked(group._all_gather_comm), timer)
+    group._all_gather_comm = _MarkedGather(_unmarked(group._all_gather_comm), clock)
     group._reduce_scatter_comm = _MarkedScatter(
-        _unmarked(group._reduce_scatter_comm), timer, reduces_after=spans_islands
+        _unmarked(group._reduce_scatter_comm), clock, reduces_after=spans_islands
     )
     hook = _unmarked(group._all_reduce_hook)
     if spans_islands or hook is not None:
-        group._all_reduce_hook = _MarkedHook(hook, timer, begins=not spans_islands)
+        group._all_reduce_hook = _MarkedHook(hook, clock, begins=not spans_islands)
 
 
 def _unmarked(part: Any) -> Any:
@@ -96,67 +95,67 @@ def _unmarked(part: Any) -> Any:
 class _MarkedGather:
     """An all-gather that marks its wait, wherever that is."""
 
-    def __init__(self, inner: Any, timer: _Timer) -> None:
-        self.inner, self._timer = inner, timer
+    def __init__(self, inner: Any, clock: RankClock) -> None:
+        self.inner, self._clock = inner, clock
 
     def allocate(self, *args: Any, **options: Any) -> Tensor:
         buffer: Tensor = self.inner.allocate(*args, **options)
         return buffer
 
     def __call__(self, *args: Any, **options: Any) -> dist.Work | None:
-        self._timer().wait_began()
+        self._clock.timer.wait_began()
         work: dist.Work | None = self.inner(*args, **options)
-        self._timer().wait_ended()
-        return work if work is None else _MarkedWork(work, self._timer)
+        self._clock.timer.wait_ended()
+        return work if work is None else _MarkedWork(work, self._clock)
 
 
 class _MarkedWork(dist.Work):
     """A collective under way, whose wait is marked. FSDP does nothing with it but wait."""
 
-    def __init__(self, inner: dist.Work, timer: _Timer) -> None:
+    def __init__(self, inner: dist.Work, clock: RankClock) -> None:
         super().__init__()
-        self._inner, self._timer = inner, timer
+        self._inner, self._clock = inner, clock
 
     def wait(self, *args: Any, **options: Any) -> bool:
-        self._timer().wait_began()
+        self._clock.timer.wait_began()
         done = self._inner.wait(*args, **options)
-        self._timer().wait_ended()
+        self._clock.timer.wait_ended()
         return done
 
 
 class _MarkedScatter:
     """A reduce-scatter that marks its wait, and where an all-reduce after it begins."""
 
-    def __init__(self, inner: Any, timer: _Timer, *, reduces_after: bool) -> None:
-        self.inner, self._timer, self._reduces_after = inner, timer, reduces_after
+    def __init__(self, inner: Any, clock: RankClock, *, reduces_after: bool) -> None:
+        self.inner, self._clock, self._reduces_after = inner, clock, reduces_after
 
     def allocate(self, *args: Any, **options: Any) -> Tensor:
         buffer: Tensor = self.inner.allocate(*args, **options)
         if self._reduces_after:
-            self._timer().wait_began()  # on an island of one rank nothing is scattered
+            self._clock.timer.wait_began()  # on an island of one rank nothing is scattered
         return buffer
 
     def __call__(self, *args: Any, **options: Any) -> dist.Work | None:
-        self._timer().wait_began()
+        self._clock.timer.wait_began()
         work: dist.Work | None = self.inner(*args, **options)
-        self._timer().wait_ended()
+        self._clock.timer.wait_ended()
         if self._reduces_after:
-            self._timer().wait_began()
+            self._clock.timer.wait_began()
         return work
 
 
 class _MarkedHook:
     """The end of HSDP's all-reduce, or a hook that reduces by itself; both are waits."""
 
-    def __init__(self, inner: _AllReduceHook | None, timer: _Timer, *, begins: bool) -> None:
-        self.inner, self._timer, self._begins = inner, timer, begins
+    def __init__(self, inner: _AllReduceHook | None, clock: RankClock, *, begins: bool) -> None:
+        self.inner, self._clock, self._begins = inner, clock, begins
 
     def __call__(self, reduced: Tensor) -> None:
         if self._begins:
-            self._timer().wait_began()
+            self._clock.timer.wait_began()
         if self.inner is not None:
             self.inner(reduced)
-        self._timer().wait_ended()
+        self._clock.timer.wait_ended()
 
 
 @contextlib.contextmanager

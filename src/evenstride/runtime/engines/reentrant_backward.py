@@ -12,7 +12,6 @@ wait. The first step shows which parameter that is; later steps call one hook pe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from evenstride.runtime.timing.step_timer import StepTimer
+from evenstride.runtime.timing.rank_clock import RankClock
 
 
 class _ModelHooks:
@@ -51,11 +50,11 @@ class InnerWaits:
     """Marks the waits of DDP models inside reentrant backward passes.
 
     Args:
-        timer: returns the timer in use, which gets the marks.
+        clock: gets the marks.
     """
 
-    def __init__(self, timer: Callable[[], StepTimer]) -> None:
-        self._timer = timer
+    def __init__(self, clock: RankClock) -> None:
+        self._clock = clock
         self._models: list[_ModelHooks] = []
         self._learning: list[_ModelHooks] = []
         self._outer = self._marked = -1  # passes: that of the loss, and the latest inner one
@@ -99,5 +98,5 @@ class InnerWaits:
             Variable._execution_engine.queue_callback(self._wait_began)
 
     def _wait_began(self) -> None:
-        self._timer().wait_began()
-        Variable._execution_engine.queue_callback(self._timer().wait_ended)
+        self._clock.timer.wait_began()
+        Variable._execution_engine.queue_callback(self._clock.timer.wait_ended)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from evenstride.runtime.timing.rank_clock import RankClock
 
 logger = logging.getLogger("evenstride")
 
@@ -48,24 +49,30 @@ class DriftGuard:
     """Compares the weights of all ranks every so many steps.
 
     Args:
-        group: of the ranks, serving the devices of all of them.
-        every: steps between two comparisons.
-        waiting: counts the time inside as waiting.
+        clock: of this rank's steps.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup | None,
-        every: int,
-        waiting: Callable[[], AbstractContextManager[None]],
-    ) -> None:
+    def __init__(self, clock: RankClock) -> None:
         self.checks = self.drifts = 0
+        self.every = 0
+        """Steps between two comparisons; 0 while none is asked for."""
+        self._clock = clock
         self._parameters: list[nn.Parameter] = []
-        self._group, self._every, self._waiting = group, every, waiting
+        self._group: dist.ProcessGroup | None = None
         self._checked = 0
 
-    def watch(self, model: nn.Module) -> None:
-        """Compare the weights of a model, too; equal in number and shape on all ranks."""
+    def watch(
+        self, model: nn.Module, every: int, join: Callable[[], dist.ProcessGroup | None]
+    ) -> None:
+        """Compare the weights of a model, too; equal in number and shape on all ranks.
+
+        Args:
+            model: to compare.
+            every: steps between two comparisons; the first model's count for all.
+            join: makes a group that serves the devices of all ranks; collective.
+        """
+        if not self.every:
+            self.every, self._group = every, join()
         ignored = getattr(model, "parameters_to_ignore", ())
         inner = getattr(model, "module", model)
         self._parameters += (p for name, p in inner.named_parameters() if name not in ignored)
@@ -77,10 +84,10 @@ class DriftGuard:
 
     def check(self, step: int) -> None:
         """Compare if it is due after ``step`` steps; every rank must call it after each."""
-        if step % self._every or step == self._checked or self._group is None:
+        if not self.every or step % self.every or step == self._checked or self._group is None:
             return
         self._checked, self.checks = step, self.checks + 1
-        with self._waiting(), torch.no_grad():
+        with self._clock.waiting(), torch.no_grad():
             if self._alike():
                 return
             self.drifts += 1

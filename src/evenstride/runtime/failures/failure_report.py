@@ -12,6 +12,7 @@ from collections.abc import Callable
 from evenstride.errors import EvenstrideError, WorkerLost
 from evenstride.runtime.coordination.control_plane import announce_loss
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
+from evenstride.runtime.failures.collective_errors import is_of_collectives
 from evenstride.runtime.failures.heartbeat import (
     STUCK_PHASES,
     Heartbeats,
@@ -22,8 +23,6 @@ from evenstride.runtime.store.store_channel import Channel
 
 logger = logging.getLogger("evenstride")
 
-# Signs in an error's text that a collective, and not the user's own code, has failed.
-_OF_COLLECTIVES = ("gloo", "nccl", "connection", "socket", "timed out", "timeout", "peer")
 # How long a process that knows of a loss stays, so that the others hear of it. All end together
 # then, so that no launcher waits for another one's processes.
 _LINGER_S = 0.3
@@ -176,14 +175,3 @@ def collective_failed(phase: str) -> bool:
     if isinstance(ending_exception(), KeyboardInterrupt):
         return False
     return phase == "sync" or is_of_collectives(ending_exception())
-
-
-def is_of_collectives(error: BaseException | None) -> bool:
-    """Return whether an exception is of the kind that the loss of another rank raises.
-
-    With NCCL it may come wherever the program next needs the device, in any phase of a step.
-    """
-    if error is None or isinstance(error, EvenstrideError):
-        return isinstance(error, WorkerLost)
-    text = f"{type(error).__name__}: {error}".lower()
-    return any(sign in text for sign in _OF_COLLECTIVES)

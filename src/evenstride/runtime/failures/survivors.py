@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from evenstride.core.fleet import Shares
-from evenstride.errors import EvenstrideError, WorkerLost
+from evenstride.errors import WorkerLost
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.environment import USUAL_SILENT_S
-from evenstride.runtime.failures.failure_report import is_of_collectives
+from evenstride.runtime.failures.collective_errors import is_of_collectives
 from evenstride.runtime.parameter_server.async_worker import AsyncWorker
 from evenstride.runtime.store.store_channel import Channel
 
@@ -40,13 +41,11 @@ class Survivors:
     Args:
         free: what the workers do, which do not keep step.
         opening: the split that the run began with.
-        failed: returns why the run cannot go on; ``None`` while it can.
+        gate: knows why the run cannot go on, if it cannot.
     """
 
-    def __init__(
-        self, free: AsyncWorker, opening: Shares, failed: Callable[[], EvenstrideError | None]
-    ) -> None:
-        self._free, self._opening, self._failed = free, opening, failed
+    def __init__(self, free: AsyncWorker, opening: Shares, gate: DrawBarrier) -> None:
+        self._free, self._opening, self._gate = free, opening, gate
 
     def split(self) -> Shares:
         """Return shares by which all ranks cut data alike, though they are at different steps.
@@ -65,7 +64,7 @@ class Survivors:
         Raises:
             EvenstrideError: the run cannot go on without one of them.
         """
-        if (error := self._failed()) is not None:
+        if (error := self._gate.error) is not None:
             raise error
         return tuple(self._free.report().get("gone", ()))
 
@@ -127,13 +126,6 @@ class Survivors:
     def waiting(self) -> AbstractContextManager[None]:
         """Note that this rank waits, so that the heartbeats of the others are watched."""
         return self._free.waiting()
-
-
-def survivors_of(
-    free: AsyncWorker | None, opening: Shares, failed: Callable[[], EvenstrideError | None]
-) -> Survivors | None:
-    """Return `Survivors`; ``None`` in modes in which the loss of any rank ends the run."""
-    return None if free is None else Survivors(free, opening, failed)
 
 
 @dataclass(slots=True, eq=False)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from evenstride.runtime.coordination.messages import BatchChange
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loading.position import CommittedPosition
-from evenstride.runtime.loss.loss_scaling import LossScaling
-from evenstride.runtime.settings import Settings
+from evenstride.runtime.noise.noise_meter import NoiseMeter
+from evenstride.runtime.timing.rank_clock import RankClock
 
 
 class BatchChanges:
@@ -20,7 +21,9 @@ class BatchChanges:
 
     Args:
         progress: of the rank; its batch is changed here.
-        scaling: of the rank, whose clock and whose batches' sizes follow.
+        limits: of the rank's micro-batches, which follow.
+        clock: of the rank's steps.
+        noise: measures gradients; ``None`` where it is not asked for.
         meet: tells the leader, waits for the others, and returns the batch to go on with; ``None``
             if no more decisions will come.
     """
@@ -28,10 +31,13 @@ class BatchChanges:
     def __init__(
         self,
         progress: CommittedPosition,
-        scaling: LossScaling,
+        limits: MicroBatchLimits,
+        clock: RankClock,
+        noise: NoiseMeter | None,
         meet: Callable[[BatchChange], int | None],
     ) -> None:
-        self._progress, self._scaling, self._meet = progress, scaling, meet
+        self._progress, self._limits, self._clock = progress, limits, clock
+        self._noise, self._meet = noise, meet
         self._in_force = progress.global_batch
 
     def before_pass(self) -> None:
@@ -49,25 +55,15 @@ class BatchChanges:
             self._turn(None)
 
     def _turn(self, wanted: int | None) -> None:
-        progress, scaling = self._progress, self._scaling
+        progress, timer = self._progress, self._clock.timer
         assert progress.order is not None, "there is a loader, so there is an order"
-        scaling.timer.settle()  # so that the steps before it are measured
-        weighted = scaling.noise is not None and scaling.noise.weighted
-        with scaling.timer.turning():
+        timer.settle()  # so that the steps before it are measured
+        weighted = self._noise is not None and self._noise.weighted
+        with timer.turning():
             batch = self._meet(BatchChange(progress.step, wanted, progress.order.length, weighted))
         if batch is None or batch == self._in_force:
             return
         progress.go_on_with(batch)
         self._in_force = batch
         tail = 0 if progress.order.drop_last else progress.order.length % batch
-        scaling.fit.change_tail(tail)
-
-
-def turns_of(
-    progress: CommittedPosition,
-    scaling: LossScaling,
-    meet: Callable[[BatchChange], int | None],
-    settings: Settings,
-) -> BatchChanges | None:
-    """Return what lets the batch change where an epoch ends; nothing if it may not."""
-    return BatchChanges(progress, scaling, meet) if settings.chosen else None
+        self._limits.change_tail(tail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -17,7 +17,8 @@ from evenstride.core.sampling.shard_assignment import ShardAssignment
 from evenstride.runtime import usage_errors
 from evenstride.runtime.argument_checks import check_whole
 from evenstride.runtime.coordination.agreement import Plain
-from evenstride.runtime.engines.fsdp import gathered
+from evenstride.runtime.engines.fsdp import gathered, is_sharded
+from evenstride.runtime.engines.watched_models import WatchedModels
 from evenstride.runtime.loading.loader_agreement import (
     check_micro_batch,
     dealing,
@@ -33,6 +34,8 @@ from evenstride.runtime.loading.loader_options import (
 )
 from evenstride.runtime.loading.seeding import Keys, SeededDataset, item_seeds, seeded_dataset
 from evenstride.runtime.loading.shards import indexed
+from evenstride.runtime.memory.peak_report import PeakReport
+from evenstride.runtime.session.rank_calls import RankCalls
 from evenstride.runtime.settings import Settings
 
 
@@ -168,40 +171,27 @@ class EvalLoader(DataLoader[Any]):
             raise
 
 
-class Evaluated(Protocol):
-    """What evaluation needs of a member."""
-
-    def agree(
-        self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
-    ) -> Plain:
-        """Return what the leader makes of what all ranks show."""
-        ...
-
-    def split(self) -> Shares:
-        """Return the shares by which all ranks cut data alike."""
-        ...
-
-    @property
-    def seed_to_compare(self) -> int | None:
-        """The seed of samples that are compared with other ranks'."""
-        ...
-
-    def begin_evaluation(self) -> Iterator[nn.Module]:
-        """Return the models whose parameters must be kept gathered in an evaluation."""
-        ...
-
-
 class Evaluation:
     """Makes one rank's loaders for evaluation.
 
     Args:
-        member: whose they are.
-        rank: this rank.
+        calls: of all ranks.
+        split: returns the shares by which all ranks cut data alike.
+        watched: the models that are trained.
+        peaks: leave out what an evaluation holds in memory.
         settings: of the run.
     """
 
-    def __init__(self, member: Evaluated, rank: int, settings: Settings) -> None:
-        self._member, self._rank, self._settings = member, rank, settings
+    def __init__(
+        self,
+        calls: RankCalls,
+        split: Callable[[], Shares],
+        watched: WatchedModels,
+        peaks: PeakReport,
+        settings: Settings,
+    ) -> None:
+        self._calls, self._split, self._watched = calls, split, watched
+        self._peaks, self._settings = peaks, settings
 
     def loader(
         self,
@@ -224,20 +214,28 @@ class Evaluation:
             asked = LoaderOptions(
                 shuffle=False, max_micro_batch=max_micro_batch, check_data=check_data
             )
-            processes, seed = options.get("num_workers", 0), self._member.seed_to_compare
+            processes, seed = (
+                options.get("num_workers", 0),
+                self._calls.seed_to_compare(settings.seed),
+            )
             return {**layout(dataset, asked, processes, seed), "global_batch": batch}
 
         judge = partial(judge_loader, topic="an evaluation loader")
-        verdict = self._member.agree("loader(train=False)", show, judge)
+        verdict = self._calls.agree("loader(train=False)", show, judge)
         samples = seeded_dataset(indexed(dataset), seeded=seeded)
         sampler = EvalSampler(
             verdict["length"],
             batch,
-            self._member.split,
-            self._rank,
+            self._split,
+            self._calls.rank,
             max_micro_batch or settings.max_share,
             settings.seed if isinstance(samples, SeededDataset) else None,
             dealing(dataset, verdict),
         )
-        options.setdefault("generator", own_generator(settings.seed, self._rank))
-        return EvalLoader(sampler, samples, options, self._member.begin_evaluation)
+        options.setdefault("generator", own_generator(settings.seed, self._calls.rank))
+        return EvalLoader(sampler, samples, options, self._begin)
+
+    def _begin(self) -> Iterator[nn.Module]:
+        """Return the models whose parameters must be kept gathered."""
+        self._peaks.note_evaluation()
+        return filter(is_sharded, self._watched.models)

@@ -13,6 +13,7 @@ from evenstride.core.sampling.draw import Draw
 from evenstride.errors import LoaderBusy
 from evenstride.runtime import usage_errors
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
+from evenstride.runtime.engines.weight_drift import DriftGuard
 from evenstride.runtime.loading.batch_change import BatchChanges
 from evenstride.runtime.loading.loader_options import (
     BatchStream,
@@ -31,8 +32,9 @@ from evenstride.runtime.loading.position import CommittedPosition
 from evenstride.runtime.loading.sampler import StepSampler
 from evenstride.runtime.loading.seeding import SeededDataset, seeded_dataset
 from evenstride.runtime.loading.shards import ShardReader, indexed
-from evenstride.runtime.loss.loss_scaling import LossScaling
+from evenstride.runtime.loss.step_state import StepEvent
 from evenstride.runtime.loss.token_weights import checked
+from evenstride.runtime.loss.training_step import TrainingStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Rank:
     """The parts of a rank's `Stride` that its training loader works with."""
 
     gate: DrawBarrier
-    scaling: LossScaling
+    step: TrainingStep
     progress: CommittedPosition
     rank: int
     max_steps: int | None
@@ -48,6 +50,7 @@ class Rank:
     explain_failure: Callable[[], None]
     sampler: Callable[..., StepSampler] = StepSampler
     turns: BatchChanges | None = None
+    drift: DriftGuard | None = None
 
 
 class TrainLoader(DataLoader[Any]):
@@ -67,7 +70,7 @@ class TrainLoader(DataLoader[Any]):
     ) -> None:
         self._rank, self._options = rank, options
         self._busy, self._retired, self._own_s = False, False, 0.0
-        rank.scaling.fit.ask(options.max_micro_batch, by_cost=options.costs is not None)
+        rank.step.limits.ask(options.max_micro_batch, by_cost=options.costs is not None)
         self._ready: deque[LoadedBatch] = deque()
         order = rank.progress.order
         assert order is not None, "the layout is set before the loader is made"
@@ -78,7 +81,7 @@ class TrainLoader(DataLoader[Any]):
             order,
             rank.gate,
             rank.rank,
-            rank.scaling.fit,
+            rank.step.limits,
             seeded=isinstance(samples, SeededDataset),
             sizes=options.sizes,
             costs=options.costs,
@@ -152,15 +155,15 @@ class TrainLoader(DataLoader[Any]):
             progress.cursor,
             progress.step,
             rank.max_steps,
-            whole_first=bool(rank.scaling.unrecorded),
+            whole_first=bool(rank.step.watched.unrecorded),
             parts=progress.parts,
             dealing=progress.dealing,
         )
         steps_before = progress.earlier + progress.step  # where workers do not keep step: of all
         try:
             yield from self._deliver()
-            rank.scaling.timer.epoch_ended()
-            rank.scaling.loop_ended()
+            rank.step.clock.timer.epoch_ended()
+            rank.step.batch.happened(StepEvent.LOOP_ENDS)
             if rank.turns is not None:
                 rank.turns.after_pass()
             empty = progress.earlier + progress.step == steps_before and not progress.cursor.done
@@ -170,8 +173,8 @@ class TrainLoader(DataLoader[Any]):
             self._busy = False
             self._steps.left()
             self._ready.clear()
-            rank.scaling.timer.pass_ended()
-            rank.scaling.forget()
+            rank.step.clock.timer.pass_ended()
+            rank.step.leave()
             progress.end_pass()
             if rank.tick is not None:
                 rank.tick()
@@ -179,45 +182,51 @@ class TrainLoader(DataLoader[Any]):
     def _deliver(self) -> Iterator[Any]:
         """Yield the batches, fetched in this process at first and by the workers then."""
         rank, fresh, between_steps = self._rank, True, True
+        step, clock, batch = rank.step, rank.step.clock, rank.step.batch
         opening = rank.gate.opening and self.num_workers > 0
         source = self._here(self.batch_sampler) if opening else self._whole(super().__iter__())
         given: list[LoadedBatch] = []  # of the step in hand
         while True:
-            if rank.scaling.failed:
-                rank.scaling.check_synchronised()
+            if batch.failed:
+                step.optimizers.check_stepped()
                 rank.explain_failure()
-            asked_s = rank.scaling.timer.fetch_started()
-            if rank.scaling.retry:
-                self._put_back(given.pop() if rank.scaling.retry is Retry.BATCH else merge(given))
+            asked_s = clock.timer.fetch_started()
+            if batch.retry:
+                self._put_back(given.pop() if batch.retry is Retry.BATCH else merge(given))
                 between_steps = False
-            rank.scaling.check_finished()
+            batch.check_finished()
             if rank.gate.opening:
-                rank.scaling.timer.settle()  # the decision about the next step waits for the last
+                clock.timer.settle()  # the decision about the next step waits for the last
             if between_steps:
-                if rank.scaling.drift is not None:
-                    rank.scaling.drift.check(rank.progress.step)
-                if rank.tick is not None:
-                    rank.tick()
+                self._end_step()
                 if opening and not rank.gate.opening:
                     opening, fresh = False, True
-                    started_s = rank.scaling.timer.now()
+                    started_s = clock.timer.now()
                     source = self._from_processes()
-                    asked_s += rank.scaling.timer.now() - started_s  # torch's own
-            fetching_s = rank.scaling.timer.now()
+                    asked_s += clock.timer.now() - started_s  # torch's own
+            fetching_s = clock.timer.now()
             item = self._fetch(source)
-            fetched_s = rank.scaling.timer.now()
+            fetched_s = clock.timer.now()
             if item is None:
                 return
             draw = item.draw
             rank.progress.keep_parts(self._steps.parts)
             given = [item] if draw.first else [*given, item]
-            rank.scaling.begin(draw, item.weight)
+            step.begin(draw, item.weight)
             modelled = not fresh and draw.share > 0
-            handed_s = rank.scaling.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
-            rank.scaling.handed_out(draw.samples)
+            handed_s = clock.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
+            clock.handed_out(draw.samples, compiled=step.watched.compiled)
             self._own_s += fetching_s - asked_s + handed_s - fetched_s
             yield item.batch
             between_steps, fresh = draw.last, fresh and not draw.last
+
+    def _end_step(self) -> None:
+        """Do what belongs between two steps."""
+        rank = self._rank
+        if rank.drift is not None and rank.drift.every:
+            rank.drift.check(rank.progress.step)
+        if rank.tick is not None:
+            rank.tick()
 
     def _whole(self, source: Iterator[Any]) -> Iterator[Any]:
         """Return an iterator over what is loaded, and over what comes back from other workers."""
@@ -246,7 +255,7 @@ class TrainLoader(DataLoader[Any]):
 
     def _fetch(self, source: Iterator[Any]) -> LoadedBatch | None:
         """Return the next batch that fits into memory, or ``None`` at the end of the epoch."""
-        item, fits = self._fetch_drawn(source), self._rank.scaling.fit.learned
+        item, fits = self._fetch_drawn(source), self._rank.step.limits.learned
         if item is None or fits is None or item.draw.samples <= fits:
             return item
         self._put_back(item)  # it was drawn before that was known
@@ -254,7 +263,7 @@ class TrainLoader(DataLoader[Any]):
 
     def _put_back(self, item: LoadedBatch) -> None:
         """Let the samples of a batch that does not fit into memory come again, in smaller ones."""
-        fits = self._rank.scaling.fit.at_most
+        fits = self._rank.step.limits.at_most
         assert fits is not None, "what does not fit is known by a size that may"
         pieces = list(smaller(item.draw, item.keys, fits))
         batches = self._here(BatchStream([keys for _, keys in pieces]))
@@ -281,14 +290,14 @@ class TrainLoader(DataLoader[Any]):
         finally:
             waited_s = self._rank.gate.waited_s - waited_s
             if waited_s:
-                self._rank.scaling.timer.control_waited(waited_s)
+                self._rank.step.clock.timer.control_waited(waited_s)
         item = self._item(batch)
         if item.weight is None:
             return item
         self._ready.append(item)
         while not self._ready[-1].draw.last:
             self._ready.append(self._item(next(source)))
-        self._rank.scaling.exchange().start(sum(item.weight or 0.0 for item in self._ready))
+        self._rank.step.weights.start(sum(item.weight or 0.0 for item in self._ready))
         return self._ready.popleft()
 
     def _item(self, batch: Any) -> LoadedBatch:

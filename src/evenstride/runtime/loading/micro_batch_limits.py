@@ -42,6 +42,7 @@ class MicroBatchLimits:
         tail: samples of an epoch's last, short step over all ranks; 0 if there is none.
         by_cost: whether any rank has micro-batches of limited costs.
         open: whether the global batch may become another one, and all shares with it.
+        micro: whether any rank may cut a share into micro-batches.
     """
 
     asked: int | None = None
@@ -59,6 +60,7 @@ class MicroBatchLimits:
     tail: int = 0
     by_cost: bool = False
     open: bool = False
+    micro: bool = False
 
     @property
     def at_most(self) -> int | None:
@@ -76,6 +78,7 @@ class MicroBatchLimits:
         """Note that a batch did not fit into memory; at most ``fits`` samples may."""
         self.repeated += 1
         self.revision += 1
+        self.micro = True
         self.learned, self.proven = fits, min(self.proven, fits)
 
     def fitted(self, samples: int, *, warm: bool) -> None:
@@ -86,13 +89,17 @@ class MicroBatchLimits:
             warm: whether enough steps have run for that to prove something.
         """
         self.revision += not self.guarded
-        self.guarded = True
+        self.guarded = self.micro = True
         if warm:
             self.proven = max(self.proven, samples)
 
     def watch_norms(self, *, plain: bool) -> None:
         """Note whether the model has layers that need several samples at once."""
         self.plain_norms = plain
+
+    def cut(self, *, micro: bool) -> None:
+        """Note whether a share may be cut into micro-batches."""
+        self.micro = micro
 
     def change_tail(self, tail: int) -> None:
         """Note how many samples the last, short step has, now that the batch is another."""
@@ -113,6 +120,7 @@ class MicroBatchLimits:
         if self.even:
             self._check_even(tail, asked, by_cost=limited)
         self.everywhere, self.tail, self.by_cost = tuple(asked), tail, limited
+        self.cut(micro=any(size is not None for size in asked))
 
     def require_even(self) -> None:
         """From now on, all ranks must run the same number of batches in every step.

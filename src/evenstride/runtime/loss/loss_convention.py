@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from evenstride.core.sampling.draw import Draw
 from evenstride.errors import ScaleError
 from evenstride.runtime.coordination.agreement import Plain
+from evenstride.runtime.loss.batch_in_hand import BatchInHand
 from evenstride.runtime.loss.loss_graph import LossGraph, Reduction, nodes_of
 
 logger = logging.getLogger("evenstride")
@@ -52,13 +53,11 @@ class Convention:
         world_size: ranks the engine averages over.
         rank: this rank.
         agree: to refuse alike; ``None`` where ranks have no step in common, and none is refused.
-        in_loop: whether a batch is in the training loop's hands.
+        batch: in hand.
     """
 
-    def __init__(
-        self, world_size: int, rank: int, agree: Agree | None, in_loop: Callable[[], bool]
-    ) -> None:
-        self._world_size, self._rank, self._agree, self._in_loop = world_size, rank, agree, in_loop
+    def __init__(self, world_size: int, rank: int, agree: Agree | None, batch: BatchInHand) -> None:
+        self._world_size, self._rank, self._agree, self._batch = world_size, rank, agree, batch
         self._hooks: list[RemovableHandle] = []
         self._outputs: set[Any] = set()
         self._first: Draw | None = None  # the batch whose loss was looked at
@@ -70,7 +69,7 @@ class Convention:
         """Get to know the model's outputs, until the first loss."""
 
         def ran(_module: Any, _args: Any, outputs: object) -> None:
-            if not torch.compiler.is_compiling() and self._in_loop():
+            if not torch.compiler.is_compiling() and self._batch.draw is not None:
                 self._outputs.update(nodes_of(outputs))
 
         self._hooks.append(model.register_forward_hook(ran))

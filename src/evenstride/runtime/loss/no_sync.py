@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from evenstride.errors import UsageError
 from evenstride.runtime.engines.fsdp import held_back, is_sharded
+from evenstride.runtime.loss.batch_in_hand import BatchInHand
 
 
 def hold_back(
@@ -109,3 +110,52 @@ def _ready(engine: DistributedDataParallel, outputs: list[Tensor]) -> None:
     parts.require_backward_grad_sync = parts.require_forward_param_sync = True
     parts.reducer.prepare_for_forward()
     parts.reducer.prepare_for_backward(outputs if parts.find_unused_parameters else [])
+
+
+class Accumulation:
+    """Holds back the engine's synchronisation until the step's last micro-batch.
+
+    Args:
+        batch: in hand.
+        world_size: ranks the engine averages over.
+        by_engine: whether the engine averages in the backward pass.
+    """
+
+    def __init__(self, batch: BatchInHand, world_size: int, *, by_engine: bool) -> None:
+        self._batch, self._world_size, self._by_engine = batch, world_size, by_engine
+        self.late = LateSync()
+        self.active = False
+        """Whether the loop is inside `accumulate`."""
+        self.held: list[nn.Module] = []
+        """Models that were held back for the batch in hand inside of a guard."""
+        self._guarding = False
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Make every pass in this context one that can be repeated."""
+        self._guarding = True
+        try:
+            yield
+        finally:
+            self._guarding = False
+
+    @contextlib.contextmanager
+    def accumulate(self, model: nn.Module) -> Iterator[None]:
+        """Hold back the synchronisation unless this is the step's last micro-batch."""
+        self._batch.refuse_after_failure()
+        draw = self._batch.draw
+        if draw is None:
+            raise UsageError(
+                "accumulate() was called outside the training loop; call it inside "
+                "`for batch in loader:`, around forward and backward"
+            )
+        self.active = True
+        if self._guarding:
+            self.held.append(model)
+        try:
+            late = self.late if self._guarding and self._by_engine else None
+            size = self._world_size if self._by_engine else 1
+            with hold_back(model, last=draw.last, world_size=size, late=late):
+                yield
+        finally:
+            self.active = False

@@ -3,7 +3,7 @@
 A batch is one micro-batch of a step. It is drawn, its loss is scaled, its backward pass runs, and
 the last one of the step is synchronised between the ranks and stepped by the optimizer. A batch
 without samples (a share of 0) goes through the same states, because the other ranks need its
-collectives. `TRANSITIONS` is the whole of it; `LossScaling` reports the events.
+collectives. `TRANSITIONS` is the whole of it; `BatchInHand` hears of the events.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from evenstride.errors import ScaleError
+from evenstride.runtime.timing.rank_clock import RankClock
 
 
 class WeightExchange:
@@ -20,16 +20,25 @@ class WeightExchange:
     then all ranks have usually begun the step. What is left to wait is not counted as work.
 
     Args:
-        group: a Gloo group of the same ranks; ``None`` with one process.
-        waiting: counts the time inside as waiting.
+        join: returns a Gloo group of the same ranks, ``None`` with one process; collective.
+        clock: of this rank's steps.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup | None, waiting: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        self._group, self._waiting = group, waiting
+    def __init__(self, join: Callable[[], dist.ProcessGroup | None], clock: RankClock) -> None:
+        self._join, self._clock = join, clock
+        self._group: dist.ProcessGroup | None = None
+        self._opened = False
         self._sum = torch.zeros(1, dtype=torch.float64)
         self._work: dist.Work | None = None
+
+    def open(self) -> None:
+        """Make the group, unless there is one: few runs need it; collective the first time."""
+        if not self._opened:
+            self._group, self._opened = self._join(), True
+
+    def close(self) -> None:
+        """Let go of the process group; see `Channel.close`."""
+        self._group, self._work = None, None
 
     def start(self, weight: float) -> None:
         """Begin to sum; every rank must call it once per step."""
@@ -42,7 +51,7 @@ class WeightExchange:
     def total(self) -> float:
         """Return the sum that `start` began; may be called again."""
         if self._work is not None:
-            with self._waiting():
+            with self._clock.waiting():
                 self._work.wait()
             self._work = None
         return float(self._sum)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
 from evenstride.core.allocation.memory_model import PeakMemory
-from evenstride.runtime.loss.loss_scaling import LossScaling
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
+from evenstride.runtime.loading.position import CommittedPosition
+from evenstride.runtime.loss.batch_in_hand import BatchInHand
 from evenstride.runtime.memory.memory_meter import MemoryMeter
 
 # Steps until the optimizer has made its states, and a step was held beside them.
@@ -22,18 +22,29 @@ class PeakReport:
     is watched nothing is known of its device.
 
     Args:
-        scaling: has the batch in hand.
-        rank: of this process.
+        batch: in hand.
+        limits: say whether a share is cut into micro-batches.
+        progress: of this rank.
+        rank: this rank.
         neighbours: processes of the job on this machine, this one included.
-        steps: tells how many steps this process has committed.
     """
 
     def __init__(
-        self, scaling: LossScaling, rank: int, neighbours: int, steps: Callable[[], int]
+        self,
+        batch: BatchInHand,
+        limits: MicroBatchLimits,
+        progress: CommittedPosition,
+        rank: int,
+        neighbours: int,
     ) -> None:
-        self._scaling, self._rank, self._neighbours = scaling, rank, neighbours
-        self._steps = steps
+        self._batch, self._limits, self._progress = batch, limits, progress
+        self._rank, self._neighbours = rank, neighbours
         self._meter: MemoryMeter | None = None
+        self._evaluated = False  # since the last call of `take`
+
+    def note_evaluation(self) -> None:
+        """Note that an evaluation runs, whose memory is not that of a step."""
+        self._evaluated = True
 
     def watch(self, model: nn.Module) -> None:
         """Look at the device of a model (training thread)."""
@@ -43,11 +54,11 @@ class PeakReport:
 
     def take(self) -> PeakMemory | None:
         """Return what was held since the last call, if that is known (control thread)."""
-        samples = self._scaling.largest()
-        if self._meter is None or self._scaling.micro:
+        samples = self._batch.largest()
+        if self._meter is None or self._limits.micro:
             return None
         peak_bytes = self._meter.peak_bytes()  # which begins anew, whatever becomes of it
-        evaluated = self._scaling.take_evaluated()
-        if self._steps() < _WARM_STEPS or evaluated:
+        evaluated, self._evaluated = self._evaluated, False
+        if self._progress.step < _WARM_STEPS or evaluated:
             return None  # a peak of something else
         return PeakMemory(self._rank, max(samples, 1), peak_bytes, self._meter.limit_bytes)

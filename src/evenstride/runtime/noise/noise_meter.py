@@ -14,7 +14,6 @@ their ratio.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
@@ -37,7 +36,7 @@ from evenstride.runtime.noise.noise_parts import (
     Parts,
     StepLoss,
 )
-from evenstride.runtime.timing.step_timer import StepTimer
+from evenstride.runtime.timing.rank_clock import RankClock
 
 # Steps kept until the next exchange; exchanges are at most 512 steps apart.
 _MOST_TOLD = 1024
@@ -143,13 +142,13 @@ class NoiseMeter:
     Args:
         every: ``m``, at least 1.
         world_size: ranks that the engine averages over.
-        timer: the clock of the rank's steps; what is done here is neither work nor waiting for it.
+        clock: of the rank's steps; what is done here is neither work nor waiting for it.
     """
 
-    def __init__(self, every: int, world_size: int, timer: Callable[[], StepTimer]) -> None:
+    def __init__(self, every: int, world_size: int, clock: RankClock) -> None:
         self.every, self.own_s, self.weighted = every, 0.0, False
         self.why = UNWATCHED  # the latest step told nothing; empty if it did, or none was measured
-        self._world_size, self._timer = world_size, timer
+        self._world_size, self._clock = world_size, clock
         self._parts: Parts = OwnGradient(self._spent) if world_size > 1 else MicroBatches()
         self._parameters: list[nn.Parameter] = []
         self._never = False
@@ -215,17 +214,17 @@ class NoiseMeter:
                 self._unread.pop()
                 self._committed, self.why = False, AGAIN
         elif not step.begun:
-            started_s = self._timer().now()
+            started_s = self._clock.timer.now()
             left = [p.grad for p in self._parameters if p.grad is not None and not p.grad.is_sparse]
             step.begin(square(left) if left else None)
-            self._spent(self._timer().now() - started_s)
+            self._spent(self._clock.timer.now() - started_s)
 
     def committed(self) -> None:
         """Take the averaged gradient: the step is committed, and nothing was done to it yet."""
         step = self._step
         if step is None:
             return
-        started_s, self._step = self._timer().now(), None
+        started_s, self._step = self._clock.timer.now(), None
         self._parts.piece_ended(step.weight, last=True)
         step.loss.piece_ended(step.weight)
         found = self._parts.end()
@@ -239,7 +238,7 @@ class NoiseMeter:
         else:
             self._unread.append(self._on_its_way(step, found, mean))
             self._committed = True
-        self._timer().exclude(self._timer().now() - started_s)
+        self._clock.timer.exclude(self._clock.timer.now() - started_s)
 
     def gave_up(self) -> None:
         """Note that the batch in hand does not fit into memory, and has added nothing."""
@@ -273,18 +272,18 @@ class NoiseMeter:
         if draw.last and self._world_size == 1:
             self.why = self.why or IN_ONE
             return
-        started_s = self._timer().now()
+        started_s = self._clock.timer.now()
         losses = StepLoss(self._parameters[0].device)
         self._step = _NoiseStep(draw.step, draw.window, draw.samples, losses)
         self._parts.begin(self._parameters)
-        self._timer().exclude(self._timer().now() - started_s)
+        self._clock.timer.exclude(self._clock.timer.now() - started_s)
 
     def _next_piece(self, step: _NoiseStep, draw: Draw) -> None:
-        started_s = self._timer().now()
+        started_s = self._clock.timer.now()
         self._parts.piece_ended(step.weight, last=False)
         step.loss.piece_ended(step.weight)
         step.next_piece(draw.samples)
-        self._timer().exclude(self._timer().now() - started_s)
+        self._clock.timer.exclude(self._clock.timer.now() - started_s)
 
     def _on_its_way(self, step: _NoiseStep, found: PartNorms, mean: list[Tensor]) -> _Unread:
         # What a part adds to the gradients is c w g with c = W / N.
@@ -314,14 +313,4 @@ class NoiseMeter:
     def _spent(self, seconds: float) -> None:
         """Count time in the midst of a pass as our own, and as neither work nor waiting."""
         self.own_s += seconds
-        self._timer().exclude(seconds)
-
-
-def meter_of(every: int, world_size: int, timer: Callable[[], StepTimer]) -> NoiseMeter | None:
-    """Return what measures on a rank; ``None`` if nothing is to be measured."""
-    return NoiseMeter(every, world_size, timer) if every else None
-
-
-def told_by(meter: NoiseMeter | None) -> tuple[StepParts, ...]:
-    """Return what a rank has measured since it was asked last; nothing if it does not measure."""
-    return () if meter is None else meter.take()
+        self._clock.timer.exclude(seconds)

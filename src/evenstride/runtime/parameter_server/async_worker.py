@@ -20,7 +20,7 @@ from evenstride.runtime.parameter_server.server_worker import (
     receive,
     sent,
 )
-from evenstride.runtime.timing.step_timer import StepTimer
+from evenstride.runtime.timing.rank_clock import RankClock
 
 
 class AsyncWorker(ServedWorker):
@@ -36,7 +36,7 @@ class AsyncWorker(ServedWorker):
         global_batch: ``B``.
         servers: number of servers.
         connect: starts and reaches them; collective.
-        timer: the clock of this rank's steps.
+        clock: of this rank's steps.
         progress: its position.
     """
 
@@ -47,12 +47,12 @@ class AsyncWorker(ServedWorker):
         global_batch: int,
         servers: int,
         connect: Callable[[], ServerConnections],
-        timer: Callable[[], StepTimer],
+        clock: RankClock,
         progress: CommittedPosition,
     ) -> None:
         super().__init__(servers, connect)
         self._rank, self._world_size, self._global_batch = rank, world_size, global_batch
-        self._timer, self._progress = timer, progress
+        self._clock, self._progress = clock, progress
         self._step, self._counted = -1, -1
         self.position = 0  # samples of the epoch that are trained, by all workers
         self.waits = False  # whether this worker waits for others
@@ -83,7 +83,7 @@ class AsyncWorker(ServedWorker):
             )
         may = self._push(known, settings)
         self._counted = self._step
-        self._timer().gradients_ready()  # so far it was this worker's own time
+        self._clock.timer.gradients_ready()  # so far it was this worker's own time
         if not may:
             # The others went on during the wait, so the weights that came with the push are stale.
             self._wait(server.turn, self._rank)
@@ -132,7 +132,7 @@ class AsyncWorker(ServedWorker):
             # Once, at the first batch: a checkpoint has been restored by then, and `_meet` moves
             # it.
             self._before = self._progress.earlier
-        with self._timer().waiting():
+        with self._clock.waiting():
             stretches: list[tuple[int, int]] | None
             most = None if most_steps is None else most_steps * self._global_batch
             stretches = self._wait(server.take, self._rank, epoch, end, samples, most)

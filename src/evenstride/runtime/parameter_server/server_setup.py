@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
 
 from evenstride.core.sync_modes.mode_specs import SyncMode
 from evenstride.errors import ConfigError, WorkerLost
 from evenstride.runtime.coordination.agreement import agree
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.host.network_interfaces import address_of, is_loopback
 from evenstride.runtime.parameter_server.rpc_agent import RpcRendezvous, interface_for, reached
 from evenstride.runtime.parameter_server.server_calls import ServerConnections
@@ -18,9 +18,7 @@ from evenstride.runtime.team import Team
 logger = logging.getLogger("evenstride")
 
 
-def connect(
-    team: Team, mode: SyncMode, failed: Callable[[], Exception | None]
-) -> ServerConnections:
+def connect(team: Team, mode: SyncMode, gate: DrawBarrier) -> ServerConnections:
     """Start the servers and reach them; collective.
 
     Server ``i`` of ``s`` is started by rank ``i * W // s``: where several machines take part, the
@@ -55,6 +53,10 @@ def connect(
     if team.rank == 0:
         _warn_of_open_ports(meeting)
     mine = [i for i in range(servers) if i * team.world_size // servers == team.rank]
+
+    def failed() -> Exception | None:
+        return gate.error
+
     try:
         return ServerConnections(meeting, team.rank, mine, failed)
     except RuntimeError as error:

@@ -16,7 +16,7 @@ from evenstride.errors import ConfigError
 from evenstride.runtime import usage_errors
 from evenstride.runtime.synchronisation.trained_state import TrainedState
 from evenstride.runtime.synchronisation.weighted_average import Sum, buckets
-from evenstride.runtime.timing.step_timer import StepTimer
+from evenstride.runtime.timing.rank_clock import RankClock
 
 
 class GradientInFlight:
@@ -72,7 +72,7 @@ class DelayedTraining:
     Args:
         world_size: number of ranks.
         join: returns a process group of all ranks for nothing else; collective.
-        timer: the clock of this rank's steps.
+        clock: of this rank's steps.
         place_of: where the step of a batch stands in the run.
 
     Source:
@@ -85,10 +85,10 @@ class DelayedTraining:
         self,
         world_size: int,
         join: Callable[[], dist.ProcessGroup | None],
-        timer: Callable[[], StepTimer],
+        clock: RankClock,
         place_of: Callable[[Draw], RoundPosition],
     ) -> None:
-        self._world_size, self._join, self._timer = world_size, join, timer
+        self._world_size, self._join, self._clock = world_size, join, clock
         self._place_of = place_of
         self._group: dist.ProcessGroup | None = None
         self._joined = self._applying = False
@@ -118,14 +118,14 @@ class DelayedTraining:
         for parameter in mine:
             parameter.grad = None  # without one from before the optimizer does nothing
         if before is not None:
-            with self._timer().waiting():
+            with self._clock.waiting():
                 before.arrive()
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Apply the step's own gradient as well, where the epoch ends."""
         if self._applying:
             return
-        self._timer().gradients_ready()  # the optimizer's step was this rank's own work
+        self._clock.timer.gradients_ready()  # the optimizer's step was this rank's own work
         if self._place.ends_epoch:
             self._apply(optimizer)
 
@@ -147,7 +147,7 @@ class DelayedTraining:
 
     def _apply(self, optimizer: Optimizer) -> None:
         _, sent = self._on_the_way.pop(id(optimizer))
-        with self._timer().waiting():
+        with self._clock.waiting():
             sent.arrive()
         # torch reports this step to `before_step` and `after_step` as well.
         self._applying = True

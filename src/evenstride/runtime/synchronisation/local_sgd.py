@@ -30,7 +30,7 @@ from evenstride.errors import ConfigError, UsageError
 from evenstride.runtime import usage_errors
 from evenstride.runtime.synchronisation.trained_state import TrainedState
 from evenstride.runtime.synchronisation.weighted_average import WeightedAverage, sums_as
-from evenstride.runtime.timing.step_timer import StepTimer
+from evenstride.runtime.timing.rank_clock import RankClock
 
 
 class OuterOptimizer:
@@ -123,7 +123,7 @@ class LocalTraining:
     Args:
         mode: what is averaged when, and what becomes of it.
         join: makes what brings the ranks' tensors together; collective.
-        timer: the clock of this rank's steps.
+        clock: of this rank's steps.
         place: tells where a batch's step stands in the run.
     """
 
@@ -134,10 +134,10 @@ class LocalTraining:
         self,
         mode: LocalSgd,
         join: Callable[[], WeightedAverage],
-        timer: Callable[[], StepTimer],
+        clock: RankClock,
         place: Callable[[Draw], RoundPosition],
     ) -> None:
-        self._mode, self._timer, self._place_of = mode, timer, place
+        self._mode, self._clock, self._place_of = mode, clock, place
         self._join: Callable[[], WeightedAverage] | None = join
         self._opened: WeightedAverage | None = None
         self._trained = TrainedState()
@@ -187,7 +187,7 @@ class LocalTraining:
         new, mine = self._enter(), self._trained.of(optimizer)
         if not self._alone:
             # Around all but the first optimizer of a step the caller counts the time as waiting.
-            with self._timer().waiting() if new else nullcontext():
+            with self._clock.waiting() if new else nullcontext():
                 self._joint.gradients(self._place.step, mine)
             return
         self._outer.begin(mine)
@@ -211,8 +211,8 @@ class LocalTraining:
             self._enter(left_out=True)
         first, self._stepped = not self._stepped, True
         if first:
-            self._timer().gradients_ready()  # up to here it was this rank's own work
-        with nullcontext() if first else self._timer().waiting():
+            self._clock.timer.gradients_ready()  # up to here it was this rank's own work
+        with nullcontext() if first else self._clock.waiting():
             self._together(optimizer)
 
     def _together(self, optimizer: Optimizer | None) -> None:

@@ -16,6 +16,7 @@ from evenstride.core.sync_modes.mode_specs import (
     StaleSynchronous,
     SyncMode,
 )
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.engines.process_groups import own_group
 from evenstride.runtime.loading.position import CommittedPosition
 from evenstride.runtime.loading.sampler import StepSampler
@@ -28,14 +29,14 @@ from evenstride.runtime.synchronisation.local_sgd import LocalTraining
 from evenstride.runtime.synchronisation.synchroniser import Synchroniser
 from evenstride.runtime.synchronisation.weighted_average import WeightedAverage
 from evenstride.runtime.team import Team
-from evenstride.runtime.timing.step_timer import StepTimer
+from evenstride.runtime.timing.rank_clock import RankClock
 
 
 def synchroniser(
     mode: SyncMode,
     team: Team,
-    failed: Callable[[], Exception | None],
-    timer: Callable[[], StepTimer],
+    gate: DrawBarrier,
+    clock: RankClock,
     progress: CommittedPosition,
     max_steps: int | None = None,
 ) -> Synchroniser | None:
@@ -46,25 +47,25 @@ def synchroniser(
     Args:
         mode: of synchronisation.
         team: of all ranks.
-        failed: returns why no step can be finished, once another rank is known to be lost.
-        timer: the clock of this rank's steps.
+        gate: knows why no step can be finished, once another rank is lost.
+        clock: of this rank's steps.
         progress: its position.
         max_steps: steps after which the run ends; ``None`` for no limit.
     """
     if isinstance(mode, AllReduce) or team.group is None:
         return None
     if isinstance(mode, ParameterServerMode | Asynchronous | StaleSynchronous):
-        servers, reach = mode.servers, partial(connect, team, mode, failed)
+        servers, reach = mode.servers, partial(connect, team, mode, gate)
         if isinstance(mode, ParameterServerMode):
             return Synchronous(team.rank, team.world_size, servers, reach)
         return AsyncWorker(
-            team.rank, team.world_size, progress.global_batch, servers, reach, timer, progress
+            team.rank, team.world_size, progress.global_batch, servers, reach, clock, progress
         )
     if isinstance(mode, LocalSgd):
         place = partial(_place, progress, max_steps)
-        return LocalTraining(mode, partial(_join, team), timer, place)
+        return LocalTraining(mode, partial(_join, team), clock, place)
     join = partial(own_group, team.group, team.channel)
-    return DelayedTraining(team.world_size, join, timer, partial(_place, progress, max_steps))
+    return DelayedTraining(team.world_size, join, clock, partial(_place, progress, max_steps))
 
 
 def _join(team: Team) -> WeightedAverage:

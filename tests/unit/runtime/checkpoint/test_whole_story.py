@@ -172,7 +172,7 @@ def test_what_is_no_stride_is_refused(tmp_path: Path) -> None:
 
 def test_a_way_to_decide_when_to_save_ends_with_its_checkpointer(runs: Runs) -> None:
     run = runs(MemoryStorage(), every=Saving(Exponential(3600.0)))
-    ties = SessionBinding(run.stride._member)
+    ties = SessionBinding(run.stride._session)
     short_s = ties.interval_s(0.5)
     run.checkpoint.close()
 

@@ -250,7 +250,7 @@ def _part(rank: int, monkeypatch: pytest.MonkeyPatch, *, leads: bool = False) ->
     ended: list[Any] = []
     monkeypatch.setattr(group_departure, "end_launcher", lambda: ended.append("launcher"))
     with pytest.raises((SystemExit, WorkerLost)) as raised:
-        group_departure.part(stride, rank, (1,), "spot", leads_host=leads)
+        group_departure.part(stride.close, stride.step, rank, (1,), "spot", leads_host=leads)
     assert stride.closed
     return [raised.value, *ended]
 

@@ -25,6 +25,7 @@ from evenstride.runtime.engines.fsdp import (
     subtract_collectives,
     uncounted,
 )
+from evenstride.runtime.timing.rank_clock import RankClock
 from tests.unit.runtime.timing.test_step_timer import Bench
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module|Full backward hook")
@@ -129,7 +130,7 @@ def test_collectives_are_waiting_and_the_rest_is_work(
     rank = Rank(monkeypatch, *mesh)
 
     assert not uncounted(rank.model)
-    subtract_collectives(rank.model, lambda: rank.bench.timer)
+    subtract_collectives(rank.model, RankClock(rank.bench.timer))
     rank.step(ahead=ahead)
 
     (record,) = rank.bench.records
@@ -149,8 +150,8 @@ def test_without_counting_they_pass_for_work(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_second_timer_replaces_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     rank, earlier = Rank(monkeypatch, 2, 2), Bench()
 
-    subtract_collectives(rank.model, lambda: earlier.timer)
-    subtract_collectives(rank.model, lambda: rank.bench.timer)
+    subtract_collectives(rank.model, RankClock(earlier.timer))
+    subtract_collectives(rank.model, RankClock(rank.bench.timer))
     monkeypatch.setattr(earlier, "timer", None)
     rank.step()
 
@@ -168,7 +169,7 @@ def test_a_hook_of_the_users_still_runs_and_is_waiting(
         rank.bench.clock.spend(1.0)
 
     rank.model[2].set_all_reduce_hook(reduce_by_hand)
-    subtract_collectives(rank.model, lambda: rank.bench.timer)
+    subtract_collectives(rank.model, RankClock(rank.bench.timer))
     rank.step()
 
     assert len(seen) == 1
@@ -180,7 +181,7 @@ def test_an_all_reduce_that_is_left_out_marks_nothing(monkeypatch: pytest.Monkey
     rank = Rank(monkeypatch, 2, 2)
     rank.model.set_requires_all_reduce(False)
 
-    subtract_collectives(rank.model, lambda: rank.bench.timer)
+    subtract_collectives(rank.model, RankClock(rank.bench.timer))
     rank.step()
 
     assert rank.reduce.runs == 0
@@ -201,7 +202,7 @@ def test_what_cannot_be_counted_is_told_and_left_alone(
     model, before = _sharded(4), dict(vars(group))
     monkeypatch.setattr(fsdp, "_groups", lambda _: [group])
 
-    subtract_collectives(model, lambda: Bench().timer)
+    subtract_collectives(model, RankClock(Bench().timer))
 
     assert "waits from work" in uncounted(model)
     assert vars(group) == before

@@ -52,7 +52,9 @@ def test_numbers_that_may_differ_are_refused_when_loader_and_norm_meet(
         fit.require_even()
     else:
         fit.lay_out(asked, tail, by_cost=False)
-    before = MicroBatchLimits(spans=spans, even=fit.even, everywhere=fit.everywhere, tail=fit.tail)
+    before = MicroBatchLimits(
+        spans=spans, even=fit.even, everywhere=fit.everywhere, tail=fit.tail, micro=fit.micro
+    )
 
     def meet() -> None:
         if norm_first:

@@ -45,7 +45,7 @@ def test_a_weight_of_the_loaders_goes_before_the_samples() -> None:
 @pytest.mark.parametrize("value", [1.0, float("inf"), float("nan")])
 def test_a_ghost_adds_zeros_and_nothing_of_it_remains(value: float, watched: bool) -> None:
     rank = Rank(world_size=2)
-    rank.scaling.models += [rank.model] * watched
+    rank.step.watched.models += [rank.model] * watched
     rank.take(0, 12, share=0)
     assert rank.gradient(value=value) == 0.0
 
@@ -99,13 +99,13 @@ def test_a_step_is_committed_once_and_at_its_last_micro_batch() -> None:
     rank = Rank()
     for first, last in [(True, False), (False, False), (False, True)]:
         batch = rank.take(2, 6, first=first, last=last)
-        assert rank.scaling.mid_step == (not first)
+        assert rank.batch.mid_step == (not first)
         rank.gradient()
-        assert rank.scaling.mid_step == (not last)
+        assert rank.batch.mid_step == (not last)
     rank.gradient()  # a second loss of the same batch
 
     assert rank.committed == [batch]
-    assert not rank.scaling.failed
+    assert not rank.batch.failed
 
 
 def test_a_synchronisation_that_breaks_off_is_known_to_have_failed() -> None:
@@ -123,7 +123,7 @@ def test_a_synchronisation_that_breaks_off_is_known_to_have_failed() -> None:
         rank.gradient()
 
     assert rank.committed == []
-    assert rank.scaling.failed
+    assert rank.batch.failed
 
 
 @pytest.mark.parametrize(("world_size", "samples"), [(1, 12), (3, 5), (2, 0)])

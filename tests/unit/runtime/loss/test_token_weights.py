@@ -8,6 +8,7 @@ import torch
 
 from evenstride.errors import ScaleError
 from evenstride.runtime.loss.token_weights import WeightExchange, checked
+from evenstride.runtime.timing.rank_clock import RankClock
 from evenstride.runtime.timing.step_timer import StepTimer
 
 
@@ -30,7 +31,7 @@ def test_a_weight_that_cannot_be_is_refused(weight: float) -> None:
 
 
 def test_alone_the_sum_is_the_weight_itself_and_may_be_asked_for_again() -> None:
-    exchange = WeightExchange(None, StepTimer([]).waiting)
+    exchange = WeightExchange(lambda: None, RankClock(StepTimer([])))
 
     exchange.start(1e300)
     assert exchange.total() == exchange.total() == 1e300
@@ -40,7 +41,7 @@ def test_alone_the_sum_is_the_weight_itself_and_may_be_asked_for_again() -> None
 
 
 def test_a_bad_weight_never_reaches_the_others() -> None:
-    exchange = WeightExchange(None, StepTimer([]).waiting)
+    exchange = WeightExchange(lambda: None, RankClock(StepTimer([])))
     exchange.start(5)
 
     with pytest.raises(ScaleError):

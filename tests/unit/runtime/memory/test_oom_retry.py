@@ -105,7 +105,7 @@ def test_batches_that_were_prefetched_before_are_cut_on_their_way(make_stride: M
 def test_a_step_that_was_repeated_is_not_modelled(make_stride: MakeStride) -> None:
     stride = make_stride(global_batch=8)
     records: list[StepRecord] = []
-    stride._member.timer.report_to(records)
+    stride._session.state.clock.timer.report_to(records)
 
     train(stride, Small(4))
 
@@ -115,7 +115,7 @@ def test_a_step_that_was_repeated_is_not_modelled(make_stride: MakeStride) -> No
 def test_each_retry_spoils_its_step(make_stride: MakeStride) -> None:
     stride = make_stride(global_batch=8)
     records: list[StepRecord] = []
-    stride._member.timer.report_to(records)
+    stride._session.state.clock.timer.report_to(records)
     model = Small(8)
     loader = stride.loader(numbered(32))
     stride.watch(model)

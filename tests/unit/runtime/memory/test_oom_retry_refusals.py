@@ -151,7 +151,7 @@ def test_engines_that_cannot_run_twice_are_named(
 
 def test_statistics_over_all_ranks_are_not_waited_for_in_vain(make_stride: MakeStride) -> None:
     stride = make_stride(global_batch=8)
-    stride._member.scaling.fit.even = True  # as with more ranks
+    stride._session.state.limits.even = True  # as with more ranks
 
     with pytest.raises(OutOfMemory, match="takes statistics over all ranks") as caught:
         train(stride, Small(4))

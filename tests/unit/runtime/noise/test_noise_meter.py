@@ -216,7 +216,7 @@ def test_only_every_mth_step_is_measured(
 def test_the_copy_of_the_gradients_is_freed(measured: Callable[..., Solo]) -> None:
     solo = measured().train(2, max_micro_batch=4)
 
-    meter = solo.stride._member.scaling.noise
+    meter = solo.stride._session.state.noise
 
     assert meter is not None
     parts: Any = meter._parts
@@ -332,7 +332,7 @@ def test_a_step_is_told_when_its_numbers_have_come_and_nobody_waits(
 def test_losses_of_one_batch_with_different_weights_are_not_measured(
     make_stride: MakeStride,
 ) -> None:
-    meter: Any = noise_meter.NoiseMeter(1, 2, lambda: make_stride()._member.timer)
+    meter: Any = noise_meter.NoiseMeter(1, 2, make_stride()._session.state.clock)
     meter._step = noise_meter._NoiseStep(0, 8, 4, StepLoss(torch.device("cpu")))
 
     meter.weighed(3.0, 9.0)
@@ -347,7 +347,7 @@ def test_losses_of_one_batch_with_different_weights_are_not_measured(
 def test_a_model_on_several_devices_is_not_measured(make_stride: MakeStride) -> None:
     stride = make_stride(noise_every=1)
     model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1, device="meta")])
-    meter = stride._member.scaling.noise
+    meter = stride._session.state.noise
     assert meter is not None
 
     meter.watch(model)

@@ -40,7 +40,7 @@ def test_the_environment_asks_for_it_where_the_script_does_not(
 
 def test_measuring_is_our_own_time_and_no_work_of_the_rank(make_stride: MakeStride) -> None:
     stride = make_stride(noise_every=1)
-    meter, timer = stride._member.scaling.noise, stride._member.timer
+    meter, timer = stride._session.state.noise, stride._session.state.clock.timer
     assert meter is not None
     before_s = timer._excluded_s
 

@@ -11,6 +11,7 @@ from evenstride.core.gradients.noise_accumulator import NoiseOfRun, StepParts
 from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate
 from evenstride.runtime.noise.noise_meter import NoiseMeter
 from evenstride.runtime.noise.noise_summary import NoiseSummary, noise_summary
+from evenstride.runtime.timing.rank_clock import RankClock
 from evenstride.runtime.timing.step_timer import StepTimer
 from evenstride.trace.codec import dumps
 from tests.unit.runtime.telemetry.test_summary import RUN
@@ -19,7 +20,7 @@ KNOWN = NoiseSummary(20, 150, 512.3, 430.1, 640.2, 3.5e-3, 6.8e-6, 2.314)
 
 
 def _meter(every: int = 20) -> NoiseMeter:
-    return NoiseMeter(every, 3, lambda: StepTimer([]))
+    return NoiseMeter(every, 3, RankClock(StepTimer([])))
 
 
 def test_a_scale_with_its_interval_is_one_sentence() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from evenstride.core.sync_modes.averaging_schedule import RoundPosition
 from evenstride.runtime.synchronisation.delayed_gradients import DelayedTraining
+from evenstride.runtime.timing.rank_clock import RankClock
 
 
 class Clock:
@@ -52,7 +53,7 @@ def test_waiting_for_gradients_is_never_the_ranks_own_work(
         "evenstride.runtime.synchronisation.delayed_gradients.GradientInFlight", Sent
     )
     timer: Any = clock
-    sync = DelayedTraining(2, lambda: None, lambda: timer, lambda _: place)
+    sync = DelayedTraining(2, lambda: None, RankClock(timer), lambda _: place)
     module = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     sync.watch(module)

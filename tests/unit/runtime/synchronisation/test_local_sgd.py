@@ -20,6 +20,7 @@ from evenstride.errors import ConfigError, UsageError
 from evenstride.runtime.synchronisation.local_sgd import LocalTraining, OuterOptimizer
 from evenstride.runtime.synchronisation.trained_state import TrainedState
 from evenstride.runtime.synchronisation.weighted_average import WeightedAverage, buckets, summed
+from evenstride.runtime.timing.rank_clock import RankClock
 from evenstride.runtime.timing.step_timer import StepRecord, StepTimer
 from evenstride.testing import FakeClock
 
@@ -42,7 +43,7 @@ class Bench:
         self.net = nn.Linear(2, 1).double()
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.5)
         self.sync = LocalTraining(
-            mode, lambda: WeightedAverage(group, group), lambda: self.timer, self.place
+            mode, lambda: WeightedAverage(group, group), RankClock(self.timer), self.place
         )
         self.sync.watch(self.net)
 
@@ -238,7 +239,7 @@ def test_a_model_must_be_watched(group: dist.ProcessGroup) -> None:
     sync = LocalTraining(
         LocalSgd(every=2),
         lambda: WeightedAverage(group, group),
-        lambda: timer,
+        RankClock(timer),
         lambda _: RoundPosition(0, 0, 1, 9, 1),
     )
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from evenstride.errors import UsageError, WorkerLost
-from evenstride.runtime.engines import watched_model
 from evenstride.runtime.failures import heartbeat
 from evenstride.runtime.failures.peers import Peer
-from evenstride.runtime.loss import loss_scaling
+from evenstride.runtime.session import model_watcher
+from evenstride.runtime.timing import rank_clock
 from evenstride.runtime.timing.device_timer import DeviceTimer
 from evenstride.runtime.timing.step_timer import StepRecord, StepTimer
 from tests.unit.runtime.conftest import MakeStride
@@ -400,14 +400,14 @@ class _OnDevice(torch.Tensor):
 
 def test_a_loss_on_a_device_puts_the_clock_there(monkeypatch: pytest.MonkeyPatch) -> None:
     device, rank = Device(), Rank()
-    monkeypatch.setattr(loss_scaling, "CudaMarks", lambda _: device)
-    on_host = rank.scaling.timer
+    monkeypatch.setattr(rank_clock, "CudaMarks", lambda _: device)
+    on_host = rank.clock.timer
     for _ in range(2):
         rank.take(4, 4)
         rank.scaling.scale(rank.loss().as_subclass(_OnDevice), None).backward()  # type: ignore[no-untyped-call]
 
     assert not on_host.on_device
-    assert rank.scaling.timer.on_device
+    assert rank.clock.timer.on_device
     assert device.out == 4, "two marks for each backward pass, on one timer"
 
 
@@ -415,31 +415,31 @@ def test_a_loss_on_a_device_puts_the_clock_there(monkeypatch: pytest.MonkeyPatch
 def test_the_clock_is_where_the_model_is_wherever_its_loss_is(
     monkeypatch: pytest.MonkeyPatch, model: str, loss: str
 ) -> None:
-    monkeypatch.setattr(loss_scaling, "CudaMarks", lambda _: Device())
+    monkeypatch.setattr(rank_clock, "CudaMarks", lambda _: Device())
     rank = Rank()
-    rank.scaling.watch(rank.model)
-    rank.scaling.time_on(torch.device(model, 0))
+    rank.step.watch(rank.model)
+    rank.clock.time_on(torch.device(model, 0))
     rank.take(4, 4)
     value = rank.loss()
     rank.scaling.scale(value.as_subclass(_OnDevice) if loss == "cuda" else value, None)
 
-    assert rank.scaling.timer.on_device == (model == "cuda")
+    assert rank.clock.timer.on_device == (model == "cuda")
 
 
 def test_a_watched_model_moves_the_clock_to_its_device(
     monkeypatch: pytest.MonkeyPatch, make_stride: MakeStride
 ) -> None:
-    monkeypatch.setattr(watched_model, "device_of", lambda _: torch.device("cuda", 0))
+    monkeypatch.setattr(model_watcher, "device_of", lambda _: torch.device("cuda", 0))
     stride = make_stride()
 
     stride.watch(nn.Linear(1, 1))
 
-    assert stride._member.timer.on_device
+    assert stride._session.state.clock.timer.on_device
 
 
 def test_a_step_that_is_captured_as_a_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     device, rank = Device(), Rank()
-    monkeypatch.setattr(loss_scaling, "CudaMarks", lambda _: device)
+    monkeypatch.setattr(rank_clock, "CudaMarks", lambda _: device)
     rank.take(4, 4)
     device.capturing = True
 
@@ -453,16 +453,16 @@ def test_the_first_step_at_a_size_is_not_modelled_where_it_is_slow(
 ) -> None:
     records: list[StepRecord] = []
     device, rank = Device(), Rank()
-    rank.scaling.timer = StepTimer(records, device)
-    monkeypatch.setattr(loss_scaling, "CudaMarks", lambda _: device)
+    rank.clock.timer = StepTimer(records, device)
+    monkeypatch.setattr(rank_clock, "CudaMarks", lambda _: device)
     if why == "device":
-        rank.scaling.time_on(torch.device("cuda", 0))
-    rank.scaling.compiled = why == "compiled"
+        rank.clock.time_on(torch.device("cuda", 0))
+    compiled = why == "compiled"
     for number, samples in enumerate((4, 4, 5, 5, 4, 5, 4)):
-        rank.scaling.timer.fetch_started()
+        rank.clock.timer.fetch_started()
         draw = rank.take(samples, 9, step=number)
-        rank.scaling.timer.fetch_ended(number, samples, modelled=True)
-        rank.scaling.handed_out(draw.samples)
+        rank.clock.timer.fetch_ended(number, samples, modelled=True)
+        rank.clock.handed_out(draw.samples, compiled=compiled)
         rank.gradient()
 
     assert [one.modelled for one in records][:5] == [False, True, False, True, True]
@@ -471,23 +471,23 @@ def test_the_first_step_at_a_size_is_not_modelled_where_it_is_slow(
 def test_on_the_host_the_first_step_at_a_size_is_like_any_other() -> None:
     records: list[StepRecord] = []
     rank = Rank()
-    rank.scaling.timer = StepTimer(records)
+    rank.clock.timer = StepTimer(records)
     for number in range(2):
-        rank.scaling.timer.fetch_started()
-        rank.scaling.timer.fetch_ended(number, 4, modelled=True)
-        rank.scaling.handed_out(4)
-        rank.scaling.timer.synchronised()
+        rank.clock.timer.fetch_started()
+        rank.clock.timer.fetch_ended(number, 4, modelled=True)
+        rank.clock.handed_out(4, compiled=False)
+        rank.clock.timer.synchronised()
 
     assert [one.modelled for one in records] == [True]
 
 
 def test_a_loss_on_the_host_leaves_the_clock_where_it_is() -> None:
     rank = Rank()
-    timer = rank.scaling.timer
+    timer = rank.clock.timer
     rank.take(4, 4)
     rank.scaling.scale(rank.loss(), None)
 
-    assert rank.scaling.timer is timer
+    assert rank.clock.timer is timer
 
 
 _seconds = st.integers(0, 50).map(float)
@@ -522,12 +522,12 @@ def test_an_end_waits_for_the_device_only_where_nothing_has_failed(
     make_stride: MakeStride, how: str
 ) -> None:
     stride = make_stride()
-    member = stride._member
+    session = stride._session
     bench = Bench()
-    member.scaling.timer = bench.timer
+    session.state.clock.timer = bench.timer
     bench.step(7, others_s=1e9)
     if how == "lost":
-        member._gate.fail(WorkerLost("rank 1 is gone"))
+        session.state.gate.fail(WorkerLost("rank 1 is gone"))
 
     with contextlib.suppress(ValueError), contextlib.ExitStack() as stack:
         stack.callback(stride.close)

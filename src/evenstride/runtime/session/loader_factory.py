@@ -1,0 +1,144 @@
+"""Makes the training loader, as all ranks have agreed on it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from evenstride.errors import ConfigError, LoaderBusy
+from evenstride.runtime.coordination.agreement import Plain
+from evenstride.runtime.loading.calibration import calibration
+from evenstride.runtime.loading.loader import Rank, TrainLoader
+from evenstride.runtime.loading.loader_agreement import (
+    check_loader,
+    judge_loader,
+    layout,
+    order_of,
+)
+from evenstride.runtime.loading.loader_options import (
+    DataLoaderOptions,
+    LoaderOptions,
+    check_options,
+    dataset_length,
+)
+from evenstride.runtime.loading.sample_costs import CostFn, Costs
+from evenstride.runtime.session.opening_split import OpeningSplit
+from evenstride.runtime.session.rank_calls import RankCalls
+from evenstride.runtime.settings import Settings
+
+
+class TrainLoaders:
+    """The one training loader that there may be, and its successors.
+
+    Args:
+        rank: what a loader works with.
+        calls: of all ranks.
+        opening: the first steps' split.
+        settings: of the run.
+        calibrate: what to calibrate, as in the environment; ``None`` for nothing.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        calls: RankCalls,
+        opening: OpeningSplit,
+        settings: Settings,
+        calibrate: str | None,
+    ) -> None:
+        self._rank, self._calls, self._opening = rank, calls, opening
+        self._settings, self._calibrate = settings, calibrate
+        # Weak, because a loader in a reference cycle takes its workers down slowly (5 s each).
+        self._latest: Callable[[], TrainLoader | None] = _none
+
+    @property
+    def latest(self) -> TrainLoader | None:
+        """The loader that was made last, while the script has it."""
+        return self._latest()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the training loop is running."""
+        return self.latest is not None and self.latest.busy
+
+    def refuse_in_loop(self, call: str) -> None:
+        """Raise if the training loop is running.
+
+        Raises:
+            LoaderBusy: it is.
+        """
+        if self.busy:
+            raise LoaderBusy(f"{call} was called inside the training loop; leave the loop first")
+
+    def make(
+        self,
+        dataset: Any,
+        asked: LoaderOptions,
+        options: DataLoaderOptions,
+        cost_fn: CostFn | None,
+    ) -> TrainLoader:
+        """Return a training loader; see `Stride.loader`; collective."""
+        settings, progress, step = self._settings, self._rank.progress, self._rank.step
+        costs: list[Costs] = []
+        processes = options.get("num_workers", 0)
+
+        def show() -> Plain:
+            check_options(options)
+            self._refuse_second()
+            batch = progress.global_batch
+            check_loader(dataset, asked, settings, batch, by_cost=cost_fn is not None)
+            if cost_fn is not None:
+                costs.append(Costs(cost_fn, dataset_length(dataset)))
+            seed = self._calls.seed_to_compare(settings.seed)
+            shown = layout(dataset, asked, processes, seed)
+            return {**shown, "cost_fn": costs[0].digest() if costs else None}
+
+        verdict = self._calls.agree("loader()", show, judge_loader)
+        left = 0 if asked.drop_last else verdict["length"] % progress.global_batch
+        step.limits.lay_out(verdict["micro"], left, by_cost=cost_fn is not None)
+        if verdict["cold_prefetch"]:
+            self._opening.skip()
+        if verdict["weighted"]:
+            step.weights.open()
+        progress.attach(order_of(dataset, verdict, asked, settings.seed))
+        sizes = calibration(self._calibrate, self._calls.world_size, settings.global_batch)
+        asked = replace(asked, sizes=sizes, costs=costs[0] if costs else None)
+        if (former := self.latest) is not None:
+            former.retire()
+        loader = TrainLoader(self._rank, dataset, asked, options)
+        self._latest = weakref.ref(loader)
+        return loader
+
+    def load(self, position: Plain) -> None:
+        """Go to a saved position.
+
+        Raises:
+            ConfigError: see `CommittedPosition.load`, or it is of another number of ranks.
+        """
+        self.refuse_in_loop("load_state_dict()")
+        parts = position.get("parts") if isinstance(position, dict) else None
+        if parts and len(parts) != self._calls.world_size:
+            raise ConfigError(
+                f"the saved state is of the midst of an epoch in which {len(parts)} ranks kept to "
+                f"parts of the data set, and there are {self._calls.world_size}; restore it with "
+                'as many ranks, save at the end of an epoch, or use loader(partition="step")'
+            )
+        self._rank.progress.load(position)
+
+    def _refuse_second(self) -> None:
+        loader, progress = self.latest, self._rank.progress
+        if loader is None:
+            return
+        between_epochs = progress.earlier + progress.step > 0 and not progress.position
+        if loader.busy or not between_epochs:
+            raise ConfigError(
+                "this Stride has a training loader already, and stride.epoch counts its "
+                "epochs; use train=False for evaluation, make another Stride, or, for other data, "
+                "make the loader between two epochs"
+            )
+
+
+def _none() -> None:
+    """Return what a weak reference returns once its object is gone."""

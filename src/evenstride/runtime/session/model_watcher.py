@@ -1,0 +1,140 @@
+"""What happens to a model that is given to `Stride.watch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from evenstride.runtime.coordination.agreement import Plain
+from evenstride.runtime.engines.compression import send_compressed
+from evenstride.runtime.engines.forward_timing import engine_of, watch_forward
+from evenstride.runtime.engines.fsdp import check_engine, subtract_collectives
+from evenstride.runtime.engines.model_agreement import device_of, meet
+from evenstride.runtime.environment import Environment
+from evenstride.runtime.loss.training_step import TrainingStep
+from evenstride.runtime.session.rank_state import RankState
+from evenstride.runtime.session.rank_ties import RankTies
+from evenstride.runtime.session.watch_rules import WatchRules
+from evenstride.runtime.settings import Settings
+from evenstride.runtime.synchronisation.synchroniser import Synchroniser, begin_alike, still
+from evenstride.runtime.team import Team
+
+
+class ModelWatcher:
+    """Lets a rank's models be timed, compared and trained.
+
+    Args:
+        state: of this rank.
+        ties: to the other ranks.
+        step: that models are trained in.
+        refuse_in_loop: raises if the training loop is running.
+        team: of all ranks.
+        settings: of the run.
+        environment: of this process.
+        sync: takes the place of the engine's averaging; ``None`` where the engine does it.
+    """
+
+    def __init__(
+        self,
+        state: RankState,
+        ties: RankTies,
+        step: TrainingStep,
+        refuse_in_loop: Callable[[str], None],
+        team: Team,
+        settings: Settings,
+        environment: Environment,
+        sync: Synchroniser | None,
+    ) -> None:
+        self._step, self._ties, self._refuse_in_loop = step, ties, refuse_in_loop
+        self._peaks, self._group, self._leader = state.peaks, team.group, team.leader
+        self._connections = environment.connections
+        self._rules = WatchRules(
+            settings,
+            team.world_size,
+            team.islands,
+            sync,
+            state.noise,
+            state.progress,
+            calibrates=environment.calibrate is not None,
+        )
+
+    def watch(
+        self, model: nn.Module, drift_check: int | None, compress: str | None, *, check_loss: bool
+    ) -> None:
+        """Time the model's forward pass, and know its parameters; agree that it can be trained."""
+        asked: Plain = {
+            "drift_check": drift_check,
+            "compress": compress,
+            "check_loss": check_loss,
+        }
+        agree = partial(self._agree, model, asked)
+        met = meet(model, asked, self._group, agree, self._connections)
+        kinds = tuple(met["kinds"])
+        check_engine(model, kinds)
+        if met["verdict"] is not None:
+            self._ties.opening.stop_measuring(met["not_measured"], met["verdict"])
+        watched = self._step.watched
+        if self._leader is not None and self._group is not None and not watched.models:
+            self._rules.tell_of_the_rest(measured=not self._ties.opening.not_measured)
+        if any(known is model for known in watched.models):
+            return
+        if compress is not None:
+            send_compressed(model)
+        every = self._rules.drift_check(kinds) if drift_check is None else drift_check
+        if every and self._group is not None:
+            self._ties.drift.watch(model, every, partial(self._ties.calls.own_group, "gloo"))
+        self._mark_waits(model)
+        self._step.watch(model)
+        if check_loss:
+            self._step.scaling.check_losses_of(model)
+        if self._step.noise is not None:
+            self._step.noise.watch(model)
+        self._peaks.watch(model)
+
+    def close(self) -> None:
+        """Let go of the process group; see `Channel.close`."""
+        self._group = None
+
+    def _mark_waits(self, model: nn.Module) -> None:
+        """Time the model on its device, and let its engine's waits be marked as such."""
+        clock, sync = self._step.clock, self._rules.sync
+        clock.time_on(device_of(model))
+        subtract_collectives(model, clock)
+        if sync is not None:
+            with clock.waiting():
+                sync.watch(model)
+                begin_alike(model, self._group)
+            still(model)
+            return
+        watch_forward(model, clock)
+        if isinstance(engine := engine_of(model), DistributedDataParallel):
+            self._step.inner_waits.watch(engine)
+
+    def _agree(
+        self,
+        model: nn.Module,
+        asked: Plain,
+        show: Callable[[], Plain],
+        judge: Callable[[list[Plain]], Plain],
+    ) -> Plain:
+        def checked() -> Plain:
+            shown = show()  # first, because it refuses engines that have no islands
+            self._refuse_in_loop("watch()")
+            self._rules.check(model, asked, self._group)
+            return shown
+
+        def judged(shown: list[Plain]) -> Plain:
+            met = judge(shown)
+            check_engine(model, met["kinds"])
+            return {**met, "verdict": self._decided(met["not_measured"])}
+
+        return self._ties.calls.agree("watch()", checked, judged)
+
+    def _decided(self, why: str) -> Plain | None:
+        """Return the leader's decision where steps cannot be measured; ``None`` where they can."""
+        if not why or self._ties.opening.not_measured or self._leader is None:
+            return None
+        return self._rules.unmeasured(self._leader, why)

@@ -1,0 +1,136 @@
+"""What a model must be like to be trained, in each mode of synchronisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import nn
+
+from evenstride.core.policies.static import is_fixed
+from evenstride.core.sync_modes.mode_specs import LocalSgd, SyncMode
+from evenstride.errors import ConfigError
+from evenstride.runtime import usage_errors
+from evenstride.runtime.coordination.agreement import Plain
+from evenstride.runtime.coordination.leader import Leader
+from evenstride.runtime.coordination.messages import verdict_to_plain
+from evenstride.runtime.engines.device_meshes import tell_of_the_rest
+from evenstride.runtime.engines.forward_timing import averages
+from evenstride.runtime.engines.replica_groups import Islands, check_island
+from evenstride.runtime.engines.weight_drift import USUAL_STEPS
+from evenstride.runtime.loading.position import CommittedPosition
+from evenstride.runtime.noise.noise_meter import NoiseMeter, check_model
+from evenstride.runtime.settings import Settings
+from evenstride.runtime.synchronisation.synchroniser import Synchroniser, require_plain
+
+
+class WatchRules:
+    """Refuses models that cannot be trained as the run was asked to.
+
+    Args:
+        settings: of the run.
+        world_size: number of ranks.
+        islands: that the ranks are on; ``None`` if each is balanced by itself.
+        sync: takes the place of the engine's averaging; ``None`` where the engine does it.
+        noise: measures gradients; ``None`` where it is not asked for.
+        progress: of this rank.
+        calibrates: whether this run is a calibration.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        world_size: int,
+        islands: Islands | None,
+        sync: Synchroniser | None,
+        noise: NoiseMeter | None,
+        progress: CommittedPosition,
+        *,
+        calibrates: bool,
+    ) -> None:
+        self._settings, self._world_size, self._islands = settings, world_size, islands
+        self.sync, self._noise, self._progress = sync, noise, progress
+        self._calibrates = calibrates
+
+    def check(self, model: nn.Module, asked: Plain, group: dist.ProcessGroup | None) -> None:
+        """Raise unless a model can be trained on this rank.
+
+        Raises:
+            ConfigError: says why it cannot.
+        """
+        mode = self._settings.mode
+        check_island(model, group, self._islands)
+        if self._noise is not None:
+            check_model(self._noise.every, model)
+        if self.sync is not None:
+            require_plain(model, mode)
+            _refuse_hook(asked["compress"], mode)
+            _refuse_check(asked["drift_check"], mode)
+        elif self._settings.engine != "none" and group is not None:
+            _require_engine(model, self._world_size)
+
+    def drift_check(self, kinds: Sequence[str]) -> int:
+        """Return the steps between two comparisons of weights, where the script leaves it open."""
+        return USUAL_STEPS if len(set(kinds)) > 1 and _keeps_alike(self._settings.mode) else 0
+
+    def tell_of_the_rest(self, *, measured: bool) -> None:
+        """Warn if there are processes whose shares this run does not move."""
+        if not is_fixed(self._settings.decides) and measured:
+            tell_of_the_rest(self._world_size, dist.get_world_size())
+
+    def unmeasured(self, leader: Leader, why: str) -> Plain:
+        """Return the leader's decision where steps cannot be measured.
+
+        Raises:
+            ConfigError: something was asked for that needs measured times, or steps were measured.
+        """
+        self._refuse_policy(why)
+        step = self._progress.step
+        if step:
+            raise ConfigError(
+                f"watch() got a model whose steps cannot be measured after {step} steps were: "
+                f"{why}; watch all models before the first step"
+            )
+        return verdict_to_plain(leader.not_measured(step, why))
+
+    def _refuse_policy(self, why: str) -> None:
+        """Refuse what was asked for by name and needs measured times.
+
+        Raises:
+            ConfigError: a policy that moves shares, or a calibration.
+        """
+        settings = self._settings
+        if self._calibrates:
+            raise ConfigError(f"the calibration needs measured times, and there are none: {why}")
+        if settings.policy_given and not is_fixed(settings.decides):
+            raise ConfigError(
+                f"policy {settings.policy!r} needs measured times, and there are none: {why}. "
+                'Leave the policy out for equal shares, or set "uniform" or "static:20,100" (in '
+                "the script or in EVENSTRIDE_POLICY)"
+            )
+
+
+def _require_engine(model: nn.Module, world_size: int) -> None:
+    if not averages(model) and any(p.requires_grad for p in model.parameters()):
+        raise usage_errors.bare(type(model).__name__, world_size)
+
+
+def _refuse_hook(compress: str | None, mode: SyncMode) -> None:
+    if compress is not None:
+        raise ConfigError(
+            f"watch(compress={compress!r}) is a hook of DistributedDataParallel's all-reduce, and "
+            f'there is none with sync="{mode}"; leave it out, or use sync="bsp"'
+        )
+
+
+def _keeps_alike(mode: SyncMode) -> bool:
+    """Return whether all ranks have the same weights after every step."""
+    return mode.lockstep and not isinstance(mode, LocalSgd)
+
+
+def _refuse_check(drift_check: int | None, mode: SyncMode) -> None:
+    if drift_check and not _keeps_alike(mode):
+        raise ConfigError(
+            f"watch(drift_check={drift_check}) compares the ranks' weights, which differ between "
+            f'two steps with sync="{mode}"; leave it out, or use sync="bsp"'
+        )
