@@ -40,6 +40,7 @@ class NormSync:
         call = "sync_batch_norm()"
         self._calls.agree(call, show, partial(equal, topic=call))
         self._step.limits.require_even()
+        # A group of its own: collectives of a forward pass would get between those of the engine.
         group = self._calls.own_group()
         context = RankContext(group, self._step.batch, self._step.clock)
         self._contexts.append(context)

@@ -84,6 +84,7 @@ class DriftGuard:
 
     def check(self, step: int) -> None:
         """Compare if it is due after ``step`` steps; every rank must call it after each."""
+        # A loop that is left and entered again comes by twice after the same step.
         if not self.every or step % self.every or step == self._checked or self._group is None:
             return
         self._checked, self.checks = step, self.checks + 1

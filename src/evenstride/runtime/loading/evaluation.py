@@ -228,6 +228,7 @@ class Evaluation:
             batch,
             self._split,
             self._calls.rank,
+            # A limit that memory sets for training holds here, too.
             max_micro_batch or settings.max_share,
             settings.seed if isinstance(samples, SeededDataset) else None,
             dealing(dataset, verdict),

@@ -226,6 +226,7 @@ class TrainLoader(DataLoader[Any]):
         if rank.drift is not None and rank.drift.every:
             rank.drift.check(rank.progress.step)
         if rank.tick is not None:
+            # The step file and the exchanges go by steps that are committed, not by batches.
             rank.tick()
 
     def _whole(self, source: Iterator[Any]) -> Iterator[Any]:

@@ -77,6 +77,7 @@ class LossScaling:
         """Return ``loss * W * n_k / N``; see `Stride.scale`."""
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise usage_errors.not_one_number(loss)
+        # A script that watches no model tells its device by its first loss.
         if loss.is_cuda and not self._watched.models:
             self._clock.time_on(loss.device)
         timer, batch = self._clock.timer, self._batch
@@ -84,6 +85,7 @@ class LossScaling:
             raise usage_errors.captured()
         started_s, waited_s = timer.now(), 0.0
         draw = batch.draw
+        # One condition for all that is rare: most steps make none of these checks.
         unusual = self._limits.micro or bool(batch.retry) or weight is not None
         if draw is None or unusual or hasattr(loss, "_evenstride_scaled"):
             draw = self._checked(loss, weight)
@@ -101,6 +103,7 @@ class LossScaling:
         scaled = loss if same else loss * factor if factor else self.ghosts.silent(loss)
         if self._convention is not None:
             waited_s += self._see(Scaled(loss, draw, weight, reduction), scaled)
+        # Before the backward pass, as late as possible: until now the forward pass can be repeated.
         self._accumulation.late.make_ready(scaled)
         self._backward.follow(scaled)
         # Both: scaling twice is the same error whatever the factor.

@@ -62,12 +62,14 @@ class OptimizerHooks:
         sync, draw = self._sync, self._batch.draw
         if self._batch.synced and sync is None:
             return
+        # Torch reports every optimizer of the process, also those of models that are not watched.
         ours = {id(p) for p in self._watched.parameters}
         if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
             return
         if not self._batch.synced:
             raise usage_errors.stepped_in_midst(draw and draw.step)
         if sync is not None and draw is not None:  # else it is torch's, to make a state
+            # A closure runs backward passes of its own inside the step, after the exchange.
             if any(given is not None for given in (*args[1:], *(named or {}).values())):
                 raise usage_errors.stepped_by_closure()
             self._synchronise(sync, optimizer)

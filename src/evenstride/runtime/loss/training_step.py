@@ -97,6 +97,7 @@ class TrainingStep:
 
     def begin(self, draw: Draw, weight: float | None) -> None:
         """Take note of a batch handed to the training loop."""
+        # First: the hooks of a batch without samples would change the next batch's gradients.
         self.scaling.ghosts.end()
         self._norms.begin(draw)
         if self.noise is not None:

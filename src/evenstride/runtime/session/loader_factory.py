@@ -85,6 +85,7 @@ class TrainLoaders:
         processes = options.get("num_workers", 0)
 
         def show() -> Plain:
+            # All checks are in here, so that what one rank refuses is raised on every rank.
             check_options(options)
             self._refuse_second()
             batch = progress.global_batch
@@ -100,12 +101,15 @@ class TrainLoaders:
         step.limits.lay_out(verdict["micro"], left, by_cost=cost_fn is not None)
         if verdict["cold_prefetch"]:
             self._opening.skip()
+        # Here every rank comes by; in the loop, ranks would make the group at different batches.
         if verdict["weighted"]:
             step.weights.open()
         progress.attach(order_of(dataset, verdict, asked, settings.seed))
+        # After the agreement: a calibration has one process, so nobody waits for what it refuses.
         sizes = calibration(self._calibrate, self._calls.world_size, settings.global_batch)
         asked = replace(asked, sizes=sizes, costs=costs[0] if costs else None)
         if (former := self.latest) is not None:
+            # Two loaders would draw the same samples from one position.
             former.retire()
         loader = TrainLoader(self._rank, dataset, asked, options)
         self._latest = weakref.ref(loader)

@@ -79,6 +79,7 @@ class ModelWatcher:
         watched = self._step.watched
         if self._leader is not None and self._group is not None and not watched.models:
             self._rules.tell_of_the_rest(measured=not self._ties.opening.not_measured)
+        # After the agreement, in which all ranks must take part, also for a model they know.
         if any(known is model for known in watched.models):
             return
         if compress is not None:
@@ -86,6 +87,7 @@ class ModelWatcher:
         every = self._rules.drift_check(kinds) if drift_check is None else drift_check
         if every and self._group is not None:
             self._ties.drift.watch(model, every, partial(self._ties.calls.own_group, "gloo"))
+        # First the marks: what `Stride.scale` does depends on whether models are watched.
         self._mark_waits(model)
         self._step.watch(model)
         if check_loss:

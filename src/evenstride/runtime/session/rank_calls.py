@@ -64,6 +64,8 @@ class RankCalls:
         passed: Callable[[], dict[int, str]] | None = None,
     ) -> Plain:
         """Return what the leader makes of what all ranks show; see `agreement.agree`."""
+        # All have read the verdict of the call before once they come to this one, so the leader may
+        # remove it from the store.
         before, self._meetings = _topic(self._meetings), self._meetings + 1
         show, judge = named(call, show, judge)
         if self._channel is None:
@@ -84,6 +86,7 @@ class RankCalls:
             return None
         if self._survivors is None:
             return partial(sum_over_ranks, call=call, agree=partial(self.meet, "mean()"))
+        # Such a mean goes around the agreement, and its keys in the store need a number, too.
         self._meetings += 1
         return partial(self._survivors.summed, self._channel, f"mean {self._meetings}")
 
@@ -102,6 +105,7 @@ class RankCalls:
         Raises:
             EvenstrideError: the run cannot go on, above all because a rank is gone.
         """
+        # The loss of a rank explains a wait better than another that is ahead.
         if self._gate.error is not None:
             raise self._gate.error
         beats = self._beats().items()

@@ -45,11 +45,13 @@ class RankMeans:
         """Return the sum of all totals over that of all counts; collective."""
         if name is not None:
             check_metric(name, total)
+        # The ranks compare where they call from: one that is a step ahead would mix two means up.
         in_loop = self._loaders.busy
         if in_loop:
             check_unaligned_mean(self._mode)
         shape = tuple(total.shape) if isinstance(total, Tensor) and total.numel() > 1 else ()
         call = Call(name, shape, self._progress.step, in_loop)
+        # The time in here is that of the slowest rank, which would make all look equally slow.
         with self._clock.waiting():
             mean = exact_mean(total, count, self._calls.summing(call))
         if name is not None:

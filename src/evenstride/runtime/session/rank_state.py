@@ -40,6 +40,7 @@ class RankState:
         )
         self.gate = DrawBarrier(
             team.shares,
+            # Workers that do not keep step cannot all stand at a barrier.
             blocking=team.opening and settings.mode.lockstep,
             timeout_s=team.channel.timeout.total_seconds() if team.channel else 0.0,
             ask=ask if team.leader else lambda: None,

@@ -56,6 +56,7 @@ class RankTies:
             self.continuity.notified.told,
             self._noise,
         )
+        # Without a common step, silence is the only sign of a loss, so there it is always watched.
         silent_s, forgive = environment.silent_s, None
         if free is not None:
             silent_s, forgive = silent_s or USUAL_SILENT_S, free.lost

@@ -39,12 +39,15 @@ class StepCommits:
         """Count a step as trained, all of whose gradients are synchronised."""
         progress = self._progress
         if not progress.step:
+            # Before the position moves: a step that was not averaged must not be saved as trained.
             self._first_step.check()
             tell_workload(self._leader, self._watched.models, progress.order)
+        # Not where the pass begins: a loop may look at the data only, before a state is loaded.
         if progress.untrained_pass:
             tell_pass(self._leader, progress)
         progress.commit(draw.window, draw.dealing)
         if self._free is not None:
+            # The servers give samples out, so where training stands is what they say.
             progress.follow(self._free.position)
 
 

@@ -30,6 +30,7 @@ def training_step(
 
     def join() -> dist.ProcessGroup | None:
         refuse_weights(mode)
+        # Weights are numbers on the CPU, whatever the engine's backend is.
         return calls.own_group("gloo")
 
     convention = None

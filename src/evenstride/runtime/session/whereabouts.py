@@ -37,6 +37,7 @@ class Whereabouts:
         timer = self._clock.timer
         phase, step = timer.at
         if self._free is not None and self._free.waits:
+            # A phase in which a rank that does not come is looked for.
             return "sync", step
         if phase == "data" and self._gate.waiting:
             return "decision", step + 1
