@@ -101,7 +101,7 @@ class BatchInHand:
     def largest(self) -> int:
         """Return the samples of the largest batch since the last call, or in hand (any thread)."""
         draw, largest = self.draw, self._largest
-        # The batch in hand may come to its peak after this call, so it counts for the next one, too.
+        # The batch in hand may come to its peak after this call, so it counts again.
         self._largest = 0 if draw is None else draw.samples
         return largest
 
@@ -116,7 +116,7 @@ class BatchInHand:
             self._largest = draw.samples
         self._state = after(self._state, StepEvent.DRAW)
         if draw.first and not draw.last:
-            # Only micro-batches that are not the last can be repeated once their backward pass began.
+            # Only a micro-batch before the last can be repeated once its backward pass began.
             self.clean = self._watched.without_gradients
 
     def give_up(self, what: Retry) -> None:

@@ -87,7 +87,6 @@ class ModelWatcher:
         every = self._rules.drift_check(kinds) if drift_check is None else drift_check
         if every and self._group is not None:
             self._ties.drift.watch(model, every, partial(self._ties.calls.own_group, "gloo"))
-        # First the marks: what `Stride.scale` does depends on whether models are watched.
         self._mark_waits(model)
         self._step.watch(model)
         if check_loss:

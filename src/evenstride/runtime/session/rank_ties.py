@@ -40,31 +40,22 @@ class RankTies:
         environment: Environment,
         ask: Callable[[], None],
     ) -> None:
-        self._state, gate = state, state.gate
+        self._state, gate, clock = state, state.gate, state.clock
         self.survivors = None if free is None else Survivors(free, team.shares, gate)
         """Who is there, in modes in which the others go on without a worker that is lost."""
         self.continuity = Continuity(
             ask, team.rank, team.peers, team.leader, self._over, environment.notices or "auto"
         )
-        self.whereabouts = Whereabouts(state.clock, gate, free)
-        local = Local(
-            gate,
-            state.recorder,
-            self._in_step if free is None else self._alone,
-            self.continuity.saves,
-            state.peaks.take,
-            self.continuity.notified.told,
-            self._noise,
-        )
-        # Without a common step, silence is the only sign of a loss, so there it is always watched.
+        self.whereabouts = Whereabouts(clock, gate, free)
+        # Others go on without a rank that is lost there, so silence is always watched.
         silent_s, forgive = environment.silent_s, None
         if free is not None:
             silent_s, forgive = silent_s or USUAL_SILENT_S, free.lost
-        self.link = PeerLink(local, team, self.whereabouts.at, silent_s, forgive)
+        self.link = PeerLink(self._local(), team, self.whereabouts.at, silent_s, forgive)
         self.calls = RankCalls(
             team.channel,
             team.group,
-            state.clock,
+            clock,
             gate,
             state.progress,
             self.link.beats,
@@ -80,7 +71,7 @@ class RankTies:
             self.continuity,
             team.leader,
         )
-        self.drift = DriftGuard(state.clock)
+        self.drift = DriftGuard(clock)
 
     def split(self) -> Shares:
         """Return the shares by which all ranks cut data alike, at whatever step each of them is."""
@@ -97,11 +88,20 @@ class RankTies:
     def _over(self) -> bool:
         return self._state.gate.failed
 
-    def _in_step(self) -> Position:
-        return self._state.progress.now
+    def _local(self) -> Local:
+        return Local(
+            self._state.gate,
+            self._state.recorder,
+            self._position,
+            self.continuity.saves,
+            self._state.peaks.take,
+            self.continuity.notified.told,
+            self._noise,
+        )
 
-    def _alone(self) -> Position:
-        return self._state.progress.steps_alone
+    def _position(self) -> Position:
+        progress = self._state.progress
+        return progress.now if self.survivors is None else progress.steps_alone
 
     def _noise(self) -> tuple[StepParts, ...]:
         noise = self._state.noise

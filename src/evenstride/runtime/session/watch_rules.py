@@ -59,7 +59,6 @@ class WatchRules:
             ConfigError: says why it cannot.
         """
         mode = self._settings.mode
-        # Each rule is checked on the rank whose model it is; the agreement tells all.
         check_island(model, group, self._islands)
         if self._noise is not None:
             check_model(self._noise.every, model)
