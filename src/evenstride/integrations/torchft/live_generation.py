@@ -31,7 +31,7 @@ from evenstride.integrations.torchft.quorum_messages import (
 )
 from evenstride.runtime.coordination.agreement import Plain
 from evenstride.runtime.coordination.control_plane import Local, apply
-from evenstride.runtime.coordination.draw_barrier import BarrierReport, DrawBarrier
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.coordination.messages import (
     Position,
@@ -150,7 +150,7 @@ class LiveGeneration:
         told = self._formed(lambda: lead.form(shown))
         step = self.position["step"]
         self.shares: Shares = tuple(told["shares"])
-        self.gate = StandingGate(self.shares, step=step, blocking=told["opening"])
+        self.gate = DrawBarrier(self.shares, step=step, blocking=told["opening"])
         policy = mine.settings["policy"]
         self.recorder = Recorder(quorum.rank, lambda: None, loads_for(policy_from_spec(policy)))
         self._next = self._due(told, step)
@@ -164,7 +164,7 @@ class LiveGeneration:
         """
         if step < self._next:
             return
-        held = self.gate.hold()
+        held = self.gate.hold(standing=True)
         assert held is not None, "a gate is never stopped here"
         self.gate.forget_before(step - 1)
         reply = Reply(held.barrier, held.checksum, (), self.recorder.take())
@@ -218,19 +218,3 @@ class LiveGeneration:
 
     def _due(self, told: Plain, step: int) -> int:
         return min(int(told["next"]), step + MOST_STEPS)
-
-
-class StandingGate(DrawBarrier):
-    """A gate whose barriers are put up by the training thread, between two steps.
-
-    `DrawBarrier.hold` waits in the opening until that thread stands at the barrier; here it does.
-    """
-
-    def hold(self, hurry: Callable[[], bool] = lambda: False) -> BarrierReport | None:
-        """Put up the barrier and report it."""
-        with self._changed:
-            self._waiting = True
-            try:
-                return super().hold(hurry)
-            finally:
-                self._waiting = False

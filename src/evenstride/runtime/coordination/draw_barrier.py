@@ -162,7 +162,9 @@ class DrawBarrier:
                 raise self._error
             return self._batch if left is None else None
 
-    def hold(self, hurry: Callable[[], bool] = lambda: False) -> BarrierReport | None:
+    def hold(
+        self, hurry: Callable[[], bool] = lambda: False, *, standing: bool = False
+    ) -> BarrierReport | None:
         """Put up the barrier and report it (control thread); ``None`` after `stop`.
 
         In the opening phase this waits until the training thread stands at the barrier, so
@@ -171,8 +173,10 @@ class DrawBarrier:
         Args:
             hurry: whether to report at once, as training waits for a rank that waits for this;
                 asked once a second, and not under the lock.
+            standing: whether the training thread itself calls, between two steps, and so stands at
+                the barrier already.
         """
-        while self._on_its_way():
+        while not standing and self._on_its_way():
             if hurry():
                 break
         with self._changed:
@@ -181,7 +185,7 @@ class DrawBarrier:
             if self._turn is not None:  # nothing is drawn before the decision
                 self._told, step = True, self._turn.step
                 return BarrierReport(step, self._schedule.checksum, step, self._turn)
-            waits = self._opening and self._waiting
+            waits = self._opening and (self._waiting or standing)
             barrier = self._next_draw if waits else self._next_draw + SLACK
             # After a rewind the latest decision may lie ahead; a later one never overtakes it.
             barrier = max(barrier, self._schedule.latest)
