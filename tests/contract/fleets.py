@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.min_max import apportion
-from evenstride.core.fleet import Fleet, Shares, Worker, as_shares
+from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.arrays import Shares
+from evenstride.core.fleet import Fleet, Worker, as_shares
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policy import Policy
 from evenstride.core.time_model.observation import Observation

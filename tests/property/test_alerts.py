@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.diagnostics.alerts import Alert
+from evenstride.core.diagnostics.alerts import Alert, best_s, unneeded
 from evenstride.core.diagnostics.debounce import WHILE_S, WHILE_STEPS, DebouncedStates, Span
-from evenstride.core.diagnostics.redundant_workers import best_s, unneeded
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.time_model.step_times import TimeModel
 from tests.effort import dear

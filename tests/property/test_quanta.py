@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.min_max import apportion, equal_finish
-from evenstride.core.allocation.quantum import in_quanta, spans
-from evenstride.core.fleet import IntArray
+from evenstride.core.allocation.min_max import equal_finish, in_quanta, spans
+from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.arrays import IntArray
 from evenstride.core.time_model.step_times import TimeModel
 from evenstride.errors import InfeasibleShares
 

@@ -1,4 +1,4 @@
-"""The workers of one generation, and what each of them can hold; the types of their arrays."""
+"""The workers of one generation, and what each of them can hold."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from evenstride.core.arrays import FloatArray, IntArray, Mask, Shares
 from evenstride.errors import ConfigError, InfeasibleShares
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
-Shares = tuple[int, ...]
-"""Samples of each worker in one step, in rank order."""
+# With the types of their arrays, for whoever needs both.
+__all__ = [
+    "Fleet",
+    "FloatArray",
+    "IntArray",
+    "Mask",
+    "Shares",
+    "StepTimes",
+    "Worker",
+    "as_array",
+    "as_shares",
+]
 
 
 @dataclass(frozen=True, slots=True)

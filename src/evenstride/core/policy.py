@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from evenstride.core.fleet import Fleet, Shares, as_array
+from evenstride.core.arrays import Shares
+from evenstride.core.fleet import Fleet, as_array
 from evenstride.core.time_model.kalman import Estimate
 from evenstride.core.time_model.observation import Measurements
 

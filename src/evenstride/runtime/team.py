@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from evenstride._version import __version__
-from evenstride.core.allocation.quantum import spans
+from evenstride.core.allocation.min_max import spans
 from evenstride.core.control.events import FleetFormed
 from evenstride.core.control.state import Control
 from evenstride.core.diagnostics.alerts import Alerts

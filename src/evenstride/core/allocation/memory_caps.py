@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from evenstride.core.allocation.memory_model import MemoryModel, PeakMemory
-from evenstride.core.allocation.min_max import apportion
-from evenstride.core.allocation.quantum import whole_lower
-from evenstride.core.fleet import Fleet, Shares, Worker, as_array, as_shares
+from evenstride.core.allocation.min_max import whole_lower
+from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.arrays import Shares
+from evenstride.core.fleet import Fleet, Worker, as_array, as_shares
 from evenstride.errors import InfeasibleShares
 
 # How often the factor is halved by which caps are raised that leave too little room.

@@ -6,8 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import apportion
-from evenstride.core.fleet import Fleet, Shares, as_shares
+from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.arrays import Shares
+from evenstride.core.fleet import Fleet, as_shares
 
 Resource = Literal["flops", "cores"]
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import apportion, equal_finish
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, Shares, Worker, as_array, as_shares
+from evenstride.core.allocation.min_max import equal_finish
+from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.arrays import FloatArray, IntArray, Shares
+from evenstride.core.fleet import Fleet, Worker, as_array, as_shares
 from evenstride.core.time_model.step_times import TimeModel
 from evenstride.errors import ConfigError
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenstride.core.allocation.min_max import equal_finish
-from evenstride.core.fleet import Fleet, IntArray
+from evenstride.core.arrays import IntArray
+from evenstride.core.fleet import Fleet
 from evenstride.core.time_model.expected_max import expected_max
 from evenstride.core.time_model.kalman import Estimate
 from evenstride.core.time_model.step_times import TimeModel

@@ -13,6 +13,7 @@ import numpy as np
 
 from evenstride.core.allocation.memory_caps import Memory, within
 from evenstride.core.allocation.memory_model import PeakMemory
+from evenstride.core.arrays import IntArray, Mask
 from evenstride.core.control.batch_size import epoch_ended
 from evenstride.core.control.events import (
     EpochEnded,
@@ -27,7 +28,7 @@ from evenstride.core.control.events import (
 )
 from evenstride.core.control.fleet_changes import change, form, not_measured, recall
 from evenstride.core.control.state import Control, allowed, expected
-from evenstride.core.fleet import Fleet, IntArray, Mask
+from evenstride.core.fleet import Fleet
 from evenstride.core.policy import Move
 from evenstride.core.time_model.observation import Measurements, communication_s
 

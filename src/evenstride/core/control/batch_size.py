@@ -21,7 +21,7 @@ from math import inf
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import apportion
+from evenstride.core.allocation.proportional_split import apportion
 from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.control.events import (
     EpochEnded,

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from evenstride.core.allocation.memory_model import PeakMemory
-from evenstride.core.fleet import Shares, Worker
+from evenstride.core.arrays import Shares
+from evenstride.core.fleet import Worker
 from evenstride.core.membership.member_table import Happening
 from evenstride.core.membership.worker_profiles import WorkerProfile
 from evenstride.core.time_model.observation import Measurements

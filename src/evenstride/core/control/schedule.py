@@ -6,7 +6,7 @@ import zlib
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from evenstride.core.fleet import Shares
+from evenstride.core.arrays import Shares
 
 
 @dataclass(frozen=True, slots=True)

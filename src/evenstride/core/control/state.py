@@ -9,10 +9,11 @@ import numpy as np
 
 from evenstride.core.allocation.memory_caps import Memory
 from evenstride.core.allocation.memory_model import FRACTION
-from evenstride.core.allocation.quantum import in_quanta
+from evenstride.core.allocation.min_max import in_quanta
+from evenstride.core.arrays import Shares
 from evenstride.core.control.events import Expect
 from evenstride.core.control.exchange_interval import ExchangeInterval
-from evenstride.core.fleet import Fleet, Shares, as_array, as_shares
+from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.membership.member_table import Membership
 from evenstride.core.membership.roster import Roster
 from evenstride.core.membership.worker_profiles import WorkerProfile, merged, profiles_of

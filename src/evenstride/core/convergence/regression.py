@@ -8,7 +8,7 @@ from math import inf, sqrt
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray
+from evenstride.core.arrays import FloatArray
 from evenstride.core.gradients.noise_scale import Z95, Interval
 
 # Student's t at 97.5 %, for 1 to 10 degrees of freedom; tables agree, and the tests ask scipy.

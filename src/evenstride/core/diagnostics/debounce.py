@@ -7,7 +7,7 @@ from typing import Self
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray, IntArray, Mask
+from evenstride.core.arrays import FloatArray, IntArray, Mask
 
 # Both, because sixty steps of 2 ms are over in no time.
 WHILE_STEPS, WHILE_S = 60.0, 5.0

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from evenstride.core.allocation.speedup import JudgedTime, Yardstick, judged_time
-from evenstride.core.fleet import FloatArray
+from evenstride.core.arrays import FloatArray
 from evenstride.core.time_model.observation import Measurements
 
 _Steps = MappingProxyType[int, tuple[tuple[int, int, float, float], ...]]

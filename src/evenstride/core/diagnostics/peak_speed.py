@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.diagnostics.debounce import WHILE_S, WHILE_STEPS, Span, WorkerArrays
-from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.time_model.curve_estimates import CurveEstimates
 
 

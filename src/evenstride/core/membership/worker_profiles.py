@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray, IntArray, Worker
+from evenstride.core.arrays import FloatArray, IntArray
+from evenstride.core.fleet import Worker
 from evenstride.core.time_model.curve_estimates import CurveEstimates
 
 # By how much a speed may have changed meanwhile, as a standard deviation: of the very same worker,

@@ -29,9 +29,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import apportion
 from evenstride.core.allocation.opening_splits import equal_split
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, Shares, as_array, as_shares
+from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.arrays import FloatArray, IntArray, Shares
+from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
 from evenstride.core.time_model.observation import SHORTEST_S

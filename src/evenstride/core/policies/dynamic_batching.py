@@ -38,9 +38,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import apportion
 from evenstride.core.allocation.opening_splits import equal_split, split_by
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
+from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.arrays import FloatArray, IntArray
+from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
 from evenstride.core.time_model.observation import SHORTEST_S

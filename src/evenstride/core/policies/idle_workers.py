@@ -14,9 +14,10 @@ from math import ceil, inf
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import apportion
+from evenstride.core.allocation.proportional_split import apportion
 from evenstride.core.allocation.step_forecast import StepForecast
-from evenstride.core.fleet import Fleet, IntArray, Mask, as_array, as_shares
+from evenstride.core.arrays import IntArray, Mask
+from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.time_model.observation import Measurements
 

@@ -31,9 +31,10 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import apportion
 from evenstride.core.allocation.opening_splits import equal_split
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
+from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.arrays import FloatArray, IntArray
+from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.predictors import PREDICTOR_NAMES, predictor_named
 from evenstride.core.spec import check_settings, one_of

@@ -30,9 +30,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import apportion
 from evenstride.core.allocation.opening_splits import equal_split
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
+from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.arrays import FloatArray, IntArray
+from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.policies.dbs import Epoch, epoch_of
 from evenstride.core.policies.dynamic_batching import proportional_step
 from evenstride.core.policy import Decision, Keep, Move, Situation

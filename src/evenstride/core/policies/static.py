@@ -17,7 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evenstride.core.allocation.opening_splits import Resource, equal_split, known_of, split_by
-from evenstride.core.fleet import Fleet, Shares
+from evenstride.core.arrays import Shares
+from evenstride.core.fleet import Fleet
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.errors import ConfigError
 

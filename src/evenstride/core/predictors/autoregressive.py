@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.errors import ConfigError
 
 _PRIOR_VARIANCE = 10.0  # of each weight, in units of the noise variance of a speed

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.errors import ConfigError
 
 # Of the weights before anything is learned, in units of the noise of a logarithm: about 0.5 for

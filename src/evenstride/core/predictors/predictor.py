@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.arrays import FloatArray, IntArray
 
 StateT = TypeVar("StateT")
 

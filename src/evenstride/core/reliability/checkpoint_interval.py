@@ -29,7 +29,7 @@ from numbers import Real
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray
+from evenstride.core.arrays import FloatArray
 from evenstride.core.reliability.lifetimes import DAY_S, Exponential, Lifetime
 from evenstride.errors import ConfigError
 

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray
+from evenstride.core.arrays import FloatArray
 from evenstride.errors import ConfigError
 
 Ages = FloatArray | float

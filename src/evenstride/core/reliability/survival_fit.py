@@ -15,7 +15,7 @@ from math import atanh, exp, inf, isfinite, log
 import numpy as np
 import numpy.typing as npt
 
-from evenstride.core.fleet import FloatArray
+from evenstride.core.arrays import FloatArray
 from evenstride.core.reliability.lifetimes import (
     Bathtub,
     Exponential,

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from evenstride.core.fleet import IntArray, Shares
+from evenstride.core.arrays import IntArray, Shares
 from evenstride.core.sampling.partition import step_shares
 from evenstride.core.sampling.permutation import Permutation
 

@@ -14,8 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import apportion
-from evenstride.core.fleet import FloatArray, Shares, as_shares
+from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.arrays import FloatArray, Shares
+from evenstride.core.fleet import as_shares
 
 
 @dataclass(frozen=True, slots=True)

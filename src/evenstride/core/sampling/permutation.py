@@ -51,7 +51,7 @@ from math import isqrt
 import numpy as np
 import numpy.typing as npt
 
-from evenstride.core.fleet import IntArray
+from evenstride.core.arrays import IntArray
 from evenstride.errors import ConfigError
 
 UintArray = npt.NDArray[np.uint64]

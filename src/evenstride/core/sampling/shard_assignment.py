@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.fleet import IntArray, Shares
+from evenstride.core.arrays import IntArray, Shares
 from evenstride.core.sampling.permutation import Permutation
 
 Stretch = tuple[int, int]

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from evenstride.core.arrays import FloatArray, IntArray, Mask
 from evenstride.core.control.exchange_interval import HICCUP_S
-from evenstride.core.fleet import FloatArray, IntArray, Mask
 
 # Further than this, in standard deviations and in parts, a time is no noise. Holding back a slow
 # one costs a step at most; taking a spike for a fact about the curve costs more.

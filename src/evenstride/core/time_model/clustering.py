@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.time_model.curve_estimates import CurveEstimates, Shares
 
 # A part is cut again if its scatter is this many standard deviations above what chance gives.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray, IntArray, Mask
+from evenstride.core.arrays import FloatArray, IntArray, Mask
 
 Which = IntArray | slice
 """Ranks of some workers, or a slice for all of them."""

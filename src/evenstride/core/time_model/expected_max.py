@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray
+from evenstride.core.arrays import FloatArray
 
 _POINTS = 33  # at which the distribution of the maximum is evaluated
 _WIDE = 5.0  # standard deviations beyond which a normal value is not looked for

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray, IntArray, Mask
+from evenstride.core.arrays import FloatArray, IntArray, Mask
 from evenstride.core.time_model.change_detection import Changes, Judgement, Residuals
 from evenstride.core.time_model.curve_estimates import CurveEstimates, Which
 from evenstride.core.time_model.observation import Measurements

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from evenstride.core.fleet import FloatArray, IntArray, Mask, Shares
+from evenstride.core.arrays import FloatArray, IntArray, Mask, Shares
 
 # No time of half a year or more is believed.
 _LONGEST_S = 1.5e7

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.time_model.clustering import excess, kinds_of, levels, looked_at
 from evenstride.core.time_model.curve_estimates import CurveEstimates
 from evenstride.core.time_model.kalman import Estimate

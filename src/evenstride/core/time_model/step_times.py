@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray, IntArray, Shares
+from evenstride.core.arrays import FloatArray, IntArray, Shares
 
 # Larger than any share, and a float still counts in ones up to there.
 _MOST_SAMPLES = 2.0**53

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evenstride.core.allocation.speedup import linear_bound, prospect
-from evenstride.core.fleet import Fleet, Shares, Worker
+from evenstride.core.arrays import Shares
+from evenstride.core.fleet import Fleet, Worker
 from evenstride.lab.comparison.worker_curves import (
     TOLERANCE,
     Curve,

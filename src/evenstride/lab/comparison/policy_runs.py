@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from evenstride.core.allocation.min_max import equal_finish
-from evenstride.core.fleet import Fleet, Shares, Worker, as_shares
+from evenstride.core.arrays import Shares
+from evenstride.core.fleet import Fleet, Worker, as_shares
 from evenstride.core.sync_modes.mode_specs import sync_from_spec
 from evenstride.core.time_model.observation import median
 from evenstride.errors import ConfigError

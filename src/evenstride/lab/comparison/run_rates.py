@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray, Shares
+from evenstride.core.arrays import FloatArray, Shares
 from evenstride.errors import TraceError
 from evenstride.lab.comparison.step_blocks import BLOCK_STEPS
 from evenstride.trace.run_log import RunLog

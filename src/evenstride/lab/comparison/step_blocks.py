@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenstride.core.fleet import Shares
+from evenstride.core.arrays import Shares
 from evenstride.core.time_model.observation import (
     Measurements,
     Observation,

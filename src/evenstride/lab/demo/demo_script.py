@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from evenstride.core.allocation.min_max import equal_finish
-from evenstride.core.fleet import Fleet, Shares, Worker, as_shares
+from evenstride.core.arrays import Shares
+from evenstride.core.fleet import Fleet, Worker, as_shares
 from evenstride.core.time_model.observation import median
 from evenstride.lab.comparison.worker_curves import true_model
 from evenstride.lab.demo.curve_probe import Bench, choose_batch, sizes_for

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenstride.core.allocation.min_max import equal_finish
-from evenstride.core.allocation.quantum import common_quantum, in_quanta
+from evenstride.core.allocation.min_max import common_quantum, equal_finish, in_quanta
 from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import Event, Exchanged, FleetFormed

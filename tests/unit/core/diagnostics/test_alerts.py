@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from benchmarks.alerts import SCENARIOS, Watched
 
-from evenstride.core.diagnostics.alerts import Alert, Alerts
+from evenstride.core.diagnostics.alerts import Alert, Alerts, best_s
 from evenstride.core.diagnostics.debounce import WHILE_S, WHILE_STEPS, DebouncedStates, Span
-from evenstride.core.diagnostics.redundant_workers import best_s
 from evenstride.core.fleet import as_array
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import apportion
+from evenstride.core.allocation.proportional_split import apportion
 from evenstride.lab.doctor.bench.bench_ranks import BenchBudget, BenchRank, take_place
 from evenstride.lab.doctor.bench.bench_training import BenchArm, RandomRows, choose_batch, in_turns
 from evenstride.lab.doctor.bench.exactness import exactness, wrong

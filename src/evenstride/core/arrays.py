@@ -1,0 +1,13 @@
+"""The types that shares, times and whole fleets are computed in."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+Shares = tuple[int, ...]
+"""Samples of each worker in one step, in rank order."""
