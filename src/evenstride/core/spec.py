@@ -133,7 +133,6 @@ class Allowed:
         return f"{what}, {least} and {'below' if self.below else 'at most'} {self.most}"
 
     def has(self, value: object) -> bool:
-        """Return whether a value is one of these."""
         # True is an int to Python, but no number that anyone means.
         number = {int: Integral, float: Real}.get(self.kind, str)
         if isinstance(value, bool) or not isinstance(value, number):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evenstride.errors import ConfigError, LaunchError, TraceError
-from evenstride.lab.processes.trial_checkpoints import Trials
+from evenstride.lab.processes.trial_checkpoints import Trials, require_script
 from evenstride.planner.workload.from_trace import curve_points
 from evenstride.planner.workload.leader_processes import facts
 from evenstride.planner.workload.workload_profile import DeviceProfile, Model, WorkloadProfile
@@ -77,16 +77,6 @@ def profile(
             for line in trials.news():
                 say(line)
         return _told(measuring, trace, failed, say)
-
-
-def require_script(script: str) -> None:
-    """Raise unless a script is there.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if not Path(script).is_file():
-        raise ConfigError(f"there is no script {script}; give the path of a Python file")
 
 
 def _environment(stages: str, trace: Path) -> dict[str, str]:

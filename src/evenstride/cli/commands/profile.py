@@ -63,7 +63,8 @@ def profile(
     """
     from evenstride.cli import arguments
     from evenstride.cli.render.progress_line import waiting
-    from evenstride.lab.profiling import Measuring, require_script
+    from evenstride.lab.processes.trial_checkpoints import require_script
+    from evenstride.lab.profiling import Measuring
     from evenstride.lab.profiling import profile as measured
     from evenstride.planner.workload.workload_profile import write_profile
 

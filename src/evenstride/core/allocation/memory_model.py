@@ -71,16 +71,13 @@ class MemoryLine:
 
     @property
     def per_sample_bytes(self) -> float:
-        """Bytes per sample."""
         return self.rise_bytes / self.run
 
     @property
     def fixed_bytes(self) -> float:
-        """Bytes without any sample."""
         return self.top_bytes - self.per_sample_bytes * self.top
 
     def at(self, samples: int) -> float:
-        """Return the bytes that so many samples take."""
         return self.fixed_bytes + self.per_sample_bytes * samples
 
     def fitting(self, allowed_bytes: int) -> int:

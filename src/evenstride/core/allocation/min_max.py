@@ -210,7 +210,6 @@ class InUnits:
         return self._times.at(units * self._quantum)
 
     def capacity(self, deadline_s: float) -> IntArray:
-        """Return per worker the most units that end by the deadline."""
         return self._times.capacity(deadline_s) // self._quantum
 
 

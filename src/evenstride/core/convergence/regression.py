@@ -46,7 +46,6 @@ class Line:
     spread: tuple[float, float, float]
 
     def at(self, x: float) -> float:
-        """Return the line's value."""
         return self.start + self.slope * x
 
     def mean(self, x: float) -> Interval:

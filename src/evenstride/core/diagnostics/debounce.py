@@ -54,7 +54,6 @@ class DebouncedStates(WorkerArrays):
 
     @classmethod
     def none(cls, workers: int) -> DebouncedStates:
-        """Return the memory before anything was seen."""
         zero = np.zeros(workers)
         return cls(zero > 0, zero > 0, zero, zero, zero.astype(np.int64))
 

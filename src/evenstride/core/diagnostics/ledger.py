@@ -46,7 +46,6 @@ class Ledger(JudgedTime):
 
     @classmethod
     def empty(cls, workers: int) -> Ledger:
-        """Return the ledger of a run that has not reported anything."""
         zeros = {name: np.zeros(workers) for name in (*_SUMS, *_FROM_STEPS)}
         return cls(workers, **zeros)  # type: ignore[arg-type]
 

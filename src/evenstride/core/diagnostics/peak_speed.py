@@ -30,12 +30,10 @@ class PeakSpeeds(WorkerArrays):
 
     @classmethod
     def none(cls, workers: int) -> PeakSpeeds:
-        """Return the memory before anything was seen."""
         zero, no_share = np.zeros(workers), np.zeros(workers, dtype=np.int64)
         return cls(no_share, zero, zero, zero, no_share, zero, zero, zero)
 
     def after(self, now: CurveEstimates, shares: IntArray, seen: Span) -> PeakSpeeds:
-        """Return the memory after one more look."""
         told = seen.steps > 0
         begins = told & (self.at == 0)
         at = np.where(begins, shares, self.at)

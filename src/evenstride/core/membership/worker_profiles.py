@@ -40,7 +40,6 @@ class WorkerProfile:
     steps: int  # learned from
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the profile as JSON types."""
         return asdict(self)
 
     @classmethod

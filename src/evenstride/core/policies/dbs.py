@@ -26,6 +26,7 @@ How we differ:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -47,11 +48,9 @@ class Means:
 
     @classmethod
     def none(cls, workers: int) -> Means:
-        """Return the means of no steps."""
         return cls(np.zeros(workers), np.zeros(workers, dtype=np.int64))
 
     def including(self, situation: Situation) -> Means:
-        """Return the means, the newly told steps included."""
         seen, workers = situation.in_force, len(self.steps)
         owner = np.repeat(seen.worker, seen.steps)
         times_s = np.maximum(seen.busy_s, SHORTEST_S)
@@ -79,11 +78,9 @@ class Epoch:
 
     @classmethod
     def begin(cls, workers: int, number: int | None = None) -> Epoch:
-        """Return the memory at the start of an epoch."""
         return cls(number, Means.none(workers))
 
     def including(self, situation: Situation, epoch_steps: int) -> Epoch:
-        """Return it with what is newly told."""
         number, told = self.number, situation.observations
         if number is None and len(told):
             # The epoch of the first time: the exchange that brings it may come in the next.
@@ -113,13 +110,10 @@ class Dbs:
     def __post_init__(self) -> None:
         check_settings("policy dbs", self)
 
-    @property
-    def opening_steps(self) -> int:
-        """None: the first epoch is trained on equal shares."""
-        return 0
+    # The first epoch is trained on equal shares.
+    opening_steps: ClassVar[int] = 0
 
     def init(self, fleet: Fleet) -> tuple[Epoch, Move]:
-        """Return the equal split."""
         return Epoch.begin(len(fleet)), Move(equal_split(fleet), "equal split for the first epoch")
 
     def decide(self, state: Epoch, situation: Situation) -> tuple[Epoch, Decision]:

@@ -35,6 +35,7 @@ How we differ:
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -82,10 +83,8 @@ class DynamicBatching:
     def __post_init__(self) -> None:
         check_settings("policy dynamic-batching", self)
 
-    @property
-    def opening_steps(self) -> int:
-        """None: the paper's controller has no opening phase."""
-        return 0
+    # The paper's controller has no opening phase.
+    opening_steps: ClassVar[int] = 0
 
     def init(self, fleet: Fleet) -> tuple[Smoothed, Move]:
         """Return the open-loop split."""

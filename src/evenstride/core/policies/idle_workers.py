@@ -74,11 +74,9 @@ class Idle:
         return replace(self, away=tuple(kept))
 
     def ranks(self, which: Callable[[Away], bool]) -> list[int]:
-        """Return the ranks of some of them."""
         return [one.worker for one in self.away if which(one)]
 
     def trying(self, ranks: list[int]) -> Idle:
-        """Return it with some of them being tried."""
         tried = [
             replace(one, trying=True, faster=False) if one.worker in ranks else one
             for one in self.away

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -64,13 +64,10 @@ class LbBspCpu:
         """Whether the workers should tell how busy their machines are."""
         return self.predictor == "narx"
 
-    @property
-    def opening_steps(self) -> int:
-        """None: the paper's controller has no opening phase."""
-        return 0
+    # The paper's controller has no opening phase.
+    opening_steps: ClassVar[int] = 0
 
     def init(self, fleet: Fleet) -> tuple[Predicted, Move]:
-        """Return the equal split."""
         state = predictor_named(self.predictor).start(len(fleet))
         loads = np.full((2, len(fleet)), np.nan)
         return Predicted(state, loads), Move(

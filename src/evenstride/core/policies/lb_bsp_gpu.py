@@ -31,6 +31,7 @@ How we differ:
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -86,13 +87,10 @@ class LbBspGpu:
     def __post_init__(self) -> None:
         check_settings("policy lb-bsp-gpu", self)
 
-    @property
-    def opening_steps(self) -> int:
-        """None: neither version waits for its decisions."""
-        return 0
+    # Neither version waits for its decisions.
+    opening_steps: ClassVar[int] = 0
 
     def init(self, fleet: Fleet) -> tuple[Stepping | CurvePoints, Move]:
-        """Return the equal split."""
         count, opening = len(fleet), equal_split(fleet)
         if self.version == 2018:
             profile = np.zeros((0, count))

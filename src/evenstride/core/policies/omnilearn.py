@@ -27,6 +27,7 @@ How we differ:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -61,13 +62,10 @@ class OmniLearn:
                 "at least b_min, or 0 for three times an equal share"
             )
 
-    @property
-    def opening_steps(self) -> int:
-        """None: the first epoch is trained on equal shares."""
-        return 0
+    # The first epoch is trained on equal shares.
+    opening_steps: ClassVar[int] = 0
 
     def init(self, fleet: Fleet) -> tuple[Epoch, Move]:
-        """Return the equal split."""
         return Epoch.begin(len(fleet)), Move(equal_split(fleet), "equal split for the first epoch")
 
     def decide(self, state: Epoch, situation: Situation) -> tuple[Epoch, Decision]:

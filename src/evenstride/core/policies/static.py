@@ -15,6 +15,7 @@ How we differ:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from evenstride.core.allocation.opening_splits import Resource, equal_split, known_of, split_by
 from evenstride.core.arrays import Shares
@@ -27,17 +28,13 @@ from evenstride.errors import ConfigError
 class Uniform:
     """Equal shares, apart from a remainder and from bounds: what every mainstream stack does."""
 
-    @property
-    def opening_steps(self) -> int:
-        """None: there is nothing to find out."""
-        return 0
+    # There is nothing to find out.
+    opening_steps: ClassVar[int] = 0
 
     def init(self, fleet: Fleet) -> tuple[None, Move]:
-        """Return the equal split."""
         return None, Move(equal_split(fleet), "equal split")
 
     def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
-        """Keep it."""
         del state, situation
         return None, Keep("the equal split is fixed")
 
@@ -48,10 +45,8 @@ class Static:
 
     by: Resource = "flops"
 
-    @property
-    def opening_steps(self) -> int:
-        """None: the split never changes."""
-        return 0
+    # The split never changes.
+    opening_steps: ClassVar[int] = 0
 
     def init(self, fleet: Fleet) -> tuple[None, Move]:
         """Return the split in proportion to the resource.
@@ -65,7 +60,6 @@ class Static:
         return None, Move(shares, f"split by {self.by}")
 
     def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
-        """Keep it."""
         del state, situation
         return None, Keep(f"the split by {self.by} is fixed")
 
@@ -76,10 +70,8 @@ class GivenShares:
 
     shares: Shares
 
-    @property
-    def opening_steps(self) -> int:
-        """None: the split never changes."""
-        return 0
+    # The split never changes.
+    opening_steps: ClassVar[int] = 0
 
     def check_workers(self, workers: int) -> None:
         """Raise unless there is a share for each worker.
@@ -118,7 +110,6 @@ class GivenShares:
         return None, Move(self.shares, "given split")
 
     def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
-        """Keep it."""
         del state, situation
         return None, Keep("the given split is fixed")
 

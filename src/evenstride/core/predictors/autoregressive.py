@@ -51,7 +51,6 @@ class Autoregressive:
             )
 
     def start(self, workers: int) -> Weighted:
-        """Return the state in which nothing is known."""
         size = self.order + 1
         weights = np.zeros((workers, size))
         weights[:, 0] = 1.0

@@ -15,20 +15,17 @@ class Last:
     """The next step is as fast as the last one; the state is its speed, ``(W,)``."""
 
     def start(self, workers: int) -> FloatArray:
-        """Return the state in which nothing is known."""
         return np.full(workers, np.nan)
 
     def learn(
         self, state: FloatArray, worker: IntArray, speed: FloatArray, loads: FloatArray
     ) -> FloatArray:
-        """Return the latest speeds."""
         del loads
         latest = state.copy()
         latest[worker] = speed
         return latest
 
     def predict(self, state: FloatArray, loads: FloatArray) -> FloatArray:
-        """Return the latest speeds."""
         del loads
         return state
 
@@ -46,13 +43,11 @@ class MovingAverage:
             )
 
     def start(self, workers: int) -> FloatArray:
-        """Return the state in which nothing is known."""
         return np.full(workers, np.nan)
 
     def learn(
         self, state: FloatArray, worker: IntArray, speed: FloatArray, loads: FloatArray
     ) -> FloatArray:
-        """Return the averages, the new speeds included."""
         del loads
         average, before = state.copy(), state[worker]
         # The first speed is the average; nan would stay nan.
@@ -61,6 +56,5 @@ class MovingAverage:
         return average
 
     def predict(self, state: FloatArray, loads: FloatArray) -> FloatArray:
-        """Return the averages."""
         del loads
         return state

@@ -80,7 +80,6 @@ class Narx:
         return replace(self, learned=state.learned, learns=learns)
 
     def start(self, workers: int) -> NarxState:
-        """Return the state in which no worker has been seen."""
         learned = self._untrained() if self.learned is None else self.learned
         speeds = np.full((workers, self.delays), np.nan)
         return NarxState(learned, speeds, np.zeros((workers, self.delays, 2)))

@@ -87,7 +87,6 @@ class Residuals:
         return np.minimum(_HICCUP_PART * HICCUP_S, self.interval_s)
 
     def at(self, places: IntArray) -> Residuals:
-        """Return the times at some places."""
         whose = places if isinstance(self.workers, slice) else self.workers[places]
         rest = (getattr(self, name)[..., places] for name in self.__slots__[1:])
         return Residuals(whose, *rest)
@@ -113,13 +112,11 @@ class Changes:
 
     @classmethod
     def none(cls, workers: int) -> Changes:
-        """Return the memory before anything was seen."""
         flat, pair = np.zeros(workers), np.zeros((2, workers))
         mistaken = np.full(workers, _LEAST)
         return cls(flat, flat, flat, flat, flat, mistaken, flat, flat, pair, pair, pair, pair > 0)
 
     def judge(self, seen: Residuals) -> tuple[Changes, Judgement]:
-        """Judge one new time of some workers."""
         workers, steps = seen.workers, seen.steps
         fast, slow = self._faster(seen), seen.slow
         far = fast | slow
@@ -176,7 +173,6 @@ class Judgement:
     drifted: IntArray
 
     def at(self, places: IntArray) -> Judgement:
-        """Return the judgement of the times at some places."""
         return Judgement(*(getattr(self, name)[places] for name in self.__slots__))
 
 

@@ -86,7 +86,6 @@ class Firsts:
 
     @classmethod
     def none(cls, workers: int) -> Firsts:
-        """Return the memory before anything was seen."""
         none = np.zeros(workers, dtype=np.int64)
         return cls(none, np.zeros((_HAD, workers), dtype=np.int64), none, np.zeros(workers), none)
 
@@ -180,7 +179,6 @@ class Estimate:
 
     @classmethod
     def unknown(cls, workers: int) -> Estimate:
-        """Return the estimate before anything was observed."""
         none = CurveEstimates.unknown(workers)
         return cls(
             now=none,
@@ -328,7 +326,6 @@ class _Batch:
         return self.at(np.flatnonzero(mask))
 
     def at(self, places: IntArray) -> _Batch:
-        """Return the observations at some places."""
         ranks = np.arange(len(self.share)) if isinstance(self.workers, slice) else self.workers
         return _Batch(
             ranks[places],

@@ -44,7 +44,6 @@ class Observation:
 
     @property
     def steps(self) -> int:
-        """Number of steps in the observation."""
         return len(self.busy_s)
 
 

@@ -65,7 +65,6 @@ class Comparison:
     caveats: tuple[str, ...] = ()  # sentences on what makes the figures less than they could be
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as JSON types."""
         return asdict(self)
 
 

@@ -13,13 +13,17 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.static import GivenShares
 from evenstride.core.sync_modes.mode_specs import SyncMode
 from evenstride.errors import ConfigError, TraceError
-from evenstride.lab.comparison.comparison_folder import make_folder
 from evenstride.lab.comparison.step_blocks import measured_curve
 from evenstride.lab.comparison.worker_curves import Curve
 from evenstride.lab.limits.cpu_limits import PERIOD_S, Limits, open_limits
 from evenstride.lab.limits.speeds import SpeedChange, Speeds, check_fit, usable_cpus
 from evenstride.lab.processes.local_launch import Launch, LaunchProgress, run
-from evenstride.lab.processes.trial_checkpoints import Trials, temporary_trials
+from evenstride.lab.processes.trial_checkpoints import (
+    Trials,
+    make_folder,
+    require_script,
+    temporary_trials,
+)
 
 LEAST_PERIODS = 10
 """A step should span so many periods of the limits."""
@@ -100,7 +104,6 @@ class Session:
         ]
 
     def train(self, policy: str, repeat: int, sync: str = "") -> Path:
-        """Run the script once under a policy and return its trace."""
         trace = self.trace(policy, repeat, sync)
         trace.unlink(missing_ok=True)  # of an earlier session in this folder
         self.viewer.begins(trace, f"{sync} {policy}".strip())
@@ -118,7 +121,6 @@ class Session:
         return self._made(trace)
 
     def trace(self, policy: str, repeat: int, sync: str = "") -> Path:
-        """Return where a run's trace is."""
         parts = (re.sub(r"[^\w.=+-]+", "-", part).strip("-") for part in (sync, policy) if part)
         return self.plan.folder / f"{'-'.join(parts)}-{repeat + 1}" / "trace.jsonl"
 
@@ -153,8 +155,7 @@ def opened(plan: LabPlan, viewer: Viewer) -> Iterator[Session]:
     for policy in map(policy_from_spec, plan.policies):
         if isinstance(policy, GivenShares):
             policy.check_workers(len(plan.speeds))
-    if not Path(plan.command[0]).is_file():
-        raise ConfigError(f"there is no script {plan.command[0]}; give the path of a Python file")
+    require_script(plan.command[0])
     make_folder(plan.folder)
     limits, caveat = open_limits(len(plan.speeds))
     viewer.say(f"Workers are slowed down by {limits.kind}." + (f" {caveat}" if caveat else ""))

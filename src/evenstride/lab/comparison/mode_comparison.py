@@ -47,7 +47,6 @@ class ModesComparison:
     caveats: tuple[str, ...] = ()  # sentences on what makes the figures less than they could be
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as JSON types."""
         return asdict(self)
 
     def by_arm(self) -> dict[tuple[str, str], list[Rates]]:
@@ -133,7 +132,6 @@ def _comparison(
 
 
 def _few_steps(steps: int) -> str:
-    """Return a sentence if runs are so short that chance decides."""
     if steps >= 2 * BLOCK_STEPS:
         return ""
     return (

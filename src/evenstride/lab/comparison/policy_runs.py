@@ -37,7 +37,6 @@ class _Runs:
     figures: dict[str, list[RunFigures]] = field(default_factory=dict)
 
     def train(self, policy: str, repeat: int) -> RunFigures:
-        """Run the script once under a policy and keep its figures."""
         figures = run_figures(self.session.train(policy, repeat))
         check_own_choice("policy", policy, figures.policy, "EVENSTRIDE_POLICY")
         _check_steps(figures.sync)

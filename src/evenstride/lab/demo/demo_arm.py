@@ -28,7 +28,6 @@ class DemoArm:
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
 
     def run(self, steps: int) -> Block:
-        """Train ``steps`` steps, all ranks starting together."""
         block = Block(self.policy)
         dist.barrier()
         while len(block.losses) < steps:

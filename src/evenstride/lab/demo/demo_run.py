@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evenstride.lab.comparison.comparison_folder import make_folder
 from evenstride.lab.comparison.comparison_result import Comparison
 from evenstride.lab.demo.demo_figures import compare
 from evenstride.lab.demo.demo_schedule import NEWS, REPORT, TRACE, DemoSchedule, Report
@@ -15,6 +14,7 @@ from evenstride.lab.demo.fashion_mnist import check_data
 from evenstride.lab.limits.cpu_limits import open_limits
 from evenstride.lab.limits.speeds import Speeds, check_fit, usable_cpus
 from evenstride.lab.processes.local_launch import Launch, LaunchProgress, run
+from evenstride.lab.processes.trial_checkpoints import make_folder
 from evenstride.trace.follow import LineTail
 
 _SCRIPT = Path(__file__).with_name("demo_script.py")

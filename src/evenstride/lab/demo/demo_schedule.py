@@ -23,13 +23,11 @@ class DemoSchedule:
     size_s: float = 1.5  # seconds of measuring per batch size in a calibration
 
     def save(self, path: Path) -> None:
-        """Write the plan."""
         plain = {**asdict(self), "folder": str(self.folder), "data": str(self.data or "")}
         path.write_text(json.dumps(plain))
 
     @classmethod
     def load(cls, path: Path) -> DemoSchedule:
-        """Read the plan."""
         plain = json.loads(path.read_text())
         data = plain.pop("data")
         folder = Path(plain.pop("folder"))
@@ -72,12 +70,10 @@ class Report:
     ranks: list[RankReport]  # each rank's own report
 
     def save(self, path: Path) -> None:
-        """Write the report."""
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> Report:
-        """Read the report."""
         plain = json.loads(path.read_text())
         ranks = [_rank_report(mine) for mine in plain.pop("ranks")]
         return cls(ranks=ranks, **plain)

@@ -71,7 +71,6 @@ class Demo:
         return DemoArm(policy, self.task, batch, trace)
 
     def block(self, arm: DemoArm) -> Block:
-        """Run one block, keep it, tell about it."""
         block = arm.run(self.plan.block_steps)
         self.blocks.append(block)
         step_s = median(tuple(block.step_s))
@@ -104,17 +103,14 @@ class Demo:
         return tuple(moved)
 
     def gathered(self, value: Any) -> list[Any]:
-        """Return every rank's value, on every rank."""
         values: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(values, value)
         return values
 
     def agreed(self, value: float) -> float:
-        """Return rank 0's value on every rank."""
         return float(self.gathered(value)[0])
 
     def tell(self, what: str, **values: Any) -> None:
-        """Let the lab know what goes on."""
         if self._news is not None:
             self._news.write(json.dumps({"what": what, **values}) + "\n")
             self._news.flush()

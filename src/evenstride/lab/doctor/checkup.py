@@ -63,7 +63,6 @@ def examine_machine() -> Findings:
 
 
 def examine_ports() -> list[Findings]:
-    """Return the ports of the jobs that run on this machine."""
     return [port.to_plain() for port in ports_of_jobs()]
 
 

@@ -27,7 +27,6 @@ class Port:
     is_open: bool  # whether other machines can reach it, unless a firewall is in between
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the port as JSON types."""
         return asdict(self)
 
 

@@ -90,7 +90,6 @@ class CgroupLimits:
 
     @property
     def kind(self) -> str:
-        """The version of control groups in use."""
         return self._files.kind
 
     def join(self, worker: int, pid: int) -> None:
@@ -102,7 +101,6 @@ class CgroupLimits:
         _move(pid, self._free)
 
     def set_speed(self, worker: int, speed: float) -> None:
-        """Write the worker's quota."""
         self._files.limit(self._groups[worker], speed)
 
     def close(self) -> None:

@@ -65,7 +65,6 @@ class SignalLimits:
 
     @property
     def kind(self) -> str:
-        """Always ``signals``."""
         return "signals"
 
     def join(self, worker: int, pid: int) -> None:
@@ -77,7 +76,6 @@ class SignalLimits:
         """Do nothing: a process in a group of its own is not stopped with the worker's."""
 
     def set_speed(self, worker: int, speed: float) -> None:
-        """Change the part of each period in which the worker runs."""
         with self._lock:
             self._speeds[worker] = speed
 

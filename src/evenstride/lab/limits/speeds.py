@@ -21,7 +21,6 @@ class SpeedChange:
     at_s: float | None = None  # seconds after the workers were let loose, or ``None``
 
     def due(self, step: int, elapsed_s: float) -> bool:
-        """Return whether the moment has come."""
         if self.at_step is not None:
             return step >= self.at_step
         return self.at_s is not None and elapsed_s >= self.at_s
@@ -71,7 +70,6 @@ def parse_change(text: str, workers: int) -> SpeedChange:
 
 
 def usable_cpus() -> int:
-    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -10,14 +10,13 @@ from pathlib import Path
 
 from evenstride.core.gradients.noise_scale import Z95
 from evenstride.errors import ConfigError
-from evenstride.lab.comparison.comparison_folder import make_folder
 from evenstride.lab.limits.speeds import check_fit, usable_cpus
 from evenstride.lab.online.online_request import CHECKPOINTS, OnlineRequest, OnlineResult
 from evenstride.lab.online.phase_measurements import facts_of, probe_of
 from evenstride.lab.online.phase_processes import Ground, PhaseProcesses, ScriptPhase, ground
 from evenstride.lab.online.search_journal import SearchJournal, Switch, opened
 from evenstride.lab.online.training_phase import QUICK_S, START_S, OnlineTraining
-from evenstride.lab.processes.trial_checkpoints import Trials
+from evenstride.lab.processes.trial_checkpoints import Trials, make_folder
 from evenstride.planner.tuning.online_forecast import (
     Configuration,
     OnlineForecast,
@@ -81,7 +80,6 @@ class _Search:
     continued: bool = False
 
     def run(self) -> OnlineResult:
-        """Train to the end."""
         at = self._begun()
         if at is None:
             self.say("there was nothing left to train")
@@ -301,7 +299,6 @@ class _Search:
         self.say(f"{trained / at.length:.1f} of {at.crew.phase.epochs} epochs are trained{soon}")
 
     def _found(self, at: OnlineTraining, after: Probe | None) -> OnlineResult:
-        """Return what the search came to, once training has ended."""
         now_s = time.monotonic()
         samples = self.journal.samples - self.carried
         self.journal.train(at.choice.batch, at.samples)

@@ -49,12 +49,10 @@ class ScriptPhase:
 
     @property
     def trace(self) -> Path:
-        """The trace."""
         return self.folder / "trace.jsonl"
 
     @property
     def progress(self) -> Path:
-        """The file with the steps that are committed."""
         return self.folder / "steps"
 
 
@@ -78,7 +76,6 @@ class Ground:
                 limits.set_speed(worker, speed)
 
     def start(self, order: StartRequest, worker: int) -> int:
-        """Start a process of a worker; return its id."""
         pid = self._starter.start(order)
         if self._limits is not None:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
@@ -209,7 +206,6 @@ class PhaseProcesses:
         self.kill()
 
     def kill(self) -> None:
-        """End all processes at once."""
         for pid in self.pids:
             self.ground.kill(pid)
         self.resources.close()

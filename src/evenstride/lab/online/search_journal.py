@@ -26,11 +26,9 @@ class Switch:
 
     @property
     def cost_s(self) -> float:
-        """Seconds that it has cost."""
         return self.gap_s + self.slowed_s
 
     def to_plain(self) -> dict[str, Any]:
-        """Return it as JSON types."""
         return {
             "from": [self.source.workers, self.source.batch],
             "to": [self.target.workers, self.target.batch],
@@ -100,7 +98,6 @@ class SearchJournal:
 
     @property
     def samples(self) -> float:
-        """Samples trained in phases that have ended."""
         return sum(self.trained.values())
 
     def switch_s(self, usual_s: float) -> float:
@@ -109,7 +106,6 @@ class SearchJournal:
         return sum(costs) / len(costs) if costs else usual_s
 
     def to_plain(self) -> dict[str, Any]:
-        """Return it as JSON types."""
         return {
             "format": _FORMAT,
             "asked": self.asked,

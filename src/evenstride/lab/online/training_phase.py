@@ -33,7 +33,6 @@ class OnlineTraining:
 
     @property
     def samples(self) -> float:
-        """Samples trained by it."""
         return float(self.crew.steps * self.choice.batch)
 
     def await_first_step(self, every_s: float = POLL_S) -> bool:

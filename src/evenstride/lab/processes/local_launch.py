@@ -120,7 +120,6 @@ class _Running:
     pids: list[int] = field(default_factory=list)
 
     def start(self, requests: Iterable[StartRequest]) -> None:
-        """Start all that is asked for."""
         self.pids.extend(self.starter.start(request) for request in requests)
 
     def attend(

@@ -68,7 +68,6 @@ class BoundRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the agent serves the process group's store."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -83,11 +82,9 @@ class BoundRendezvous(RendezvousHandler):
         return RendezvousInfo(met.store, met.rank, met.world_size, meeting)
 
     def get_backend(self) -> str:
-        """Return the name of the backend."""
         return BACKEND
 
     def is_closed(self) -> bool:
-        """Return whether the rendezvous is closed."""
         return self._inner.is_closed()
 
     def set_closed(self) -> None:
@@ -95,11 +92,9 @@ class BoundRendezvous(RendezvousHandler):
         self._inner.set_closed()  # type: ignore[no-untyped-call]
 
     def num_nodes_waiting(self) -> int:
-        """Return how many agents wait to join."""
         return self._inner.num_nodes_waiting()
 
     def get_run_id(self) -> str:
-        """Return the name of the job."""
         return self._inner.get_run_id()
 
     def shutdown(self) -> bool:

@@ -65,12 +65,10 @@ class StartBarrier:
         return sorted(recruits, key=lambda recruit: recruit.worker)
 
     def release(self) -> None:
-        """Let all workers that have come go on."""
         for connection in self._connections:
             connection.sendall(b"go\n")
 
     def close(self) -> None:
-        """Close the socket and all connections."""
         for connection in (*self._connections, self._listener):
             connection.close()
         self.path.unlink(missing_ok=True)

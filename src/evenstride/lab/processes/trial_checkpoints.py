@@ -1,4 +1,4 @@
-"""The checkpoints of a command's own runs, kept apart from those of the user's training."""
+"""A command's own runs of a script: its folder, and checkpoints apart from the user's training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class Trials:
         self._told: set[str] = set()
 
     def variables(self, run: str = "") -> dict[str, str]:
-        """Return the environment variables of a run."""
         folder = self._folder / run
         _begun_ns(folder)
         os.utime(folder / BEGUN, ns=(self._begun_ns, self._begun_ns))
@@ -92,3 +91,27 @@ def _begun_ns(folder: Path) -> int:
             f"cannot make the folder {folder} for checkpoints ({error.strerror}); give the command "
             "another folder"
         ) from None
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder, if it is not there yet.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the folder {folder} ({error.strerror}); name another one with --out"
+        ) from None
+
+
+def require_script(script: str) -> None:
+    """Raise unless a script is there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not Path(script).is_file():
+        raise ConfigError(f"there is no script {script}; give the path of a Python file")

@@ -64,7 +64,6 @@ class Injector:
 
     @property
     def generation(self) -> int:
-        """Number of the generation."""
         return self._orders.number
 
     @property

@@ -32,7 +32,6 @@ class Orders:
     reached: int = 0  # steps that were ever committed
 
     def to_json(self) -> str:
-        """Return the orders as a JSON object."""
         plain = {
             "plan": self.plan.model_dump(),
             "number": self.number,
@@ -45,7 +44,6 @@ class Orders:
 
     @classmethod
     def from_json(cls, text: str) -> Orders:
-        """Return what `to_json` wrote."""
         plain = json.loads(text)
         absent = tuple((str(name), int(step)) for name, step in plain["absent"])
         return cls(

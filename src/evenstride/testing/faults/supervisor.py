@@ -129,7 +129,6 @@ def supervise(job: Job, starter: Starter | None = None) -> Outcome:
 
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[None]:
-    """Unwind when told to end, so that the workers are ended too."""
     mine = threading.current_thread() is threading.main_thread()
     former = signal.getsignal(signal.SIGTERM)
     if not mine or former is not signal.SIG_DFL:
@@ -152,7 +151,6 @@ class _Supervisor:
         self._lost_s: float | None = None
 
     def run(self) -> Outcome:
-        """Run generation after generation."""
         while not self._lived or self._lived[-1].generation.ended_by != END:
             if len(self._lived) > self._job.plan.restarts:
                 raise LaunchError(
@@ -239,7 +237,6 @@ class _ProcessGroup:
     def start(
         self, job: Job, base: Mapping[str, str], orders: Path, store: tuple[str, int]
     ) -> None:
-        """Start all members."""
         size = len(self.orders.roster.members)
         for rank, name in enumerate(self.orders.roster.members):
             environment = {
@@ -256,7 +253,6 @@ class _ProcessGroup:
             self.running[name] = self._starter.start(StartRequest(job.command, environment, log))
 
     def hear(self, timeout_s: float) -> None:
-        """Note who has ended."""
         ends = self._starter.ended(timeout_s)
         for name, pid in list(self.running.items()):
             if pid in ends:
@@ -265,12 +261,10 @@ class _ProcessGroup:
 
     @property
     def is_over(self) -> bool:
-        """Whether somebody has failed, or all have ended."""
         return not self.running or any(self.codes.values())
 
     @property
     def went_well(self) -> bool:
-        """Whether all have ended without a failure."""
         return not self.running and not any(self.codes.values())
 
     @property
@@ -292,7 +286,6 @@ class _ProcessGroup:
         return self.held
 
     def end(self, grace_s: float) -> None:
-        """End all members: first asked, then killed."""
         self._own = set(self.codes)
         self._stopped = tuple(name for name, pid in self.running.items() if _is_stopped(pid))
         end_all(self._starter, self.running.values(), grace_s)

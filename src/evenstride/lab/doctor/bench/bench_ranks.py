@@ -58,7 +58,6 @@ class BenchBudget:
 
     @property
     def block_steps(self) -> int:
-        """Steps of a block."""
         return max(4, round(self.block_s / self.step_s))
 
 
@@ -74,7 +73,6 @@ class BenchRank:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return len(self.devices)
 
     def gathered(self, value: ValueT) -> list[ValueT]:

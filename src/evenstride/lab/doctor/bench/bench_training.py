@@ -141,7 +141,6 @@ class BenchArm:
         return (self.place.now_s() - started_s) / steps
 
     def step(self) -> None:
-        """Train one step."""
         self.backward()
         self.update()
 
@@ -197,7 +196,6 @@ class BenchArm:
         self._scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
-        """End a step."""
         self._optimizer.step()
         self._optimizer.zero_grad()
 
