@@ -27,8 +27,7 @@ from evenstride.core.control.events import (
     EpochEnded,
     Verdict,
 )
-from evenstride.core.control.fleet_changes import serving
-from evenstride.core.control.state import Control, allowed, expected
+from evenstride.core.control.state import Control, allowed, expected, serving
 from evenstride.core.convergence.batch_efficiency import efficiency
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.policy import Move

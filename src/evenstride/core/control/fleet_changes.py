@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from evenstride.core.control.events import (
@@ -12,16 +11,14 @@ from evenstride.core.control.events import (
     Recalled,
     Verdict,
 )
-from evenstride.core.control.state import Control, allowed, expected
-from evenstride.core.fleet import Fleet, Worker
+from evenstride.core.control.state import Control, expected, serving
+from evenstride.core.fleet import Worker
 from evenstride.core.membership.departure import DepartureOrder, leave
 from evenstride.core.membership.member_table import Member, Membership, MembershipEvent, MemberState
 from evenstride.core.membership.roster import Roster
-from evenstride.core.membership.worker_profiles import merged, recalled
+from evenstride.core.membership.worker_profiles import merged
 from evenstride.core.policies.static import Uniform, is_fixed
-from evenstride.core.policy import Move, Situation
 from evenstride.core.time_model.kalman import Estimate
-from evenstride.core.time_model.observation import Measurements
 from evenstride.errors import ConfigError
 
 
@@ -71,68 +68,6 @@ def _entered(control: Control, event: FleetFormed) -> tuple[Roster, Membership, 
     members = tuple(Member(name, after.standing(name)) for name in names)
     membership = Membership(event.generation, members)
     return Roster(event.workers, membership.serving), membership, told + "; "
-
-
-def serving(
-    control: Control,
-    roster: Roster,
-    global_batch: int,
-    step: int,
-    begin_with: Callable[[Fleet], Move | None] | None = None,
-) -> tuple[Control, Move]:
-    """Return the control with another fleet, and its opening split.
-
-    Args:
-        control: before.
-        roster: the ranks, and who of them serve.
-        global_batch: samples per step.
-        step: steps the leader had committed.
-        begin_with: returns the split to begin with; ``None``, for the policy's own opening.
-
-    Raises:
-        ConfigError: the fleet cannot be served.
-    """
-    asked, memory = roster.fleet(global_batch), control.memory.of(roster.serving)
-    fleet = memory.bound(asked) if memory.caps else asked
-    # Taken before the fleet changes, so that workers that leave it are remembered as well.
-    profiles = control.known
-    policy_state, opening = control.policy.init(fleet)
-    opening = (begin_with(fleet) if begin_with else None) or opening
-    opening = replace(opening, shares=allowed(opening.shares, fleet))
-    # First what was measured in this run; profiles fill only what is then still unknown.
-    estimate = _remembered(control, fleet)
-    if not control.not_measured:
-        estimate = estimate.knowing(*recalled(estimate.steps, fleet.workers, profiles))
-    if estimate.steps.any():
-        # A policy waits until all workers are measured, so the unknown ones are guessed here. With
-        # that, a run that knows its workers has its split before its first step.
-        known = Situation(fleet, opening.shares, step, Measurements.of(()), estimate.guessed())
-        policy_state, decision = control.policy.decide(policy_state, known)
-        if isinstance(decision, Move):
-            opening = replace(decision, shares=allowed(decision.shares, fleet))
-    after = replace(
-        control,
-        policy_state=policy_state,
-        fleet=fleet,
-        asked=asked,
-        roster=roster,
-        shares=opening.shares,
-        estimate=estimate,
-        profiles=profiles,
-    )
-    return after, opening
-
-
-def _remembered(control: Control, fleet: Fleet) -> Estimate:
-    """Return what is known of a new fleet's workers: those of the one before, by their names."""
-    unknown = Estimate.unknown(len(fleet))
-    if control.fleet is None or control.estimate is None:
-        return unknown
-    former = {worker.name: rank for rank, worker in enumerate(control.fleet.workers)}
-    # By name, because another generation may number its ranks differently.
-    stayed = [(rank, former.get(worker.name)) for rank, worker in enumerate(fleet.workers)]
-    pairs = [(rank, before) for rank, before in stayed if before is not None]
-    return unknown.taking(control.estimate, pairs)
 
 
 def change(control: Control, event: MembersChanged) -> tuple[Control, Verdict]:

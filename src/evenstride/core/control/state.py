@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from evenstride.core.control.exchange_interval import ExchangeInterval
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.membership.member_table import Membership
 from evenstride.core.membership.roster import Roster
-from evenstride.core.membership.worker_profiles import WorkerProfile, merged, profiles_of
-from evenstride.core.policy import Policy, Situation
+from evenstride.core.membership.worker_profiles import WorkerProfile, merged, profiles_of, recalled
+from evenstride.core.policy import Move, Policy, Situation
 from evenstride.core.time_model.kalman import Estimate
 from evenstride.core.time_model.observation import Measurements
 from evenstride.errors import InfeasibleShares
@@ -138,3 +139,65 @@ def expected(control: Control) -> tuple[Expect, float]:
         roster.spread(tuple(np.round(band, 4).tolist()), 0.0),
     )
     return expect, float(expected_s.max())
+
+
+def serving(
+    control: Control,
+    roster: Roster,
+    global_batch: int,
+    step: int,
+    begin_with: Callable[[Fleet], Move | None] | None = None,
+) -> tuple[Control, Move]:
+    """Return the control with another fleet, and its opening split.
+
+    Args:
+        control: before.
+        roster: the ranks, and who of them serve.
+        global_batch: samples per step.
+        step: steps the leader had committed.
+        begin_with: returns the split to begin with; ``None``, for the policy's own opening.
+
+    Raises:
+        ConfigError: the fleet cannot be served.
+    """
+    asked, memory = roster.fleet(global_batch), control.memory.of(roster.serving)
+    fleet = memory.bound(asked) if memory.caps else asked
+    # Taken before the fleet changes, so that workers that leave it are remembered as well.
+    profiles = control.known
+    policy_state, opening = control.policy.init(fleet)
+    opening = (begin_with(fleet) if begin_with else None) or opening
+    opening = replace(opening, shares=allowed(opening.shares, fleet))
+    # First what was measured in this run; profiles fill only what is then still unknown.
+    estimate = _remembered(control, fleet)
+    if not control.not_measured:
+        estimate = estimate.knowing(*recalled(estimate.steps, fleet.workers, profiles))
+    if estimate.steps.any():
+        # A policy waits until all workers are measured, so the unknown ones are guessed here. With
+        # that, a run that knows its workers has its split before its first step.
+        known = Situation(fleet, opening.shares, step, Measurements.of(()), estimate.guessed())
+        policy_state, decision = control.policy.decide(policy_state, known)
+        if isinstance(decision, Move):
+            opening = replace(decision, shares=allowed(decision.shares, fleet))
+    after = replace(
+        control,
+        policy_state=policy_state,
+        fleet=fleet,
+        asked=asked,
+        roster=roster,
+        shares=opening.shares,
+        estimate=estimate,
+        profiles=profiles,
+    )
+    return after, opening
+
+
+def _remembered(control: Control, fleet: Fleet) -> Estimate:
+    """Return what is known of a new fleet's workers: those of the one before, by their names."""
+    unknown = Estimate.unknown(len(fleet))
+    if control.fleet is None or control.estimate is None:
+        return unknown
+    former = {worker.name: rank for rank, worker in enumerate(control.fleet.workers)}
+    # By name, because another generation may number its ranks differently.
+    stayed = [(rank, former.get(worker.name)) for rank, worker in enumerate(fleet.workers)]
+    pairs = [(rank, before) for rank, before in stayed if before is not None]
+    return unknown.taking(control.estimate, pairs)
