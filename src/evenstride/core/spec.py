@@ -24,17 +24,11 @@ _UNITS_S = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 8640
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a specification says.
+    """What a specification says."""
 
-    Args:
-        text: as it was given.
-        name: what comes first.
-        argument: what follows the name; ``None`` if nothing does, not even a colon.
-    """
-
-    text: str
-    name: str
-    argument: str | None
+    text: str  # as it was given
+    name: str  # what comes first
+    argument: str | None  # what follows the name; ``None`` if nothing does, not even a colon
 
     @property
     def closed(self) -> bool:
@@ -98,27 +92,16 @@ def _goes_on(spec: str, part: str, names: Collection[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a setting may be.
+    """What a setting may be."""
 
-    Args:
-        kind: ``int``, ``float`` or ``str``.
-        least: of a number.
-        most: of a number.
-        above: whether a number must be more than ``least``.
-        below: whether a number must be less than ``most``.
-        choices: all values there are; empty if a range says it.
-        example: a value to show, where the default is none or shows nothing.
-        instead: what to do for a setting without a default.
-    """
-
-    kind: type[Any]
-    least: float = 0
-    most: float = inf
-    above: bool = False
-    below: bool = False
-    choices: tuple[Any, ...] = ()
-    example: Any = None
-    instead: str = ""
+    kind: type[Any]  # ``int``, ``float`` or ``str``
+    least: float = 0  # of a number
+    most: float = inf  # of a number
+    above: bool = False  # whether a number must be more than ``least``
+    below: bool = False  # whether a number must be less than ``most``
+    choices: tuple[Any, ...] = ()  # all values there are; empty if a range says it
+    example: Any = None  # a value to show, where the default is none or shows nothing
+    instead: str = ""  # what to do for a setting without a default
 
     def __str__(self) -> str:
         if self.choices:
