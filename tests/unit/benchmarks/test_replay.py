@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,7 @@ from benchmarks.spot_replay import replay as simulated
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.reliability.checkpoint_interval import Saving
 from evenstride.core.sampling.permutation import Permutation
-from evenstride.errors import ConfigError, LaunchError, LimitError
 from evenstride.sim.scenario.spot_traces import Machines, SpotTrace, machines
 from evenstride.testing import FakeClock
 from evenstride.testing.faults.fault_journal import FaultJournal, ProgressFile
@@ -46,20 +43,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> SpotTrace:
     monkeypatch.setattr(replay, "spot_traces", lambda _: (trace,))
     monkeypatch.setattr(replay, "usable_cpus", lambda: 1)
     return trace
-
-
-def test_a_part_of_a_recording_is_cut_out_and_compressed(recorded: SpotTrace) -> None:
-    given_ = replay.parse(
-        ["--part", "2:5", "--tick", "1.5", "--every", "7", "--speeds", "0.5,0.25,1"]
-    )
-
-    assert given_.cut.up.tolist() == [2, 1, 2]
-    assert given_.cut.gap_s == 300.0
-    assert given_.window.gap_s == 1.5
-    assert given_.window.who.shape == (3, 2)
-    assert given_.every == 7
-    assert given_.speeds == (0.5, 0.25)
-    assert given_.ways == ["scratch", "slowest", "evenstride"]
 
 
 @pytest.mark.parametrize(
@@ -88,12 +71,6 @@ def test_what_cannot_be_replayed_is_refused(
     assert problem in " ".join(capsys.readouterr().err.split())
 
 
-def test_several_recordings_are_refused(recorded: SpotTrace, monkeypatch: Any) -> None:
-    monkeypatch.setattr(replay, "spot_traces", lambda _: (recorded, recorded))
-    with pytest.raises(ConfigError, match="2 recordings; name one: group/zone"):
-        replay.window_of("group", "0:6", 1.0)
-
-
 def test_fixed_ways_train_on_all_machines_or_none_and_the_elastic_one_on_whoever_is_there() -> None:
     told = window(2, 1, 0)
 
@@ -112,84 +89,8 @@ def test_machine_seconds_are_counted_as_simulated(up: list[int], way: Way, steps
     assert script.held_s(told, outcome.total_s) == pytest.approx(outcome.machine_s)
 
 
-def test_steps_that_a_later_segment_begins_before_were_trained_again() -> None:
-    assert script.steps_again([segment(0, 17), segment(10, 10), segment(10, 30)]) == 7
-    assert script.steps_again([segment(0, 17), segment(17, 30)]) == 0
-    assert script.begun([segment(0, 0, restart_s=None), segment(1, 9)]) == [segment(1, 9)]
-
-
-def test_the_leader_s_notes_tell_what_each_save_took(tmp_path: Path) -> None:
-    notes = [{"copied_s": 0.1, "blocked_s": 0.0}, {"copied_s": 0.3, "blocked_s": 0.5}]
-    (tmp_path / "saves-3-0.jsonl").write_text("".join(json.dumps(n) + "\n" for n in notes))
-
-    assert script.saves_s_of(tmp_path, 3) == pytest.approx([0.1, 0.7])
-    assert script.saves_s_of(tmp_path, 4) == []
-
-
-def found(fixed_s: float, per_sample_s: float, **changed: float) -> dict[str, Any]:
-    """Return what a machine finds in a calibration."""
-    curve = [(size, fixed_s + per_sample_s * size) for size in script.SIZES]
-    times = {"step_s": 0.5, "saving_step_s": 0.52, "saves": 4, "copied_s": 0.04}
-    return {"curve": curve, **times, **changed}
-
-
-def test_a_machine_s_times_are_the_line_through_what_it_took() -> None:
-    fixed_s, per_sample_s = script.costs_of(
-        [found(0.1, 0.02)["curve"], found(-0.01, 0.05)["curve"]]
-    )
-
-    assert fixed_s == pytest.approx([0.1, 0.0])
-    assert per_sample_s == pytest.approx([0.02, 0.05])
-
-
-def test_a_save_takes_what_steps_lose_by_it_and_at_least_the_copy() -> None:
-    assert script.save_of([found(0, 1), found(0, 1)]) == pytest.approx(0.02 * script.STRETCH / 4)
-    assert script.save_of([found(0, 1, saving_step_s=0.4)]) == pytest.approx(0.01)
-    assert script.save_of([found(0, 1, saves=0)]) == 0.0
-
-
-def test_the_simulated_step_of_all_machines_takes_what_was_measured() -> None:
-    job = script.job_of([found(0.01, 0.004), found(0.01, 0.008)])
-
-    assert job.step_s(np.arange(2)) == pytest.approx(0.5)
-    assert job.per_sample_s == pytest.approx((0.004, 0.008))
-    assert job.size == 2
-
-
-def test_the_simulator_knows_the_ways() -> None:
-    assert (SCRATCH.elastic, SCRATCH.saving) == (False, None)
-    assert (SLOWEST.elastic, SLOWEST.memory, SLOWEST.saving) == (False, False, 2.0)
-    assert (ELASTIC.elastic, ELASTIC.live, ELASTIC.saving) == (True, False, 2.0)
-    assert isinstance(replay.ways_of(["evenstride"], None)[0].saving, Saving)
-
-
 def outcome(way: str = "slowest", *, finished: bool = True, train_s: float = 80.0) -> SpotOutcome:
     return SpotOutcome(way, finished, 480, 96, 0, 0, 2, 5, 3, train_s, 5.0, 5.0, 10.0, 400.0)
-
-
-def test_deviations_are_real_over_simulated() -> None:
-    both = replay.compared(outcome(train_s=90.0), outcome())
-    assert both["real"]["total_s"] == 110.0
-    assert both["deviation"]["total_s"] == pytest.approx(0.1)
-    assert both["deviation"]["machine_s"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("finished", "told"),
-    [(True, "slowest    110.0, 100.0 (+10.0%)"), (False, "slowest    never (50% there), 100.0 |")],
-)
-def test_a_way_is_told_with_its_deviation_or_how_far_it_came(finished: bool, told: str) -> None:
-    both = replay.compared(outcome(finished=finished, train_s=90.0), outcome())
-    ways = [{**both, "error": 1e-12 if finished else None}]
-    figures: dict[str, Any] = dict.fromkeys(("step_s", "save_s", "restart_s", "window_s"), 0.5)
-    figures |= {"trace": "t", "part": "0:6", "factor": 100.0, "steps": 20, "speeds": (1, 0.5)}
-    figures |= {"limits": "cgroup v1", "ways": ways}
-
-    lines = replay.lines(figures)
-    assert lines[0] == "t, ticks 0:6: 1 h in 36 s (factor 100), 0 s in all"
-    assert lines[-1].startswith(told)
-    assert lines[-1].endswith("weights off by 1.0e-12") == finished
-    assert "96, 96 | 400, 400 | 3, 3 | 5, 5" in lines[-1]
 
 
 def note(folder: Path, number: int, first: int, last: int, *, skip: int = 0) -> Segment:
@@ -347,52 +248,3 @@ def test_weights_that_are_off_end_the_run(run: Any, monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(AssertionError, match=r"off by 1\.1e-09"):
         run(window(1), ELASTIC, 5)
-
-
-def test_workers_are_let_go_once_each_when_they_are_ready_and_limited(tmp_path: Path) -> None:
-    joined: list[tuple[int, int]] = []
-    limits: Any = SimpleNamespace(join=lambda slot, pid: joined.append((slot, pid)))
-    starter: Any = None
-    lab = replay.Lab(window(2), starter, limits, {}, tmp_path, 0.0)
-    running = {"m0": 7, "m1": 8}
-    (tmp_path / "ready-3-m1").touch()
-    assert not lab.let_go(tmp_path, 3, running)
-    assert joined == [(1, 8)]
-    assert (tmp_path / "go-3-m1").exists()
-    (tmp_path / "ready-3-m0").touch()
-    assert lab.let_go(tmp_path, 3, running)
-    assert lab.let_go(tmp_path, 3, running)
-    assert joined == [(1, 8), (0, 7)]
-
-
-def test_without_the_right_to_limit_slow_machines_work_more(monkeypatch: Any) -> None:
-    def refuse(*_: object) -> None:
-        raise LimitError("no right")
-
-    monkeypatch.setattr(script, "cgroup_candidates", lambda: ["some files"])
-    monkeypatch.setattr(script, "CgroupLimits", refuse)
-
-    assert script.limits_of((0.4, 0.2, 0.1)) == (None, {"m0": 1, "m1": 2, "m2": 4})
-
-
-@pytest.mark.usefixtures("recorded")
-@pytest.mark.parametrize("error", [AssertionError("off"), LaunchError("too late")])
-def test_a_run_that_fails_says_why_and_closes_what_it_opened(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    closed: list[str] = []
-
-    def fail(*_: object) -> None:
-        raise error
-
-    def closes(name: str) -> Any:
-        return SimpleNamespace(close=lambda: closed.append(name))
-
-    monkeypatch.setattr(script, "limits_of", lambda _: (closes("limits"), {}))
-    monkeypatch.setattr(replay, "FromZygote", lambda _: closes("starter"))
-    monkeypatch.setattr(replay, "performed", fail)
-
-    assert replay.main(["--part", "0:6"]) == 1
-
-    assert capsys.readouterr().err == f"{type(error).__name__}: {error}\n"
-    assert closed == ["starter", "limits"]
