@@ -245,10 +245,10 @@ def waits_counted(counted: bool) -> Iterator[None]:
     """Let `Stride.watch` count the waits in the layers as waits, or not."""
     with pytest.MonkeyPatch.context() as patch:
         # Exact for any split, also for those that islands do not have in a run.
-        patch.setattr("evenstride.runtime.engines.watched_model.check_island", lambda *_: None)
+        patch.setattr("evenstride.runtime.session.watch_rules.check_island", lambda *_: None)
         if not counted:
             patch.setattr(
-                "evenstride.runtime.engines.watched_model.subtract_collectives", lambda *_: None
+                "evenstride.runtime.session.model_watcher.subtract_collectives", lambda *_: None
             )
         yield
 
