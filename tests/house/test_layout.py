@@ -18,13 +18,13 @@ MOST = {
     "most modules in a folder": 14,
     "class names used twice or more": 0,
     "module names used twice or more": 0,
-    "largest fan-out": 41,
-    "longest import chain": 28,
-    "import circles": 3,
+    "largest fan-out": 29,
+    "longest import chain": 21,
+    "import circles": 0,
     "assignments to other objects' attributes": 0,
-    "lines": 72_910,
+    "lines": 71_100,
 }
-LEAST = {"comments per 100 lines": 3.1}
+LEAST = {"comments per 100 lines": 4.1}
 
 
 def _tool() -> ModuleType:
