@@ -1,4 +1,4 @@
-"""Our checkpoint writer beside torch's own file-system writer (DCP), on the same replicated state.
+"""Compare our checkpoint writer with torch's file-system writer (DCP) on one replicated state.
 
     python benchmarks/checkpoint_writers.py [--megabytes 256] [--ranks 2] [--rounds 5] [--json]
 
@@ -96,11 +96,11 @@ class Ours:
 class Dcp:
     """torch's file-system writer, in the training thread or behind ``async_save``."""
 
-    def __init__(self, folder: Path, beside: bool) -> None:
-        self._folder, self._beside = folder, beside
+    def __init__(self, folder: Path, asynchronous: bool) -> None:
+        self._folder = folder
         # Staging in the calling thread: the copy has to be there before the next step changes it.
         options = StagingOptions(False, False, False, False)
-        self._stager = DefaultStager(options) if beside else None
+        self._stager = DefaultStager(options) if asynchronous else None
         self._group = dist.new_group(backend="gloo")
 
     def save(self, state: dict[str, Tensor], number: int) -> Callable[[], object]:
@@ -146,7 +146,7 @@ def measure(rank: int, writer: str, folder: str, megabytes: float, rounds: int) 
     torch.manual_seed(0)
     state, world_size = model_state(megabytes * 1e6), dist.get_world_size()
     one = Ours(Path(folder), rank, world_size) if writer == "ours" else None
-    saver = one or Dcp(Path(folder), beside=writer == "dcp async")
+    saver = one or Dcp(Path(folder), asynchronous=writer == "dcp async")
     blocked_s, whole_s = [], []
     with Peak() as peak:
         for number in range(1, rounds + 2):
@@ -231,12 +231,11 @@ def compare(megabytes: float, ranks: int, rounds: int) -> dict[str, Any]:
     saved = model_state(megabytes * 1e6)
     for writer in WRITERS:
         with TemporaryDirectory() as folder:
-            asked = (writer, folder, megabytes, rounds)
-            told = run_ranks(measure, ranks, *asked, timeout_s=600.0)
+            by_rank = run_ranks(measure, ranks, writer, folder, megabytes, rounds, timeout_s=600.0)
             last = max(Path(folder).iterdir(), key=lambda one: one.stat().st_mtime)
             written = sizes_bytes(last)
             found[writer] = {
-                **{key: max(one[key] for one in told) for key in told[0]},
+                **{key: max(figures[key] for figures in by_rank) for key in by_rank[0]},
                 "written_bytes": written,
                 "balance": max(written) * ranks / sum(written),
                 "damage": damaged(last, saved),
@@ -251,19 +250,20 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    found = compare(asked.megabytes, asked.ranks, asked.rounds)
-    if asked.json:
+    arguments = parser.parse_args()
+    found = compare(arguments.megabytes, arguments.ranks, arguments.rounds)
+    if arguments.json:
         print(json.dumps(found))
         return
-    for writer, told in found.items():
+    for writer, figures in found.items():
         print(
-            f"{writer:10} blocked {1e3 * told['blocked_s']:6.0f} ms   "
-            f"all {1e3 * told['all_s']:6.0f} ms   memory {told['memory_bytes'] / 1e6:5.0f} MB   "
-            f"balance {told['balance']:.2f}"
+            f"{writer:10} blocked {1e3 * figures['blocked_s']:6.0f} ms   "
+            f"all {1e3 * figures['all_s']:6.0f} ms   "
+            f"memory {figures['memory_bytes'] / 1e6:5.0f} MB   "
+            f"balance {figures['balance']:.2f}"
         )
-        for what, how in told["damage"].items():
-            print(f"{'':10} {what}: {how}")
+        for damage, outcome in figures["damage"].items():
+            print(f"{'':10} {damage}: {outcome}")
 
 
 if __name__ == "__main__":
