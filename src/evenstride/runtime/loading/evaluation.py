@@ -214,11 +214,9 @@ class Evaluation:
             asked = LoaderOptions(
                 shuffle=False, max_micro_batch=max_micro_batch, check_data=check_data
             )
-            processes, seed = (
-                options.get("num_workers", 0),
-                self._calls.seed_to_compare(settings.seed),
-            )
-            return {**layout(dataset, asked, processes, seed), "global_batch": batch}
+            seed = self._calls.seed_to_compare(settings.seed)
+            shown = layout(dataset, asked, options.get("num_workers", 0), seed)
+            return {**shown, "global_batch": batch}
 
         judge = partial(judge_loader, topic="an evaluation loader")
         verdict = self._calls.agree("loader(train=False)", show, judge)

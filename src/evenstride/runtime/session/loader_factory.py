@@ -108,9 +108,7 @@ class TrainLoaders:
         # After the agreement: a calibration has one process, so nobody waits for what it refuses.
         sizes = calibration(self._calibrate, self._calls.world_size, settings.global_batch)
         asked = replace(asked, sizes=sizes, costs=costs[0] if costs else None)
-        if (former := self.latest) is not None:
-            # Two loaders would draw the same samples from one position.
-            former.retire()
+        self._retire()
         loader = TrainLoader(self._rank, dataset, asked, options)
         self._latest = weakref.ref(loader)
         return loader
@@ -130,6 +128,11 @@ class TrainLoaders:
                 'as many ranks, save at the end of an epoch, or use loader(partition="step")'
             )
         self._rank.progress.load(position)
+
+    def _retire(self) -> None:
+        # Two loaders would draw the same samples from one position.
+        if (former := self.latest) is not None:
+            former.retire()
 
     def _refuse_second(self) -> None:
         loader, progress = self.latest, self._rank.progress
