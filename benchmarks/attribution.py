@@ -30,7 +30,7 @@ import numpy as np
 
 from evenstride.core.fleet import FloatArray
 from evenstride.lab.comparison.lab_session import LabPlan, Session, Viewer, opened
-from evenstride.lab.limits.speeds import SpeedChange, Speeds
+from evenstride.lab.processes.speeds import SpeedChange, Speeds
 from evenstride.report.analysis.attribution import Blame, Stretch, blames_of
 from evenstride.report.analysis.run_timeline import RunTimeline
 

@@ -51,9 +51,9 @@ from evenstride.runtime.checkpoint.format.manifest import (
 )
 from evenstride.runtime.checkpoint.format.storage import PatientReader, open_storage
 from evenstride.runtime.checkpoint.restore.checkpoint_reader import Reader
-from evenstride.runtime.checkpoint.save.checkpoint_writer import SaveJob, Writer, write
-from evenstride.runtime.checkpoint.save.staging import Staging
-from evenstride.runtime.checkpoint.save.write_ownership import Sources, pieces_of
+from evenstride.runtime.checkpoint.restore.saved_state import Sources
+from evenstride.runtime.checkpoint.save.checkpoint_writer import Writer, write
+from evenstride.runtime.checkpoint.save.save_job import SaveJob, Staging, pieces_of
 from evenstride.runtime.loading.position import CommittedPosition
 from evenstride.testing import run_ranks
 

@@ -29,7 +29,7 @@ import numpy as np
 from evenstride.core.policies import policy_from_spec
 from evenstride.sim.engine.lockstep import Simulation
 from evenstride.sim.scenario.scenario_file import load_scenario
-from evenstride.sim.scoring.score import ScoredScenario
+from evenstride.sim.scoring.suite import ScoredScenario
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 CORES = ("static:cores", "dynamic-batching", "dynamic-batching:window=10", "adaptive")

@@ -28,10 +28,10 @@ import numpy as np
 
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import ConfigError
-from evenstride.lab.comparison.worker_curves import Curve, mean_curves, true_model
-from evenstride.lab.limits.cpu_limits import open_limits
-from evenstride.lab.limits.speeds import Speeds, parse_speeds
+from evenstride.lab.comparison.comparison_result import Curve, mean_curves, true_model
+from evenstride.lab.processes.cpu_limits import open_limits
 from evenstride.lab.processes.local_launch import Launch, run
+from evenstride.lab.processes.speeds import Speeds, parse_speeds
 from evenstride.sim.engine.lockstep import Simulation
 from evenstride.sim.scenario.scenario_model import Scenario
 

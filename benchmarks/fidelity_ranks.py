@@ -18,9 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
-from evenstride.lab.demo.curve_probe import Bench, choose_batch, sizes_for
-from evenstride.lab.demo.demo_arm import DemoArm
-from evenstride.lab.demo.demo_task import load_task
+from evenstride.lab.demo.demo_script import Bench, DemoArm, choose_batch, load_task, sizes_for
 from evenstride.runtime.engines.process_groups import take_down_group
 
 STEP_S = 0.15  # of a balanced step: many periods of the limits

@@ -40,9 +40,9 @@ from benchmarks.forecast_judging import Run, Stepped, Timed, picked, stepped, ti
 from benchmarks.forecast_work import SAMPLES
 from benchmarks.network_namespaces import INTERFACE, cannot_have_hosts, hosts
 
-from evenstride.lab.limits.cpu_limits import open_limits
+from evenstride.lab.processes.cpu_limits import open_limits
 from evenstride.lab.processes.local_launch import Launch, run
-from evenstride.report.text_tables import Table
+from evenstride.report.wording import Table
 
 BATCHES = (64, 112, 192, 336, 576, 1024)
 KNOWN = ((64, 192, 1024), BATCHES)  # batches that a choice knows trainings at: few, and all

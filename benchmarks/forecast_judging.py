@@ -12,9 +12,7 @@ import numpy as np
 from evenstride.core.convergence.batch_laws import MeasuredTraining, fit_best, gamma_of
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.planner.search.objective import knee
-from evenstride.planner.search.step_time import Workers, exact_step
-from evenstride.planner.workload.link_times import links
-from evenstride.planner.workload.step_curve import fitted
+from evenstride.planner.workload.step_time import Workers, exact_step, fitted, links
 from evenstride.planner.workload.workload_profile import Point
 from evenstride.sim.engine.network import Ring
 

@@ -28,9 +28,7 @@ from benchmarks.forecast_work import OPTIMIZERS, WORKLOADS, held_out_loss
 
 from evenstride import Stride
 from evenstride.core.gradients.noise_scale import NoiseEstimate
-from evenstride.lab.demo.curve_probe import Bench
-from evenstride.lab.demo.demo_arm import DemoArm
-from evenstride.lab.demo.demo_task import DemoTask
+from evenstride.lab.demo.demo_script import Bench, DemoArm, DemoTask
 from evenstride.runtime.engines.process_groups import take_down_group
 from evenstride.trace.read import read_noise, trace_path
 

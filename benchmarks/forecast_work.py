@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from evenstride.lab.demo.demo_task import DemoTask
+from evenstride.lab.demo.demo_script import DemoTask
 from evenstride.lab.demo.fashion_mnist import read_images
 
 SAMPLES = 12_000

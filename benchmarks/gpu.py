@@ -55,9 +55,8 @@ import numpy as np
 import torch
 
 from evenstride._version import __version__
-from evenstride.lab.comparison.comparison_result import calibrated
-from evenstride.lab.comparison.worker_curves import Curve, mean_curves, true_model
-from evenstride.lab.doctor.bench.bench_run import compared, median_interval
+from evenstride.lab.comparison.comparison_result import Curve, calibrated, mean_curves, true_model
+from evenstride.lab.doctor.bench_run import compared, median_interval
 from evenstride.testing.ranks import RankPool
 
 # A script finds its own folder only.

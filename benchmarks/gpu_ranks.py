@@ -16,11 +16,11 @@ import torch
 from benchmarks.gpu_training import Arm, Bench, Images, Net, between_s, mark, rival, take
 
 from evenstride.core.fleet import Shares
-from evenstride.lab.demo.demo_script import best_split
-from evenstride.lab.doctor.bench.bench_ranks import BenchBudget, BenchRank
-from evenstride.lab.doctor.bench.bench_run import timing as timing_by_host
-from evenstride.lab.doctor.bench.bench_training import RandomRows, in_turns
-from evenstride.lab.doctor.bench.bench_training import choose_batch as choose_rows
+from evenstride.lab.comparison.comparison_result import best_split
+from evenstride.lab.doctor.bench_ranks import BenchBudget, BenchRank
+from evenstride.lab.doctor.bench_run import RandomRows, in_turns
+from evenstride.lab.doctor.bench_run import choose_batch as choose_rows
+from evenstride.lab.doctor.bench_run import timing as timing_by_host
 from evenstride.trace.read import TRACE_NAME
 from evenstride.trace.run_log import RunLog
 
@@ -142,7 +142,7 @@ def budget(rank: int, job: Job) -> Found:
 def timing(rank: int, job: Job) -> Found:
     """Return true and read seconds of rank 0's own work, step by step, by several truths.
 
-    ``host``: `evenstride.lab.doctor.bench.bench_run.timing`, which waits for the device
+    ``host``: `evenstride.lab.doctor.bench_run.timing`, which waits for the device
     at every gradient.
     ``worker 0 waits``, ``others wait``: events of our own in the stream of steps that are
     otherwise as usual, a few of them under torch's profiler.

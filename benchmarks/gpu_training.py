@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from evenstride.lab.doctor.bench import bench_training
-from evenstride.lab.doctor.bench.bench_ranks import BenchRank
+from evenstride.lab.doctor import bench_run
+from evenstride.lab.doctor.bench_ranks import BenchRank
 from evenstride.runtime.engines.device_support import read_device
 from evenstride.runtime.launching.die_with_parent import die_with_parent
 
@@ -121,7 +121,7 @@ class Images(Dataset[Any]):
         return self._x[chosen], self._y[chosen]
 
 
-class Arm(bench_training.BenchArm):
+class Arm(bench_run.BenchArm):
     """One of lab's arms, with a net to choose, that warms up before each block.
 
     Args:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenstride.core.fleet import FloatArray
-from evenstride.report.paired_statistics import mean_interval, quantile
-from evenstride.sim.scoring.score import ScoreRow
+from evenstride.report.suite_text import mean_interval, quantile
+from evenstride.sim.scoring.suite import ScoreRow
 
 OURS = "adaptive"
 MOST_BEHIND, LEAST_OF_INFORMED, LEAST_ON_EQUAL = 0.01, 0.985, 0.995

@@ -29,9 +29,15 @@ from evenstride.core.sync_modes.mode_specs import (
     StaleSynchronous,
     sync_from_spec,
 )
-from evenstride.lab.limits.cpu_limits import open_limits
-from evenstride.lab.limits.speeds import SpeedChange, Speeds, check_fit, parse_speeds, usable_cpus
+from evenstride.lab.processes.cpu_limits import open_limits
 from evenstride.lab.processes.local_launch import Launch, run
+from evenstride.lab.processes.speeds import (
+    SpeedChange,
+    Speeds,
+    check_fit,
+    parse_speeds,
+    usable_cpus,
+)
 
 SCRIPT = Path(__file__).with_name("modes_script.py")
 MODES = "bsp,bsp-ps,asp,ssp(staleness=3),local-sgd(every=8),delayed"

@@ -31,23 +31,28 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.cli.compare_on_machine import own_script
-from evenstride.cli.simulate_modes import read_modes
+from evenstride.cli.arguments import read_modes
+from evenstride.cli.lab_output import own_script
 from evenstride.core.sync_modes.mode_specs import (
     Asynchronous,
     ParameterServerMode,
     StaleSynchronous,
     SyncMode,
 )
+from evenstride.lab.comparison.comparison_result import Curve, drift, mean_curves, true_model
 from evenstride.lab.comparison.lab_session import LabPlan, Session, Viewer, opened
-from evenstride.lab.comparison.run_rates import Rates, WorkerRates, rates
 from evenstride.lab.comparison.sample_script import SAMPLES
-from evenstride.lab.comparison.step_blocks import BLOCK_STEPS, undisturbed_s
-from evenstride.lab.comparison.worker_curves import Curve, drift, mean_curves, true_model
-from evenstride.lab.limits.speeds import parse_speeds
+from evenstride.lab.comparison.trace_figures import (
+    BLOCK_STEPS,
+    Rates,
+    WorkerRates,
+    rates,
+    undisturbed_s,
+)
+from evenstride.lab.processes.speeds import parse_speeds
+from evenstride.sim.engine.mode_result import ModeResult
 from evenstride.sim.engine.mode_runs import simulate_sync
 from evenstride.sim.scenario.scenario_model import Communication, Exchange, Scenario, WorkerGroup
-from evenstride.sim.scoring.mode_result import ModeResult
 from evenstride.trace.run_log import RunLog
 
 MODES = read_modes("bsp,bsp-ps,asp,ssp(staleness=3),local-sgd(every=8),delayed")

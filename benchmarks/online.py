@@ -22,11 +22,11 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from evenstride.lab.limits.speeds import Speeds, parse_speeds
-from evenstride.lab.online.online_request import OnlineRequest, OnlineResult
 from evenstride.lab.online.online_search import search
+from evenstride.lab.online.search_journal import OnlineRequest, OnlineResult
+from evenstride.lab.processes.speeds import Speeds, parse_speeds
+from evenstride.planner.online_forecast import Configuration
 from evenstride.planner.search.objective import Objective
-from evenstride.planner.tuning.online_forecast import Configuration
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import geometric_mean
 from tempfile import TemporaryDirectory
 
-from evenstride.lab.limits.cpu_limits import open_limits
-from evenstride.lab.limits.speeds import Speeds, parse_speeds
+from evenstride.lab.processes.cpu_limits import open_limits
 from evenstride.lab.processes.local_launch import Launch, run
-from evenstride.report.text_tables import Table
+from evenstride.lab.processes.speeds import Speeds, parse_speeds
+from evenstride.report.wording import Table
 
 SCRIPT = Path(__file__).with_name("open_batch_script.py")
 TARGET, MOST_EPOCHS = 2.2, 40

@@ -37,9 +37,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import evenstride
-from evenstride.runtime import team
+from evenstride.runtime.coordination import leader_records
 from evenstride.testing import run_ranks
-from evenstride.trace.write import TraceWriter
+from evenstride.trace.codec import TraceWriter
 
 BATCH = 32  # per rank
 BUDGET_S = {50: 0.25e-3, 5: 0.1e-3}
@@ -143,7 +143,7 @@ class _Timed(TraceWriter):
 
 def measure(_rank: int, milliseconds: int, seconds: float, folder: str) -> dict[str, Any]:
     """Run blocks for about ``seconds``; the figures are those of this rank."""
-    team.TraceWriter = _Timed  # type: ignore[attr-defined]
+    leader_records.TraceWriter = _Timed  # type: ignore[attr-defined]
     width = width_for(milliseconds * 1e-3)
     arms = {name: Arm(name, width, folder) for name in ("plain", "again", *OURS)}
     steps = max(10, round(BLOCK_S / (milliseconds * 1e-3)))

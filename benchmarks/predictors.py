@@ -39,9 +39,8 @@ import numpy as np
 import psutil
 
 from evenstride.core.fleet import FloatArray
-from evenstride.core.predictors import predictor_named
-from evenstride.core.predictors.narx import Narx
-from evenstride.lab.limits.cpu_limits import open_limits
+from evenstride.core.predictors import Narx, predictor_named
+from evenstride.lab.processes.cpu_limits import open_limits
 
 SPEEDS = (0.7, 0.5, 0.3)
 # Some 75 ms undisturbed, several periods of the limits, so that their rhythm is little noise.

@@ -36,12 +36,12 @@ import numpy as np
 
 from evenstride.core.reliability.checkpoint_interval import Saving
 from evenstride.errors import ConfigError, EvenstrideError, LimitError
-from evenstride.lab.limits.cgroups import CgroupLimits
-from evenstride.lab.limits.speeds import check_fit, parse_speeds, usable_cpus
+from evenstride.lab.processes.cpu_limits import CgroupLimits
+from evenstride.lab.processes.speeds import check_fit, parse_speeds, usable_cpus
 from evenstride.runtime.launching.process_starters import FromZygote, Starter
 from evenstride.runtime.launching.rank_environment import LOCAL
-from evenstride.sim.scenario.spot_traces import Machines, SpotTrace, machines, spot_traces
-from evenstride.testing.faults.fault_journal import FaultJournal
+from evenstride.sim.scenario.recordings import Machines, SpotTrace, machines, spot_traces
+from evenstride.testing.faults.fault_injection import FaultJournal
 from evenstride.testing.faults.fault_plan import FaultPlan
 from evenstride.testing.faults.supervisor import Job, Meddle, supervise
 

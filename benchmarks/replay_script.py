@@ -33,10 +33,9 @@ from torch.utils.data import TensorDataset
 import evenstride
 from evenstride.core.sampling.permutation import Permutation
 from evenstride.errors import LimitError
-from evenstride.lab.limits.cgroups import CgroupLimits, cgroup_candidates
-from evenstride.sim.scenario.spot_traces import Machines
-from evenstride.testing.faults.fault_injection import Injector
-from evenstride.testing.faults.fault_journal import WORKER_VARIABLE
+from evenstride.lab.processes.cpu_limits import CgroupLimits, cgroup_candidates
+from evenstride.sim.scenario.recordings import Machines
+from evenstride.testing.faults.fault_injection import WORKER_VARIABLE, Injector
 
 # A script finds its own folder only.
 sys.path.insert(0, str(Path(__file__).parents[1]))

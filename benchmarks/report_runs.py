@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.virtual_run import VirtualRun
 
 from evenstride.core.fleet import FloatArray, IntArray
-from evenstride.trace.write import TraceWriter
+from evenstride.trace.codec import TraceWriter
 
 STARTED_UNIX_S = 1.8e9
 EVALUATION_S = 1.5

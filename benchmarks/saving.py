@@ -45,7 +45,7 @@ from torch.utils.data import TensorDataset
 import evenstride
 from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint.format.manifest import CHUNK_BYTES, Digest
-from evenstride.runtime.checkpoint.save.save_interval import parse_every
+from evenstride.runtime.checkpoint.save.preparing import parse_every
 from evenstride.testing import run_ranks
 
 TARGET = 0.02  # of a step's time

@@ -28,14 +28,14 @@ import numpy as np
 from evenstride.core.reliability.checkpoint_interval import Saving
 from evenstride.core.reliability.survival_fit import ChosenModel, FittedLifetime, Lives, choose
 from evenstride.errors import ConfigError
-from evenstride.sim.scenario.scenario_model import Communication
-from evenstride.sim.scenario.spot_traces import (
+from evenstride.sim.scenario.recordings import (
     Machines,
     SpotTrace,
     load_spot_traces,
     machines,
     spot_traces,
 )
+from evenstride.sim.scenario.scenario_model import Communication
 
 # A script finds its own folder only.
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -28,9 +28,9 @@ import numpy as np
 from evenstride.core.fleet import FloatArray
 from evenstride.core.reliability.checkpoint_interval import Saving
 from evenstride.errors import ConfigError
-from evenstride.planner.spot.preemption_rate import DRIFT, TOGETHER, WAITS_DRIFT, from_recorded
-from evenstride.planner.spot.restart_cost import SaveCosts, slowdown, waits_s
-from evenstride.sim.scenario.spot_traces import Machines, SpotTrace, load_spot_traces, machines
+from evenstride.planner.spot_losses import DRIFT, TOGETHER, WAITS_DRIFT, SaveCosts, slowdown
+from evenstride.planner.spot_recordings import from_recorded, waits_s
+from evenstride.sim.scenario.recordings import Machines, SpotTrace, load_spot_traces, machines
 
 # A script finds its own folder only.
 sys.path.insert(0, str(Path(__file__).parents[1]))

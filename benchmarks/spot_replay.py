@@ -14,7 +14,7 @@ from math import floor, inf
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import equal_finish
+from evenstride.core.allocation.integer_splits import equal_finish
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.reliability.checkpoint_interval import (
     Observed,
@@ -22,10 +22,10 @@ from evenstride.core.reliability.checkpoint_interval import (
     expected_losses,
     next_save_in_s,
 )
-from evenstride.core.time_model.step_times import TimeModel
+from evenstride.core.time_model.estimates import TimeModel
 from evenstride.errors import ScenarioError
+from evenstride.sim.scenario.recordings import Machines
 from evenstride.sim.scenario.scenario_model import Communication
-from evenstride.sim.scenario.spot_traces import Machines
 
 _ROUNDING = 1e-9  # of a tick or a step
 

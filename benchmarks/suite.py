@@ -45,12 +45,10 @@ from evenstride.cli.arguments import split_lags, split_policies
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec
 from evenstride.errors import ConfigError, ScenarioError
 from evenstride.sim.engine.lockstep import Simulation
-from evenstride.sim.scenario.scenario_file import load_scenario
+from evenstride.sim.scenario.recordings import load_recording
+from evenstride.sim.scenario.scenario_file import load_scenario, read_yaml
 from evenstride.sim.scenario.scenario_model import LoadReplay, Scenario
-from evenstride.sim.scenario.timeline import load_recording
-from evenstride.sim.scenario.yaml_reader import read_yaml
-from evenstride.sim.scoring.score import ScoredScenario, ScoreRow
-from evenstride.sim.scoring.suite import Unfit, unfit
+from evenstride.sim.scoring.suite import ScoredScenario, ScoreRow, Unfit, unfit
 
 # A script finds its own folder only.
 sys.path.insert(0, str(Path(__file__).parents[1]))

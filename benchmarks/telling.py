@@ -25,8 +25,7 @@ from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.coordination.messages import Reply
+from evenstride.runtime.coordination.leader import Leader, Reply
 from evenstride.runtime.sinks.sink_settings import open_sinks
 from evenstride.runtime.sinks.telemetry_board import TelemetryBoard
 

@@ -30,7 +30,7 @@ from evenstride.cli.arguments import split_policies
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import ConfigError
 from evenstride.sim.scenario.scenario_model import Scenario
-from evenstride.sim.scoring.score import ScoredScenario, ScoreRow
+from evenstride.sim.scoring.suite import ScoredScenario, ScoreRow
 
 OURS = "adaptive"
 OTHERS = "dynamic-batching,lb-bsp-cpu,lb-bsp-cpu:predictor=ema,uniform,dbs:epoch_steps=10"

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import (
     EpochEnded,
@@ -19,8 +18,8 @@ from evenstride.core.control.schedule import Schedule
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import FloatArray, IntArray, Shares, Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.trace.write import TraceWriter
+from evenstride.core.time_model.observation import Measurements, Observation, PeakMemory
+from evenstride.trace.codec import TraceWriter
 
 Times = Callable[[int, IntArray], FloatArray]
 """Gives the seconds of own work in some steps: the first one's number, and all shares."""

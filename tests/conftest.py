@@ -58,7 +58,7 @@ SLOW = (
     "unit/cli/commands/test_doctor_bench.py",
     "unit/cli/test_changed_traces.py",
     "unit/core/sampling/test_permutation.py",
-    "unit/planner/spot/test_spot_recordings_spot.py",
+    "unit/planner/test_spot_recordings_spot.py",
     "unit/report/page/test_browser.py",
     "unit/runtime/checkpoint/test_damage.py",
     "unit/runtime/checkpoint/test_exits.py",

@@ -35,7 +35,7 @@ from examples.ions.surrogate import Results, is_held_out
 from numpy.typing import NDArray
 
 from evenstride.errors import EvenstrideError
-from evenstride.sim.scenario.spot_traces import SpotTrace, machines, spot_traces
+from evenstride.sim.scenario.recordings import SpotTrace, machines, spot_traces
 
 ROOT = Path(__file__).resolve().parents[2]
 _NOBODY = -1
@@ -60,7 +60,7 @@ def made_up(slots: int, ticks: int, seed: int) -> NDArray[np.int64]:
 
 
 def recorded(name: str, slots: int) -> NDArray[np.int64]:
-    """Return the same of recorded spot machines; see `evenstride.sim.scenario.spot_traces`."""
+    """Return the same of recorded spot machines; see `evenstride.sim.scenario.recordings`."""
     who = machines(spot_traces(name)).who
     return who[:, :slots]
 

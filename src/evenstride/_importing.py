@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -27,14 +27,11 @@ def import_to_train(module: str) -> Any:
         return import_module(module)
 
 
-def later(package: str, names: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
+def later(package: str, names: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
     """Return a package's ``__getattr__``, which imports each public name when it is first used.
 
     So a package may export names of its modules, and importing one of them imports no other.
-
-    Args:
-        package: Full name of the package.
-        names: The public names of each of its modules.
+    ``names`` are the public ones of each module.
     """
     places = {name: f"{package}.{module}" for module, some in names.items() for name in some}
 

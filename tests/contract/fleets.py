@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.allocation.integer_splits import apportion
 from evenstride.core.arrays import Shares
 from evenstride.core.fleet import Fleet, Worker, as_shares
 from evenstride.core.policies import policy_from_spec

@@ -19,7 +19,8 @@ from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.policies import POLICY_NAMES
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.sampling.partition import step_shares
-from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.estimates import Estimate
+from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import ConfigError, InfeasibleShares
 from tests.contract.fleets import (
@@ -81,7 +82,7 @@ def test_a_policy_is_pure_and_its_shares_are_exact(spec: str, data: st.DataObjec
         _check(decision, fleet, may_leave_out="GIVEN" in spec or "idle" in spec)
         shares = decision.shares if isinstance(decision, Move) else data.draw(splits(fleet))
         seen = data.draw(observations(shares))
-        estimate = estimate.learn(Measurements.of(seen))
+        estimate = learn_times(estimate, Measurements.of(seen))
         measured, shared_s = Measurements.of(seen), data.draw(seconds)
         situation = Situation(fleet, shares, 1000 + step, measured, estimate, shared_s)
         before = pickle.dumps((policy, state, situation))

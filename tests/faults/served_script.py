@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
-from evenstride.runtime.parameter_server import keepalive, server_calls
+from evenstride.runtime.parameter_server import server_calls
 
 SAMPLES, EPOCHS, BATCH = 240, 3, 12
 OF_WORKERS = ("worker", "raises")
@@ -78,7 +78,7 @@ def _die(*_: object) -> None:
 def main(folder: Path, sync: str, fate: str, step: int) -> None:
     """Train, save after each epoch, and note what was trained."""
     torch.set_num_threads(1)
-    keepalive.SILENT_S = 2.0
+    server_calls.SILENT_S = 2.0
     dist.init_process_group("gloo", timeout=timedelta(seconds=50))
     rank = dist.get_rank()
     if fate == "early" and rank == 1:

@@ -27,7 +27,7 @@ from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.sampling.partition import step_shares
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.trace.write import TraceWriter
+from evenstride.trace.codec import TraceWriter
 
 HERE = Path(__file__).parent
 COMMUNICATION_S = 0.004

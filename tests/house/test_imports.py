@@ -27,7 +27,7 @@ IMPORTS = [
     "import evenstride; evenstride.ConfigError",
     "import evenstride.testing",
     "import evenstride.core.control.advance, evenstride.trace.decision_replay",
-    "import evenstride.lab.comparison.policy_runs, evenstride.lab.limits.cpu_limits",
+    "import evenstride.lab.comparison.lab_session, evenstride.lab.processes.cpu_limits",
 ]
 COMMANDS = [
     ["--help"],

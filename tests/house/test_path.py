@@ -16,18 +16,17 @@ from evenstride.core.control.events import FleetFormed
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Shares, Worker
 from evenstride.core.policies import policy_from_spec
+from evenstride.runtime.coordination.arrangements import SaveSchedule
 from evenstride.runtime.coordination.control_plane import Local, apply
-from evenstride.runtime.coordination.draw_barrier import DrawBarrier
-from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.coordination.messages import (
-    Position,
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier, Position
+from evenstride.runtime.coordination.leader import (
+    Leader,
     Reply,
     reply_from_text,
     reply_to_text,
     verdict_from_plain,
     verdict_to_plain,
 )
-from evenstride.runtime.coordination.save_schedule import SaveSchedule
 from evenstride.runtime.timing.recorder import Recorder
 from evenstride.runtime.timing.step_timer import StepTimer
 from evenstride.testing import FakeClock
@@ -37,29 +36,24 @@ PATH = (
     "runtime.timing.step_timer",
     "runtime.timing.recorder",
     "runtime.coordination.control_plane",
-    "runtime.coordination.messages",
+    "runtime.coordination.leader",
     "runtime.store.store_channel",
     "runtime.coordination.leader",
     "core.control.advance",
     "core.time_model.observation",
-    "core.membership.roster",
+    "core.control.state",
     "core.time_model.kalman",
     "core.time_model.change_detection",
-    "core.time_model.curve_estimates",
-    "core.time_model.step_times",
+    "core.time_model.estimates",
     "core.policy",
     "core.policies.adaptive",
     "core.time_model.pooling",
-    "core.time_model.clustering",
     "core.allocation.step_forecast",
-    "core.time_model.expected_max",
-    "core.allocation.min_max",
-    "core.allocation.memory_caps",
-    "core.control.state",
-    "core.control.exchange_interval",
+    "core.allocation.integer_splits",
+    "core.allocation.memory",
+    "core.control.schedule",
     "core.control.events",
     "runtime.coordination.draw_barrier",
-    "core.control.schedule",
 )
 # Between processes only: here the texts are handed over in memory.
 BETWEEN_PROCESSES = {"runtime.store.store_channel"}
@@ -67,9 +61,9 @@ BETWEEN_PROCESSES = {"runtime.store.store_channel"}
 BESIDE = {
     "core.diagnostics.ledger": "books the time that was lost",
     "core.allocation.speedup": "the yardstick of the ledger",
-    "core.gradients.noise_accumulator": "the noise of gradients, which comes with a reply",
-    "runtime.coordination.epoch_boundary": "whether all ranks stand where an epoch ends",
-    "runtime.coordination.notice_filter": "whether a rank has a notice",
+    "core.gradients.noise_scale": "the noise of gradients, which comes with a reply",
+    "runtime.coordination.arrangements": "whether all ranks stand where an epoch ends",
+    "runtime.coordination.arrangements": "whether a rank has a notice",
     "runtime.sinks.snapshot": "what alerts and sinks are shown afterwards",
     "core.fleet": "shares as arrays and as tuples",
     "testing.fake_clock": "the clock of this test",
@@ -164,6 +158,6 @@ def test_the_forms_of_time_and_split_are_types_of_the_path() -> None:
 
 
 def test_the_path_gets_no_longer() -> None:
-    assert len(PATH) <= 26, "some 50 before it was counted here; 20 is the aim"
+    assert len(PATH) <= 21, "some 50 before it was counted here; 20 is the aim"
     assert len(FORMS_OF_THE_TIME) <= 4
     assert len(FORMS_OF_THE_SPLIT) <= 4

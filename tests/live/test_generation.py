@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 
 from evenstride.errors import EvenstrideError, InfeasibleShares, RanksDisagree
-from evenstride.integrations.torchft.live_generation import MOST_STEPS, LeaderRecord, LiveGeneration
-from evenstride.integrations.torchft.quorum_messages import Broken, Quorum, Shown
+from evenstride.integrations.torchft.live_generation import (
+    MOST_STEPS,
+    Broken,
+    LeaderRecord,
+    LiveGeneration,
+    Quorum,
+    Shown,
+)
 from evenstride.runtime.timing.step_timer import StepRecord
 
 BATCH = 12

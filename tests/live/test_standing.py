@@ -15,7 +15,7 @@ from evenstride.core.membership.member_table import (
     MemberState,
 )
 from evenstride.errors import RanksDisagree, SplitDiverged
-from evenstride.integrations.torchft.quorum_messages import (
+from evenstride.integrations.torchft.live_generation import (
     Shown,
     behind,
     check_alike,

@@ -104,7 +104,7 @@ def train(rank: int, run: Run) -> list[Step]:
     """Return every step as this rank sees it."""
     with pytest.MonkeyPatch.context() as patch:
         if run.broken:
-            patch.setattr("evenstride.runtime.loss.loss_scaling.loss_factor", lambda *_: 1.0)
+            patch.setattr("evenstride.runtime.loss.training_step.loss_factor", lambda *_: 1.0)
         stride = evenstride.Stride(
             global_batch=run.batch, policy=run.policy, shard_group=_island(run)
         )

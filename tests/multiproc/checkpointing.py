@@ -211,7 +211,7 @@ def _train(
             optimizer.zero_grad()
             scheduler.step()
             if stride.step == run.ask and rank == 0:
-                checkpoint._saves.ask("a test")
+                checkpoint._ties.saves.ask("a test")
             checkpoint.step()
             seen.append(weights(model))
             if len(seen) == run.steps:

@@ -33,7 +33,7 @@ def train(rank: int, loop: Loop) -> list[list[float]]:
     """Return the reduced gradient of every step, as this rank sees it."""
     with pytest.MonkeyPatch.context() as patch:
         if loop.broken:
-            patch.setattr("evenstride.runtime.loss.loss_scaling.loss_factor", lambda *_: 1.0)
+            patch.setattr("evenstride.runtime.loss.training_step.loss_factor", lambda *_: 1.0)
         return _train(rank, loop)
 
 

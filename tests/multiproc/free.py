@@ -16,7 +16,7 @@ from torch.distributed import rpc
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
-from evenstride.runtime.parameter_server import keepalive, server
+from evenstride.runtime.parameter_server import server, server_calls
 from tests.multiproc.training import net, rows, weights
 
 
@@ -100,7 +100,7 @@ def train(rank: int, run: Run) -> dict[str, Any]:
 def idle(rank: int) -> bool:
     """Return whether a server is shown that it is needed while nothing is asked of it."""
     del rank
-    every_s, vars(keepalive)["EVERY_S"] = keepalive.EVERY_S, 0.02
+    every_s, vars(server_calls)["EVERY_S"] = server_calls.EVERY_S, 0.02
     stride = evenstride.Stride(global_batch=12, sync="asp")
     stride.watch(net())
     end_s, begun = time.monotonic() + 20, rpc.rpc_sync("server0", _calls)
@@ -109,7 +109,7 @@ def idle(rank: int) -> bool:
         shown = rpc.rpc_sync("server0", _calls) >= begun + 5
     stride.mean(1.0, 1)  # so that nobody leaves, which is a call, before all have seen it
     stride.close()
-    vars(keepalive)["EVERY_S"] = every_s
+    vars(server_calls)["EVERY_S"] = every_s
     return shown
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import evenstride
-from evenstride.core.gradients.noise_accumulator import StepParts
+from evenstride.core.gradients.noise_scale import StepParts
 from evenstride.errors import EvenstrideError
 from evenstride.runtime.noise.noise_meter import NoiseMeter
 from tests.multiproc.training import (

@@ -207,7 +207,7 @@ def train(
     """Return the reduced gradient of every step and the final weights, as this rank sees them."""
     with pytest.MonkeyPatch.context() as patch:
         if loop.broken:
-            patch.setattr("evenstride.runtime.loss.loss_scaling.loss_factor", lambda *_: 1.0)
+            patch.setattr("evenstride.runtime.loss.training_step.loss_factor", lambda *_: 1.0)
         stride = evenstride.Stride(global_batch=loop.batch, policy=loop.policy)
         try:
             return _train(rank, stride, loop, layout, wait_counted)
@@ -245,7 +245,7 @@ def waits_counted(counted: bool) -> Iterator[None]:
     """Let `Stride.watch` count the waits in the layers as waits, or not."""
     with pytest.MonkeyPatch.context() as patch:
         # Exact for any split, also for those that islands do not have in a run.
-        patch.setattr("evenstride.runtime.session.watch_rules.check_island", lambda *_: None)
+        patch.setattr("evenstride.runtime.session.model_watcher.check_island", lambda *_: None)
         if not counted:
             patch.setattr(
                 "evenstride.runtime.session.model_watcher.subtract_collectives", lambda *_: None

@@ -35,7 +35,7 @@ def told(rank: int, asked: list[str]) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
         stride.mean(1.0, 2, name="loss")
-    leader = stride._session.team.leader
+    leader = stride._session.leader
     sinks = {} if leader is None else dict(leader.board._sinks)
     pages = [_page(sink.port) for sink in sinks.values() if hasattr(sink, "port")]
     names = [peer.name for peer in stride._session.team.peers]

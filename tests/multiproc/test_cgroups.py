@@ -15,8 +15,13 @@ from pathlib import Path
 import pytest
 
 from evenstride.errors import LaunchError
-from evenstride.lab.limits.cgroups import CgroupFiles, CgroupLimits, cgroup_candidates
-from evenstride.lab.limits.cpu_limits import Limits, open_limits
+from evenstride.lab.processes.cpu_limits import (
+    CgroupFiles,
+    CgroupLimits,
+    Limits,
+    cgroup_candidates,
+    open_limits,
+)
 from tests.unit.lab.stage import interpreter
 
 # Whoever makes groups removes those of processes that have ended, which is waited for here.

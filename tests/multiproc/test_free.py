@@ -95,7 +95,7 @@ def test_ssp_keeps_its_bound(ranks: RankPool, bound: int) -> None:
     report = everywhere[0]["report"]
     assert report["most_ahead"] == bound + 1, "the fast ones went as far as they may"
     # Every other worker ends at most 2 s + 1 updates while one is made, see
-    # `core.sync_modes.staleness`.
+    # `core.sync_modes.async_schedule`.
     assert report["maximum"] <= 2 * (2 * bound + 1)
 
 

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-from evenstride.core.gradients.noise_accumulator import NoiseOfRun, StepParts
-from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate
+from evenstride.core.gradients.noise_scale import (
+    GradientNorms,
+    NoiseEstimate,
+    NoiseOfRun,
+    StepParts,
+)
 from evenstride.testing import RankPool
 from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_noise, read_records

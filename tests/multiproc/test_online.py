@@ -19,11 +19,10 @@ from typer.testing import CliRunner
 
 from evenstride.cli.main import app
 from evenstride.errors import ConfigError, LaunchError
-from evenstride.lab.online.online_request import OnlineRequest
 from evenstride.lab.online.online_search import search
-from evenstride.lab.online.search_journal import opened
+from evenstride.lab.online.search_journal import OnlineRequest, opened
+from evenstride.planner.online_forecast import Configuration, Probe
 from evenstride.planner.search.objective import Objective
-from evenstride.planner.tuning.online_forecast import Configuration, Probe
 from evenstride.planner.workload.workload_profile import Noise, Point
 from tests.files import contents
 from tests.multiproc import searched

@@ -15,8 +15,8 @@ from evenstride.report.analysis.run_timeline import RunTimeline
 from evenstride.testing import RankPool
 from evenstride.trace.codec import decode
 from evenstride.trace.decision_replay import replay
-from evenstride.trace.history import read_course
 from evenstride.trace.read import read_records
+from evenstride.trace.run_log import read_course
 from tests.multiproc.open_batches import (
     BOUNDS,
     SAMPLES,

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from evenstride.cli.render.dashboard import dashboard
+from evenstride.cli.commands.top import dashboard
 from evenstride.report.analysis.live_view import view_of
 from evenstride.report.analysis.run_timeline import RunTimeline
-from evenstride.report.page.html_page import page_of
-from evenstride.report.page.page_json import run_data
+from evenstride.report.page.html_page import page_of, run_data
 from evenstride.report.page.page_runs import read_run
 from evenstride.testing import RankPool
 from evenstride.trace.decision_replay import replay

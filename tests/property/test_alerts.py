@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.diagnostics.alerts import Alert, best_s, unneeded
-from evenstride.core.diagnostics.debounce import WHILE_S, WHILE_STEPS, DebouncedStates, Span
+from evenstride.core.diagnostics.alerts import (
+    WHILE_S,
+    WHILE_STEPS,
+    Alert,
+    DebouncedStates,
+    Span,
+    best_s,
+    unneeded,
+)
 from evenstride.core.fleet import Fleet, Worker
-from evenstride.core.time_model.step_times import TimeModel
+from evenstride.core.time_model.estimates import TimeModel
 from tests.effort import dear
 from tests.unit.sim.watched import watched, worker
 

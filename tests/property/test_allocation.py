@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.min_max import _fill_earliest, equal_finish, in_quanta
-from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.allocation.integer_splits import (
+    _fill_earliest,
+    apportion,
+    equal_finish,
+    in_quanta,
+)
 from evenstride.core.arrays import IntArray
-from evenstride.core.time_model.step_times import TimeModel
+from evenstride.core.time_model.estimates import TimeModel
 from evenstride.errors import InfeasibleShares
 
 seconds = st.floats(0.0, 1.0)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from evenstride.core.sampling.work_queue import Piece
-from evenstride.core.sync_modes.async_schedule import AsyncSchedule
+from evenstride.core.sync_modes.async_schedule import AsyncSchedule, Piece
 
 WORKERS = st.integers(0, 3)
 

@@ -7,7 +7,7 @@ from math import ceil
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.memory_caps import Memory, within
+from evenstride.core.allocation.memory import Memory, within
 from evenstride.core.fleet import Fleet, Worker
 
 

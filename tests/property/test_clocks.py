@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from evenstride.core.sync_modes.staleness import Clocks, Staleness, staleness_report
+from evenstride.core.sync_modes.async_schedule import Clocks, Staleness, staleness_report
 
 WORKERS = st.integers(0, 4)
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from evenstride.core.fleet import Shares
 from evenstride.core.sampling.partition import EpochCursor, cut_by_cost, micro_batches_by_cost
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
+from evenstride.runtime.loading.loader_options import Costs
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
-from evenstride.runtime.loading.sample_costs import Costs
-from evenstride.runtime.loading.sampler import EpochOrder, StepSampler
+from evenstride.runtime.loading.position import EpochOrder
+from evenstride.runtime.loading.sampler import StepSampler
 
 costs_of = st.lists(st.floats(0.01, 100.0) | st.just(1.0), min_size=1, max_size=60)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.time_model.curve_estimates import CurveEstimates
+from evenstride.core.time_model.estimates import CurveEstimates
 
 
 @given(st.integers(1, 100), st.floats(0, 1), st.integers(0, 1000))

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenstride.core.sampling.draw import ShardAssignment
 from evenstride.core.sampling.partition import EpochCursor, step_shares
-from evenstride.core.sampling.shard_assignment import ShardAssignment
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any).map(tuple)
 LANES = st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple)

@@ -18,8 +18,8 @@ from evenstride.core.fleet import Shares
 from evenstride.core.sampling.draw import Draw
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
-from evenstride.runtime.loading.position import CommittedPosition
-from evenstride.runtime.loading.sampler import EpochOrder, StepSampler
+from evenstride.runtime.loading.position import CommittedPosition, EpochOrder
+from evenstride.runtime.loading.sampler import StepSampler
 from evenstride.runtime.loading.seeding import Keys
 
 BATCH = 12

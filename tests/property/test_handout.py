@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from evenstride.core.sampling.work_queue import Piece, WorkQueue
+from evenstride.core.sync_modes.async_schedule import Piece, WorkQueue
 
 WORKERS = st.integers(0, 4)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from evenstride.core.fleet import FloatArray, IntArray
-from evenstride.core.time_model.clustering import kinds_of
-from evenstride.core.time_model.curve_estimates import CurveEstimates
+from evenstride.core.time_model.estimates import CurveEstimates
+from evenstride.core.time_model.pooling import kinds_of
 
 
 def _curves(time_s: FloatArray, std: FloatArray | float, fixed_part: float = 0.3) -> CurveEstimates:

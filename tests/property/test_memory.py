@@ -7,7 +7,7 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.memory_model import MemoryModel
+from evenstride.core.allocation.memory import MemoryModel
 
 GB = 10**9
 sizes = st.integers(1, 300)

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from evenstride.core.sampling.epoch_ranges import EpochParts
-from evenstride.core.sampling.partition import EpochCursor, cut, step_shares
+from evenstride.core.sampling.partition import EpochCursor, EpochParts, cut, step_shares
 
 
 @given(

@@ -15,21 +15,40 @@ from hypothesis import strategies as st
 from evenstride.core.fleet import FloatArray
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.errors import InfeasibleShares
-from evenstride.planner.search.branch_and_bound import SMALL, Space, search
-from evenstride.planner.search.candidates import Kind
-from evenstride.planner.search.lower_bounds import Bounds, Cells, Pair, cells, price
-from evenstride.planner.search.objective import NothingFits, Objective, Wishes, at_most, choose
-from evenstride.planner.search.pareto import ParetoFront, frontier
+from evenstride.planner.search.branch_and_bound import (
+    SMALL,
+    Bounds,
+    Cells,
+    Pair,
+    Space,
+    cells,
+    price,
+    search,
+)
+from evenstride.planner.search.objective import (
+    NothingFits,
+    Objective,
+    ParetoFront,
+    Wishes,
+    at_most,
+    choose,
+    frontier,
+)
 from evenstride.planner.search.training_forecast import (
     ClusterChoice,
+    Kind,
     TrainingForecast,
     TrainingTask,
     outlook,
 )
-from evenstride.planner.spot.preemption_rate import PreemptionRate
-from evenstride.planner.spot.restart_cost import SaveCosts, slowdown
-from evenstride.planner.spot.restart_tables import finer_stretches, high_stretches, mean_stretches
-from evenstride.planner.workload.step_curve import Curve
+from evenstride.planner.spot_losses import (
+    PreemptionRate,
+    SaveCosts,
+    high_stretches,
+    mean_stretches,
+    slowdown,
+)
+from evenstride.planner.workload.step_time import Curve
 from tests.effort import dear
 from tests.unit.planner.kinds import exactly, task, transience
 
@@ -205,7 +224,8 @@ def test_losses_cost_at_least_what_the_tables_say(
         replace(transience(*[1.0] * 20), rates_per_s=tuple(together)), 1, useful_s, saves, 0.95
     )
     machines = np.array([[n], [m]])
-    mean, fine = (f(saves, one, two, machines)[0] for f in (mean_stretches, finer_stretches))
+    mean = mean_stretches(saves, one, two, machines)[0]
+    fine = mean_stretches(saves, one, two, machines, fine=True)[0]
     high = high_stretches(saves, one, two, machines, np.array([useful_s]))[0]
 
     assert mean <= fine * (1 + 1e-12)

@@ -26,7 +26,7 @@ from evenstride.core.reliability.survival_fit import (
     kaplan_meier,
     log_likelihood,
 )
-from evenstride.sim.scenario.spot_traces import SpotTrace, machines
+from evenstride.sim.scenario.recordings import SpotTrace, machines
 
 times_s = st.floats(60.0, 1e6)
 parts = st.floats(0.01, 0.99)

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.min_max import equal_finish, in_quanta, spans
-from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.allocation.integer_splits import apportion, equal_finish, in_quanta, spans
 from evenstride.core.arrays import IntArray
-from evenstride.core.time_model.step_times import TimeModel
+from evenstride.core.time_model.estimates import TimeModel
 from evenstride.errors import InfeasibleShares
 
 Rows = list[tuple[float, float, float, int, int, int]]

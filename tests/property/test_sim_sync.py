@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.sync_modes.mode_specs import StaleSynchronous, sync_from_spec
 from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.engine.mode_result import Applied, Begun, Entry, Gone
 from evenstride.sim.engine.mode_runs import simulate_sync
-from evenstride.sim.engine.synchronous import epochs_of
-from evenstride.sim.scenario.scenario_model import Scenario
+from evenstride.sim.scenario.scenario_model import Scenario, epochs_of
 from evenstride.sim.scenario.timeline import Timeline
-from evenstride.sim.scoring.mode_result import Applied, Begun, Entry, Gone
 from tests.unit.sim.clusters import groups, scenario, scenarios, speed_events
 
 POLICIES = st.sampled_from(["uniform", "adaptive", "dynamic-batching", "lb-bsp-gpu", "dbs"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.errors import UsageError
-from evenstride.runtime.loss.step_state import (
+from evenstride.runtime.loss.batch_in_hand import (
     BACKWARD_BEGAN,
     COMMITTED,
     TRANSITIONS,

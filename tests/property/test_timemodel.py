@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.time_model.step_times import TimeModel
+from evenstride.core.time_model.estimates import TimeModel
 
 
 @given(

@@ -16,11 +16,9 @@ from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import TraceError
-from evenstride.trace.codec import decode, dumps, encode
+from evenstride.trace.codec import TraceWriter, decode, dumps, encode
 from evenstride.trace.decision_replay import replay
-from evenstride.trace.follow import LineTail
-from evenstride.trace.read import read_records
-from evenstride.trace.write import TraceWriter
+from evenstride.trace.read import LineTail, read_records
 
 seconds = st.floats(1e-4, 10.0)
 times = st.lists(st.tuples(seconds, seconds), min_size=1, max_size=6)

@@ -1,4 +1,4 @@
-"""The ``evenstride`` command."""
+"""The ``evenstride`` command: a group whose commands are loaded by name when they are needed."""
 
 from __future__ import annotations
 
@@ -6,31 +6,68 @@ import errno
 import os
 import signal
 import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from evenstride._version import __version__
-from evenstride.cli.commands.compare import compare
-from evenstride.cli.commands.demo import demo
-from evenstride.cli.commands.doctor import doctor
-from evenstride.cli.commands.estimate import estimate
-from evenstride.cli.commands.lab import lab
-from evenstride.cli.commands.launch import launch
-from evenstride.cli.commands.plan import plan
-from evenstride.cli.commands.profile import profile
-from evenstride.cli.commands.report import report
-from evenstride.cli.commands.simulate import simulate
-from evenstride.cli.commands.top import top
-from evenstride.cli.commands.trace import trace
-from evenstride.cli.render.terminal_text import say
+from evenstride.cli.terminal_text import say
 from evenstride.errors import EvenstrideError
 
 USAGE_ERROR = 2
 """Exit code of a request that cannot be served."""
 
+_SCRIPT = {"ignore_unknown_options": True}  # a script and its arguments follow ours
+COMMANDS: dict[str, dict[str, Any]] = {
+    "estimate": {},
+    "demo": {},
+    "lab": _SCRIPT,
+    # What stands behind the script is the script's own.
+    "launch": {**_SCRIPT, "allow_interspersed_args": False},
+    "simulate": {},
+    "compare": {},
+    "profile": _SCRIPT,
+    "plan": {},
+    "top": {},
+    "report": {},
+    "trace": {},
+    "doctor": {},
+}
+"""Modules of `cli.commands`, each with a function of its name, and settings of its parser."""
+
+
+class _Modules(Mapping[str, Any]):
+    """The commands by name, each imported when it is looked up: called, completed or listed."""
+
+    def __getitem__(self, name: str) -> Any:
+        settings = COMMANDS[name]
+        module = import_module(f"evenstride.cli.commands.{name}")
+        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        alone.command(name, context_settings=settings)(getattr(module, name))
+        return get_command(alone)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are imported one by one."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Modules()  # type: ignore[assignment]  # nothing is ever added to it
+
+
 app = typer.Typer(
+    cls=LazyGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -39,21 +76,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 a bug, 2 the request cannot be served, 3 measured but disturbed, "
     "130 interrupted with Ctrl-C.",
 )
-app.command()(estimate)
-app.command()(demo)
-app.command(context_settings={"ignore_unknown_options": True})(lab)
-# What stands behind the script is the script's own.
-app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(
-    launch
-)
-app.command()(simulate)
-app.command()(compare)
-app.command(context_settings={"ignore_unknown_options": True})(profile)
-app.command()(plan)
-app.command()(top)
-app.command()(report)
-app.command()(trace)
-app.command()(doctor)
 
 
 def _version(asked: bool) -> None:

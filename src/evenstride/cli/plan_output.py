@@ -46,7 +46,6 @@ class Planned:
         return variables(self.plan.chosen.outlook, self.sync)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types."""
         return {
             **self.plan.to_dict(),
             "variables": self.variables,
@@ -119,11 +118,6 @@ def _sky_lines(choice: ClusterChoice, files: Sequence[Path]) -> list[str]:
 
 
 def write_sky(one: Planned, folder: Path) -> list[Path]:
-    """Write SkyPilot's files for the chosen cluster, and return them.
-
-    Raises:
-        ConfigError: they cannot be written.
-    """
     written, choice = [], one.plan.chosen.outlook.choice
     texts = skypilot_files(choice, one.command, one.variables, torch=one.profile.torch)
     try:
@@ -137,7 +131,6 @@ def write_sky(one: Planned, folder: Path) -> list[Path]:
 
 
 def as_json(one: Planned, files: Sequence[Path]) -> str:
-    """Return a plan as one JSON object."""
     return json.dumps({**one.to_dict(), "files": list(map(str, files))})
 
 

@@ -1,12 +1,13 @@
-"""What ``simulate`` and ``compare`` have in common: what is asked, and the way they run."""
+"""Simulated suites: what is asked for, the way they run, and what is drawn of them meanwhile."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import typer
 
@@ -17,21 +18,31 @@ from evenstride.cli.arguments import (
     split_policies,
     split_seeds,
 )
-from evenstride.cli.render.terminal_text import say
+from evenstride.cli.live_progress import Advance
+from evenstride.cli.terminal_text import print_table, say, tell_forgone
+from evenstride.core.policies import policy_from_spec
+from evenstride.core.policies.dbs import UNKNOWN_EPOCH_STEPS
+from evenstride.core.sync_modes.mode_specs import AllReduce, SyncMode
 from evenstride.errors import ConfigError
-
-if TYPE_CHECKING:
-    from evenstride.cli.render.simulation_progress import Drawing
-    from evenstride.report.suite_text import Group
-    from evenstride.report.text_tables import Table
-    from evenstride.sim.scenario.scenario_model import Scenario
-    from evenstride.sim.scoring.score import ScoreRow
-    from evenstride.sim.scoring.suite import Ran, Suite
+from evenstride.report.suite_figures import MOST_PANELS, Panel, check_plotting, check_writable, draw
+from evenstride.report.suite_text import Group, grouped, sync_table, times_sentence
+from evenstride.sim.engine.mode_runs import SyncRow, modes_of, simulate_modes
+from evenstride.sim.scenario.scenario_model import Scenario
+from evenstride.sim.scoring.suite import (
+    Overrides,
+    Ran,
+    ScoreRow,
+    Suite,
+    in_order,
+    load_all,
+    plan,
+    simulate,
+)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
-SHOWN = 6
-"""Scenarios that a line names."""
+_SHOWN = 6  # scenarios that a line names
+_LONGEST = 200  # bytes of a file's name; most file systems take 255 with what is added
 
 
 def asked_suite(
@@ -48,22 +59,9 @@ def asked_suite(
 ) -> Suite:
     """Return what to simulate, given what the command line says; ``None`` where it says nothing.
 
-    Args:
-        files: scenario files and folders.
-        policies: specifications, some of them in lists; all there are if not given.
-        example: of a command that would be understood.
-        leave_out: whether to leave out what a policy cannot serve.
-        seeds: a number of them, or a list.
-        lag: one or a list.
-        cold_lag: of a fleet's first exchange, and of its policy's opening.
-        steps: to simulate.
-        every: steps between exchanges, or ``leader``.
-
-    Raises:
-        ConfigError: something is not understood, or cannot be simulated.
+    ``example`` is a command that would be understood. With ``leave_out``, what a policy cannot
+    serve is left out rather than refused.
     """
-    from evenstride.sim.scoring.suite import Overrides, load_all, plan
-
     names = split_policies(policies) if policies else every_policy()
     numbers = split_seeds(seeds)
     overrides = Overrides(split_lags(lag), cold_lag, steps, read_every(every))
@@ -74,23 +72,15 @@ def asked_suite(
 
 @dataclass(slots=True, eq=False)
 class Results:
-    """What the runs of a suite came to.
-
-    Args:
-        suite: what was asked for.
-        rows: in its order; fewer than asked for if it was interrupted.
-        steps_s: mean step with the best split and with equal batches, in each setting (scenario
-            and lag), for every seed.
-        unjudged: scenario, lag and seed of runs in which no change counts; see
-            `sim.scoring.score.judged`.
-        interrupted: how far it was; nothing if it ran to its end.
-    """
+    """What the runs of a suite came to."""
 
     suite: Suite
-    rows: list[ScoreRow] = field(default_factory=list)
+    rows: list[ScoreRow] = field(default_factory=list)  # fewer than asked for if interrupted
+    # Mean step with the best split and with equal batches, in each scenario and lag, by seed.
     steps_s: dict[tuple[str, int], dict[int, tuple[float, float]]] = field(default_factory=dict)
+    # Scenario, lag and seed of runs in which no change counts; see `sim.scoring.suite.judged`.
     unjudged: set[tuple[str, int, int]] = field(default_factory=set)
-    interrupted: str = ""
+    interrupted: str = ""  # how far it was; nothing if it ran to its end
 
     def take(self, ran: Ran) -> None:
         """Keep what is told of a run."""
@@ -103,50 +93,46 @@ class Results:
 
     def finish(self, interrupted: str = "") -> None:
         """Put the rows in the order of the suite, as no more follow."""
-        from evenstride.sim.scoring.suite import in_order
-
         self.rows = in_order(self.suite, self.rows)
         self.interrupted = interrupted
 
     def groups(self) -> list[Group]:
-        """Return the rows by scenario, lag and policy."""
-        from evenstride.report.suite_text import grouped
-
         return grouped(self.rows, self.unjudged)
 
     def times(self) -> str:
-        """Say how long steps take."""
-        from evenstride.report.suite_text import times_sentence
-
         means = [
             [sum(values) / len(values) for values in zip(*seeds.values(), strict=True)]
             for seeds in self.steps_s.values()
         ]
         return times_sentence(*zip(*means, strict=True))
 
-    def end(self) -> None:
-        """Tell on stderr what the figures do not show, and leave if it was interrupted.
+    def print_rows(self) -> None:
+        """Print the rows as one JSON object, which says so if some are missing."""
+        _print_rows([asdict(row) for row in self.rows], self.interrupted)
 
-        Raises:
-            typer.Exit: it was.
-        """
+    def end(self) -> None:
+        """Tell on stderr what the figures do not show, and leave if it was interrupted."""
         for note in notes(self.suite):
             say(f"note: {note}", err=True)
-        if self.interrupted:
-            typer.echo(f"interrupted after {self.interrupted}", err=True)
-            raise typer.Exit(INTERRUPTED)
+        _leave_if(self.interrupted)
+
+
+def _print_rows(rows: list[dict[str, Any]], interrupted: str) -> None:
+    more = {"interrupted": interrupted} if interrupted else {}
+    typer.echo(json.dumps({"rows": rows, **more}))
+
+
+def _leave_if(interrupted: str) -> None:
+    if interrupted:
+        typer.echo(f"interrupted after {interrupted}", err=True)
+        raise typer.Exit(INTERRUPTED)
 
 
 def run_suite(suite: Suite, drawing: Drawing | None = None) -> Results:
     """Simulate a suite and return what it came to, telling how far it is.
 
-    Args:
-        suite: what to simulate.
-        drawing: shown each run; saving it is left to the caller, who first prints the rows.
+    A drawing takes each run; the caller, who first prints the rows, saves it.
     """
-    from evenstride.cli.render.progress_line import Advance
-    from evenstride.sim.scoring.suite import simulate
-
     results, abouts, interrupted = Results(suite), iter(_abouts(suite)), ""
     with Advance(suite.runs, "runs") as advance:
         try:
@@ -199,9 +185,6 @@ def _in_vain(scenario: Scenario) -> str | None:
 
 def _too_short(spec: str, scenario: Scenario) -> str | None:
     """Return why a policy could not decide, if it waits for the end of an epoch that has none."""
-    from evenstride.core.policies import policy_from_spec
-    from evenstride.core.policies.dbs import UNKNOWN_EPOCH_STEPS
-
     epoch = getattr(policy_from_spec(spec), "epoch_steps", None)
     if epoch == 0:
         data_steps = -(-(scenario.epoch_samples or 0) // scenario.global_batch)
@@ -226,25 +209,103 @@ def _in_force(scenario: Scenario, seen: int) -> int:
 
 def listed(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN])}{more}"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
-def print_rows(results: Results) -> None:
-    """Print the rows as one JSON object, which says so if some are missing."""
-    more: dict[str, Any] = {"interrupted": results.interrupted} if results.interrupted else {}
-    typer.echo(json.dumps({"rows": [asdict(row) for row in results.rows], **more}))
+def in_modes(suite: Suite, asked: tuple[SyncMode, ...]) -> bool:
+    """Return whether a suite is to be told by mode: one was asked for, or is not the default."""
+    default = AllReduce()
+    return bool(asked) or any(scenario.mode != default for scenario, _ in suite.cases)
 
 
-def print_table(table: Table) -> None:
-    """Print a table, as wide as the terminal if there is one."""
-    from rich.console import Console
+def simulate_in_modes(suite: Suite, asked: tuple[SyncMode, ...], as_json: bool) -> None:
+    """Simulate a suite in some modes, or each scenario's own, and print what it comes to."""
+    rows: list[SyncRow] = []
+    interrupted = ""
+    modes = [modes_of(scenario, asked) for scenario, _ in suite.cases]
+    counts = zip(modes, suite.cases, strict=True)
+    total = len(suite.seeds) * sum(len(some) * len(policies) for some, (_, policies) in counts)
+    with Advance(total, "runs") as advance:
+        try:
+            for row in simulate_modes(suite.cases, suite.seeds, asked):
+                rows.append(row)
+                advance.step()
+                advance.begin(f"after {row.scenario}, {row.outcome.sync}, {row.policy}")
+        except KeyboardInterrupt:
+            interrupted = advance.told
+    if as_json:
+        _print_rows([row.to_dict() for row in rows], interrupted)
+    elif rows:
+        print_table(sync_table(rows))
+    tell_forgone(mode for some in modes for mode in some)
+    _leave_if(interrupted)
 
-    console = Console()
-    if not console.is_terminal:
-        typer.echo(table.text())
-        return
-    for number, part in enumerate(table.parts(console.width)):
-        if number:
-            console.print()
-        console.print(part.drawn(), crop=False)
+
+class Drawing:
+    """Collects the runs of the first seed, and draws them when all are there."""
+
+    def __init__(self, suite: Suite, files: dict[tuple[str, int], Path]) -> None:
+        self._seed, self._files = suite.seeds[0], files
+        self._panels: dict[Path, list[Panel]] = {}
+        self._alone = len(set(files.values())) == len(files)
+
+    @classmethod
+    def into_file(cls, suite: Suite, path: Path) -> Self:
+        """Return a drawing of everything in one file."""
+        check_plotting(path)
+        runs = suite.runs // len(suite.seeds)
+        if runs > MOST_PANELS:
+            raise ConfigError(
+                f"{runs} runs are too many for one plot (at most {MOST_PANELS}); give fewer "
+                "scenarios, policies or lags, or use evenstride compare --plot FOLDER"
+            )
+        check_writable(path)
+        return cls(suite, dict.fromkeys(_settings(suite), path))
+
+    @classmethod
+    def into_folder(cls, suite: Suite, folder: Path) -> Self:
+        """Return a drawing of each scenario and lag in a file of its own."""
+        check_plotting()
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder; give one to write the plots into")
+        settings = _settings(suite)
+        lags = {name: [lag for other, lag in settings if other == name] for name, _ in settings}
+        files = {
+            (name, lag): folder / file_name(name, lag if len(lags[name]) > 1 else None)
+            for name, lag in settings
+        }
+        for path in files.values():
+            check_writable(path)
+        return cls(suite, files)
+
+    def take(self, ran: Ran) -> None:
+        """Keep what is drawn of a run."""
+        row = ran.row
+        if row.seed == self._seed:
+            title = row.policy if self._alone else f"{row.policy} in {row.scenario}, lag {row.lag}"
+            panels = self._panels.setdefault(self._files[row.scenario, row.lag], [])
+            panels.append(Panel.of(title, ran.track, ran.stage))
+
+    def save(self) -> None:
+        for setting, path in self._files.items():
+            panels = self._panels.pop(path, None)
+            if panels:
+                name = f"{setting[0]}, lag {setting[1]}, " if self._alone else ""
+                draw(panels, f"{name}seed {self._seed}", path)
+                say(f"plot written to {path}", err=True)
+
+
+def _settings(suite: Suite) -> list[tuple[str, int]]:
+    return [(scenario.name, scenario.exchange.lag) for scenario, _ in suite.cases]
+
+
+def file_name(name: str, lag: int | None = None) -> str:
+    """Return the name of the file that something is drawn into, cut to what file systems take.
+
+    >>> file_name("2 x T4 / P4", 3)
+    '2-x-T4-P4-lag-3.png'
+    """
+    plain = re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "scenario"
+    plain = plain.encode()[:_LONGEST].decode(errors="ignore")
+    return f"{plain}.png" if lag is None else f"{plain}-lag-{lag}.png"

@@ -16,9 +16,5 @@ if TYPE_CHECKING:
 __all__ = ["Fleet", "Keep", "Move", "Policy", "Situation", "Worker"]
 
 __getattr__ = later(
-    __name__,
-    {
-        "fleet": ("Fleet", "Worker"),
-        "policy": ("Keep", "Move", "Policy", "Situation"),
-    },
+    __name__, {"fleet": ("Fleet", "Worker"), "policy": ("Keep", "Move", "Policy", "Situation")}
 )

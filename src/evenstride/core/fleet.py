@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 
@@ -18,7 +17,6 @@ __all__ = [
     "IntArray",
     "Mask",
     "Shares",
-    "StepTimes",
     "Worker",
     "as_array",
     "as_shares",
@@ -116,24 +114,9 @@ class Fleet:
         return len(self.workers)
 
 
-class StepTimes(Protocol):
-    """Any non-decreasing time curves ``t_k(b)`` of ``W`` workers."""
-
-    def at(self, shares: IntArray) -> FloatArray:
-        """Return each worker's time in seconds at its share; both of shape ``(W,)``."""
-        ...
-
-    def capacity(self, deadline_s: float) -> IntArray:
-        """Return per worker the largest share that ends by the deadline (0 if none does)."""
-        ...
-
-
 @lru_cache(maxsize=4)
 def as_array(shares: Shares) -> IntArray:
-    """Return shares as an int64 array, ``(W,)``, that must not be written to.
-
-    It is kept, as several parts of a decision look at the same shares.
-    """
+    """Return shares as an int64 array, ``(W,)``; read-only, as it is kept for the next call."""
     array = np.fromiter(shares, dtype=np.int64, count=len(shares))
     array.flags.writeable = False
     return array

@@ -10,13 +10,10 @@ _SHORTEST_S = 1e-9
 
 
 def time_text(seconds: float) -> str:
-    """Return a time with its unit, in three significant figures.
+    """Return a time with its unit, in three significant figures; ``inf`` or ``nan`` as days.
 
     From a thousand seconds on they are whole seconds, from two hours on hours, and from two days on
     days.
-
-    Args:
-        seconds: any; what is not finite is told as ``inf`` or ``nan`` days.
 
     >>> [time_text(s) for s in (2e-05, 0.0123, 0.99996, 12.34, 1234.5)]
     ['20 us', '12.3 ms', '1 s', '12.3 s', '1234 s']

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from evenstride.core.arrays import Shares
 from evenstride.core.fleet import Fleet, as_array
-from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.estimates import Estimate
 from evenstride.core.time_model.observation import Measurements
 
 StateT = TypeVar("StateT")

@@ -39,9 +39,7 @@ class Spec:
 def parse_spec(text: str, separators: str = ":") -> Spec:
     """Return the name and the argument in a text; what is left of no form belongs to the argument.
 
-    Args:
-        text: to read.
-        separators: characters of which one may stand between the two, instead of parentheses.
+    Instead of parentheses, one of the ``separators`` may stand between the two.
 
     >>> parse_spec("ssp(staleness=3)").argument, parse_spec("ssp:staleness=3").argument
     ('staleness=3', 'staleness=3')
@@ -148,14 +146,9 @@ def one_of(*choices: Any) -> Mapping[str, Allowed]:
 
 
 def check_settings(what: str, made: Any) -> None:
-    """Raise unless every setting of an object is what it may be.
+    """Raise `ConfigError` unless every setting of a dataclass is what its field's metadata allows.
 
-    Args:
-        what: noun and name, such as ``policy adaptive``, for the message.
-        made: a dataclass; its fields with `within` or `one_of` in their metadata are checked.
-
-    Raises:
-        ConfigError: names the setting, its value, what is possible and the way out.
+    ``what`` is noun and name for the message, such as ``policy adaptive``.
     """
     # A class that a user derives from a policy has fields of its own, which are its own to check.
     for field in (field for field in fields(made) if "allowed" in field.metadata):
@@ -164,16 +157,11 @@ def check_settings(what: str, made: Any) -> None:
 
 
 def settings_in(spec: Spec, what: str, kind: type[Any], form: str) -> dict[str, Any]:
-    """Return the settings in a specification's argument, by name.
+    """Return the settings in a specification's argument, by name, for a dataclass.
 
-    Args:
-        spec: to read.
-        what: ``policy``, ``sync`` or so, for the message.
-        kind: the dataclass that the name stands for.
-        form: in which an example is shown: ``{}({})`` or ``{}:{}``.
-
-    Raises:
-        ConfigError: a setting is unknown, missing, given twice, or not of its type.
+    ``what`` is ``policy``, ``sync`` or so, for the message, and ``form`` that in which an example
+    is shown: ``{}({})`` or ``{}:{}``. `ConfigError` if a setting is unknown, missing, given twice,
+    or not of its type.
     """
     known, values = {field.name: field for field in fields(kind)}, dict[str, Any]()
     for part in filter(None, map(str.strip, (spec.argument or "").split(","))):
@@ -205,12 +193,7 @@ def spec_text(name: str, made: Any, form: str) -> str:
 def duration_s(text: str, unit: str = "") -> float | None:
     """Return the seconds in a text such as ``90s``, ``30m``, ``5min``, ``6h`` or ``2d``.
 
-    Args:
-        text: a number and a unit.
-        unit: of a number alone; without it, a number alone is none.
-
-    Returns:
-        ``None`` if it is no length of time.
+    A number alone is in ``unit``; without one, it is no length of time, which gives ``None``.
 
     >>> duration_s("5min"), duration_s("1.5", unit="h"), duration_s("soon")
     (300.0, 5400.0, None)
@@ -221,7 +204,6 @@ def duration_s(text: str, unit: str = "") -> float | None:
 
 
 def numbers(text: str, kind: Callable[[str], Any] = float) -> tuple[Any, ...]:
-    """Return the numbers between commas; none at all if one of them is no number."""
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:

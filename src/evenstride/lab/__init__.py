@@ -1,4 +1,4 @@
 """Workers of chosen speed on this machine, for real: CPU limits, calibration, comparison.
 
-Start with `comparison.policy_runs`. May import every package except `cli` and `testing`.
+Start with `comparison.lab_session`. May import every package except `cli` and `testing`.
 """

@@ -6,29 +6,27 @@ import os
 import re
 import shlex
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from evenstride.errors import ConfigError, LaunchError, TraceError
+from evenstride.lab.processes.local_launch import await_ends
 from evenstride.lab.processes.trial_checkpoints import Trials, require_script
-from evenstride.planner.workload.from_trace import curve_points
-from evenstride.planner.workload.leader_processes import facts
+from evenstride.planner.workload.from_trace import curve_points, facts
 from evenstride.planner.workload.workload_profile import DeviceProfile, Model, WorkloadProfile
 from evenstride.runtime.host.network_interfaces import ON_LOOPBACK
 from evenstride.runtime.launching.process_starters import (
     FromScratch,
     StartRequest,
-    last_words,
+    newest_words,
 )
 from evenstride.runtime.launching.rank_environment import lone_rank
 from evenstride.trace.run_log import RunLog
 
 _NOT_OURS = ("EVENSTRIDE_MAX_STEPS", "EVENSTRIDE_POLICY", "EVENSTRIDE_SYNC", "EVENSTRIDE_NOISE")
 _START_S, _SLACK = 600.0, 4.0  # of the deadline: to start, and by how much stages may take longer
-_POLL_S = 0.1
 # What torch, Python and the kernel say; a process that was killed says nothing.
 _OF_MEMORY = re.compile(r"out of memory|MemoryError|OutOfMemory|annot allocate|exit code -9")
 
@@ -56,10 +54,6 @@ def profile(
     The script runs as one process and ends when all sizes have had their time. If it ends for want
     of memory at a large size, what was measured before counts, and is the limit. Its checkpoints
     go to a temporary folder.
-
-    Raises:
-        ConfigError: there is no such script, or it used no evenstride.
-        LaunchError: it failed before anything was measured, or for want of something else.
     """
     require_script(measuring.command[0])
     parts = sorted(set(measuring.parts))
@@ -88,25 +82,15 @@ def _environment(stages: str, trace: Path) -> dict[str, str]:
 def _run(
     measuring: Measuring, environment: dict[str, str], log: Path, watch: Callable[[float], None]
 ) -> str:
-    """Run the script to its end; return its last output if it failed, and else nothing.
-
-    Raises:
-        LaunchError: it would not end.
-    """
-    begun_s, deadline_s = time.monotonic(), _START_S + _SLACK * measuring.seconds
+    """Run the script to its end; return its last output if it failed, and else nothing."""
     with closing(FromScratch()) as starter:
         pid = starter.start(StartRequest(measuring.command, environment, log))
-        while pid not in starter.ended():
-            elapsed_s = time.monotonic() - begun_s
-            watch(elapsed_s)
-            if elapsed_s > deadline_s:
-                raise LaunchError(f"the script was still running after {deadline_s:.0f} s")
-            time.sleep(_POLL_S)
+        await_ends(starter, [pid], _START_S + _SLACK * measuring.seconds, watch)
         code = starter.ended()[pid]
     if not code:
         return ""
-    output = last_words(log.read_text(errors="replace"))
-    return f"the script ended with exit code {code}; its last output:\n{output}"
+    words = newest_words(log.parent)
+    return f"the script ended with exit code {code}; its last output:\n{words}"
 
 
 def _told(

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 
 from evenstride.planner.catalogue.offers import Catalogue
 from evenstride.planner.search.training_forecast import ClusterChoice
-from evenstride.planner.spot.restart_cost import SaveCosts
-from evenstride.planner.workload.step_curve import fitted
+from evenstride.planner.spot_losses import SaveCosts
+from evenstride.planner.workload.step_time import fitted
 from evenstride.planner.workload.workload_profile import DeviceProfile
 
 BADLY = 0.1
@@ -19,7 +19,6 @@ _MOST_NAMED = 8
 
 
 def of_device(device: DeviceProfile) -> Iterator[str]:
-    """Yield what is to be doubted of what was measured on one type."""
     curve = fitted(device.points)
     if curve.error > BADLY:
         yield (
@@ -51,7 +50,6 @@ def of_accelerator(device: DeviceProfile, catalogue: Catalogue) -> str:
 
 
 def of_spot(choice: ClusterChoice, saves: SaveCosts) -> list[str]:
-    """Return what a plan with machines that may be taken away takes for granted."""
     if not choice.spot:
         return []
     told = [
@@ -75,7 +73,6 @@ def _minutes(seconds: float) -> str:
 
 
 def nearest_types(name: str, catalogue: Catalogue) -> str:
-    """Return which types of a catalogue are called nearly so, or some of those there are."""
     there = {offer.instance_type.lower(): offer.instance_type for offer in catalogue.offers}
     near = [there[found] for found in get_close_matches(name.lower(), there)]
     if near:

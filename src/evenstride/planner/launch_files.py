@@ -46,9 +46,9 @@ def start_lines(
 ) -> list[str]:
     """Return the lines to start on the machines by hand, with comments on where each belongs.
 
-    They can be run as they are on one machine. On several, what nobody can know before is taken
-    from variables of the shell, ``HEAD`` and ``NODE_RANK``, without which they say what is missing.
-    Where machines may be taken away, `evenstride launch` goes on without them.
+    On one machine they run as they are. On several, what nobody can know before is taken from the
+    shell's ``HEAD`` and ``NODE_RANK``; without these they say what is missing. Where machines may
+    be taken away, `evenstride launch` goes on without them.
     """
     named = "".join(f"{name}={shlex.quote(value)} " for name, value in (told or {}).items())
     if choice.spot:
@@ -60,7 +60,6 @@ def start_lines(
 
 
 def _torchrun_lines(choice: ClusterChoice, named: str, script: str) -> Iterator[str]:
-    """Yield the line for each kind of machine, after a comment."""
     head, first = "${HEAD:?is the address of the machine with NODE_RANK 0}", 0
     for kind, count in zip(choice.kinds, choice.counts, strict=True):
         last = first + count - 1

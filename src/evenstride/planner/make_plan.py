@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.errors import ConfigError
 from evenstride.planner.search.branch_and_bound import SearchResult, Space, search
-from evenstride.planner.search.candidates import Kind
-from evenstride.planner.search.infeasible import why_none
 from evenstride.planner.search.objective import ChosenCluster, NothingFits, Wishes, choose
-from evenstride.planner.search.training_forecast import TrainingForecast, TrainingTask
+from evenstride.planner.search.training_forecast import Kind, TrainingForecast, TrainingTask
 
 _TIMES = (0.25, 0.5, 1, 2, 4)
 
@@ -24,7 +22,7 @@ class Plan:
     """What a plan comes to."""
 
     found: SearchResult
-    chosen: ChosenCluster
+    chosen: ChosenCluster[TrainingForecast]
     wishes: Wishes
     caveats: tuple[str, ...]
 
@@ -38,7 +36,6 @@ class Plan:
         return self.found.gap
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON types."""
         outlooks = self.found.outlooks
         rows = [row(one) for one in outlooks]
         return {
@@ -55,7 +52,6 @@ class Plan:
 
 
 def row(one: TrainingForecast) -> dict[str, Any]:
-    """Return an outlook as JSON types."""
     choice = one.choice
     return {
         "cluster": choice.name,
@@ -81,12 +77,9 @@ def _ends(name: str, unit: str, one: Interval) -> dict[str, float | None]:
 
 
 def batches_about(base: int, task: TrainingTask, trained: Iterable[int] = ()) -> tuple[int, ...]:
-    """Return the batches to look at about a script's own, where their epochs are known.
+    """Return the batches to look at about a script's own, as far as their epochs are known.
 
-    Args:
-        base: of the script.
-        task: what is trained; a batch is at most all samples.
-        trained: batches to look at, too, with those in the middle between them.
+    Batches that were trained are looked at, too, with those in the middle between them.
     """
     known = sorted(set(trained))
     between = [round((a * b) ** 0.5) for a, b in pairwise(known)]
@@ -108,11 +101,7 @@ def make_plan(
     most_machines: int = 32,
     mixed: bool = True,
 ) -> Plan:
-    """Return the plan for a workload.
-
-    Raises:
-        ConfigError: nothing can be rented, no batch is known of, or nothing fits the wishes.
-    """
+    """Return the plan for a workload."""
     if not kinds:
         raise ConfigError(
             "there is no machine to plan with: none on offer was measured, or has hardware like "
@@ -179,3 +168,50 @@ def _caveats(one: TrainingForecast, task: TrainingTask, batches: Sequence[int]) 
 
 def _percent(part: float) -> str:
     return "under 0.1%" if part < 0.001 else f"{part:.1%}" if part < 0.1 else f"{part:.0%}"
+
+
+MOST_MACHINES = 128
+"""Most machines that a plan may be asked to look at (``--max-nodes``)."""
+
+
+def why_none(kinds: Sequence[Kind], batches: Sequence[int], most_machines: int) -> str:
+    """Return what no cluster can keep to, and by how much to relax it, in one sentence.
+
+    Memory and numbers of workers are judged by the batch that comes nearest to fitting.
+    """
+    smallest, largest = min(batches), max(batches)
+    fewest = min(kinds, key=lambda kind: kind.workers)
+    if fewest.workers > largest:
+        return (
+            f"a batch of {largest} is smaller than the {fewest.workers} workers of one "
+            f"{fewest.name}, and each needs a sample; take a batch of at least {fewest.workers} "
+            "(--batches), or types with fewer accelerators"
+        )
+    able = [kind for kind in kinds if kind.workers <= largest]
+    if not any(k.workers <= b <= _room(k) * most_machines for k in able for b in batches):
+        return _too_little_memory(able, smallest, most_machines)
+    if any(kind.spot for kind in able):
+        return (
+            "machines are taken away so often that training may never end on any cluster that it "
+            "fits; plan without --spot, shorten --restart, or take types that are taken away "
+            "less often"
+        )
+    return "no cluster can train this in a time that can be told; take other types or other batches"
+
+
+def _room(kind: Kind) -> float:
+    return inf if kind.most_samples is None else kind.workers * kind.most_samples
+
+
+def _too_little_memory(kinds: Sequence[Kind], batch: int, most_machines: int) -> str:
+    roomiest = max(kinds, key=_room)
+    room = int(_room(roomiest))
+    needed = -(-batch // room)
+    plural = "" if most_machines == 1 else "s"
+    more = f"allow {needed} machines (--max-nodes {needed}), or " if needed <= MOST_MACHINES else ""
+    return (
+        f"memory is too small: a batch of {batch}, the smallest, takes {needed} machines of the "
+        f"roomiest type, {roomiest.name}, with room for {room} samples each, and {most_machines} "
+        f"machine{plural} may be taken; {more}take a batch of at most {room * most_machines} "
+        "(--batches), or types with more memory"
+    )

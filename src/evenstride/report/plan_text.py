@@ -7,13 +7,16 @@ from pathlib import Path
 
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.planner.make_plan import Plan
+from evenstride.planner.online_forecast import Configuration, OnlineForecast, Probe
 from evenstride.planner.search.objective import Objective, length
 from evenstride.planner.search.training_forecast import TrainingForecast
+from evenstride.report.plotting import literal
 from evenstride.report.suite_figures import check_plotting, check_writable
-from evenstride.report.text_tables import Table
+from evenstride.report.wording import NOTHING, Table
 
 _MOST_ROWS = 12
-_UNTIL_TIME, _SAMPLES = 4, 7  # columns: the last of the first part, and one that can be left out
+_UNTIL_TIME = 4  # the last column of the first part
+_SAMPLES = 7  # a column that can be left out
 _MARK = "*"
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (0.0, "seconds"))
 
@@ -40,17 +43,11 @@ def text(plan: Plan, width: int) -> str:
     if whole.width <= width:
         return whole.text()
     columns, keys = range(len(whole.headings)), range(whole.keys)
-    first = _part(whole, columns[: _UNTIL_TIME + 1])
-    rest = _part(whole, (*keys, *columns[_UNTIL_TIME + 1 :]))
+    first = whole.part(columns[: _UNTIL_TIME + 1])
+    rest = whole.part((*keys, *columns[_UNTIL_TIME + 1 :]))
     if rest.width > width:
-        rest = _part(whole, (*keys, *(n for n in columns[_UNTIL_TIME + 1 :] if n != _SAMPLES)))
+        rest = whole.part((*keys, *(n for n in columns[_UNTIL_TIME + 1 :] if n != _SAMPLES)))
     return f"{first.text(width)}\n\n{rest.text(width)}"
-
-
-def _part(whole: Table, columns: Sequence[int]) -> Table:
-    headings = tuple(whole.headings[index] for index in columns)
-    rows = tuple(tuple(row[index] for index in columns) for row in whole.rows)
-    return Table(headings, rows, whole.keys)
 
 
 def below(plan: Plan) -> str:
@@ -100,11 +97,7 @@ def _percent(part: float) -> str:
 
 
 def check_plot(path: Path) -> None:
-    """Raise unless a plan can be drawn there.
-
-    Raises:
-        ConfigError: matplotlib is missing, or the file cannot be written.
-    """
+    """Raise `ConfigError` unless a plan can be drawn there."""
     check_plotting(path)
     check_writable(path)
 
@@ -138,7 +131,7 @@ def draw(plan: Plan, path: Path) -> None:
         "D",
         color="tab:red",
         zorder=3,  # above all the others, where they lie close
-        label=f"chosen: {one.choice.name}".replace("$", r"\$"),
+        label=literal(f"chosen: {one.choice.name}"),
     )
     axes.set_xlabel(f"time in {unit}")
     axes.set_ylabel("cost in USD")
@@ -218,3 +211,39 @@ def _usd(usd: float) -> str:
 
 def _hours(seconds: float) -> str:
     return "any" if seconds == float("inf") else length(seconds)
+
+
+def search_table(
+    foreseen: Sequence[OnlineForecast], chosen: Configuration | None, after: Probe | None = None
+) -> Table:
+    """Return the configurations as they looked when the choice was made, the best first.
+
+    The chosen one has a star; ``after`` is what it was measured to take where training stayed.
+    """
+    rows = tuple(_search_row(one, chosen, after) for one in foreseen)
+    return Table(
+        ("", "workers", "batch", "step [ms]", "left [s]", "left [USD]", "epochs", "then [ms]"),
+        rows,
+    )
+
+
+def _search_row(
+    one: OnlineForecast, chosen: Configuration | None, after: Probe | None
+) -> tuple[str, ...]:
+    here = one.choice == chosen
+    then = f"{after.step_s * 1e3:.3g}" if here and after is not None else NOTHING
+    return (
+        _MARK if here else "",
+        str(one.choice.workers),
+        str(one.choice.batch),
+        _between(one.step_s, 1e3, ".3g"),
+        _between(one.time_s, 1.0, ".0f"),
+        _between(one.cost_usd, 1.0, ".3g"),
+        f"{one.epochs:.3g}",
+        then,
+    )
+
+
+def _between(one: Interval, factor: float, form: str) -> str:
+    value, low, high = (format(factor * end, form) for end in (one.value, one.low, one.high))
+    return f"{value} ({low} to {high})"

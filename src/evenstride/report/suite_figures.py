@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray
+from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.errors import ConfigError
-from evenstride.report.share_bands import ShareBand, bands
+from evenstride.report.plotting import literal, repeatable, save
+from evenstride.sim.engine.lockstep import SimulatedSteps
+from evenstride.sim.scenario.scenario_model import Scenario
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -20,7 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from evenstride.sim.engine.lockstep import SimulatedSteps
-    from evenstride.sim.scoring.score import ScoredScenario
+    from evenstride.sim.scoring.suite import ScoredScenario
+
 
 SUFFIXES = (".png", ".svg")
 MOST_PANELS = 24
@@ -33,22 +38,16 @@ _MOST_EVENTS = 60
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panel:
-    """One run to draw.
+    """One run to draw."""
 
-    Args:
-        title: stands above it.
-        steps_s: lines of step times in seconds by their name; the first is the run's own.
-        shares: samples of workers over the steps.
-        noisy_s: step times of the run with noise, where the others are without.
-        scenario: panels of the same one share their axes and have the same workers.
-        events: steps at which something changes, by what changes.
-    """
-
-    title: str
+    title: str  # stands above it
+    # Lines of step times in seconds by their name; the first is the run's own
     steps_s: dict[str, FloatArray]
-    shares: list[ShareBand]
+    shares: list[ShareBand]  # samples of workers over the steps
+    # Step times of the run with noise, where the others are without
     noisy_s: FloatArray | None = None
-    scenario: str = ""
+    scenario: str = ""  # panels of the same one share their axes and have the same workers
+    # Steps at which something changes, by what changes
     events: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
@@ -77,11 +76,7 @@ class Panel:
 
 
 def check_plotting(path: Path | None = None) -> None:
-    """Raise unless plots can be drawn, and written to a file of that name.
-
-    Raises:
-        ConfigError: matplotlib is missing, or the file's ending is none we know.
-    """
+    """Raise `ConfigError` unless matplotlib is there, and the file's ending is one we know."""
     if path is not None and path.suffix.lower() not in SUFFIXES:
         raise ConfigError(
             f"a plot cannot be written to {path}; its name has to end in {' or '.join(SUFFIXES)}"
@@ -93,11 +88,7 @@ def check_plotting(path: Path | None = None) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise unless a file can be written there; its folder is made.
-
-    Raises:
-        ConfigError: it cannot, for which reason.
-    """
+    """Raise `ConfigError` unless a file can be written there; its folder is made."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = not path.exists()
@@ -110,30 +101,19 @@ def check_writable(path: Path) -> None:
 
 
 def draw(panels: Sequence[Panel], title: str, path: Path) -> None:
-    """Write a figure with a row for each panel: its step times, and its shares.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    from matplotlib import rc_context
+    """Write a figure with a row for each panel: its step times, and its shares."""
     from matplotlib.figure import Figure
 
-    # The same runs give the same file, byte for byte.
-    with rc_context({"svg.hashsalt": "evenstride"}):
+    with repeatable():
         figure = Figure(figsize=(_WIDTH, _HEIGHT * len(panels) + 0.8), layout="constrained")
-        figure.suptitle(_literal(title))
+        figure.suptitle(literal(title))
         rows = list(zip(panels, figure.subplots(len(panels), 2, squeeze=False), strict=True))
         scenarios = dict.fromkeys(panel.scenario for panel in panels)
         for scenario in scenarios:
             mine = [row for row in rows if row[0].scenario == scenario]
             _draw_scenario(mine, legend=len(scenarios) > 1)
         _draw_legends(figure, rows, workers=len(scenarios) == 1)
-        metadata = {"Date": None} if path.suffix.lower() == ".svg" else {}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=120, metadata=metadata)
-        except OSError as error:
-            raise ConfigError(f"cannot write {path} ({error.strerror})") from None
+        save(figure, path, dpi=120)
 
 
 def _draw_scenario(rows: Sequence[tuple[Panel, Sequence[Axes]]], *, legend: bool) -> None:
@@ -176,11 +156,6 @@ def _named(column: Sequence[Axes]) -> tuple[list[Artist], list[str]]:
     return list(found.values()), list(found)
 
 
-def _literal(text: str) -> str:
-    """Return a text that matplotlib shows as it is: a pair of dollars would begin a formula."""
-    return text.replace("$", r"\$")
-
-
 def _draw_times(axes: Axes, panel: Panel, *, logarithmic: bool) -> None:
     from matplotlib.ticker import LogLocator
 
@@ -189,12 +164,12 @@ def _draw_times(axes: Axes, panel: Panel, *, logarithmic: bool) -> None:
         axes.plot(panel.noisy_s * 1e3, color="0.8", linewidth=0.6, label="with noise")
     styles = (("C0", "-"), ("C2", "--"), ("C3", ":"))
     for (name, steps_s), (color, dashes) in zip(panel.steps_s.items(), styles, strict=False):
-        axes.plot(steps_s * 1e3, color=color, linestyle=dashes, linewidth=1.2, label=_literal(name))
+        axes.plot(steps_s * 1e3, color=color, linestyle=dashes, linewidth=1.2, label=literal(name))
     if logarithmic:
         axes.set_yscale("log", subs=())
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_title(_literal(panel.title), loc="left", fontsize="medium")
+    axes.set_title(literal(panel.title), loc="left", fontsize="medium")
     axes.set_ylabel("step in ms (log scale)" if logarithmic else "step in ms")
 
 
@@ -208,7 +183,62 @@ def _draw_shares(axes: Axes, panel: Panel) -> None:
     for number, band in enumerate(panel.shares):
         color = f"C{number % 10}"
         steps = np.arange(len(band.mean))
-        axes.plot(steps, band.mean, linewidth=1.1, color=color, label=_literal(band.name))
+        axes.plot(steps, band.mean, linewidth=1.1, color=color, label=literal(band.name))
         if (band.most > band.least).any():
             axes.fill_between(steps, band.least, band.most, color=color, alpha=0.2, linewidth=0)
     axes.set_ylabel("samples")
+
+
+MOST_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShareBand:
+    """The shares of a worker, or of several of one kind, over the steps."""
+
+    name: str
+    mean: FloatArray  # over those who are there, not a number while nobody is
+    least: FloatArray
+    most: FloatArray
+
+
+def bands(track: SimulatedSteps, scenario: Scenario) -> list[ShareBand]:
+    """Return a line for each worker, or for each kind if there are more than a dozen.
+
+    Of more kinds than that, the first dozen.
+    """
+    alone = scenario.size <= MOST_LINES
+    counts = [1] * scenario.size if alone else [group.count for group in scenario.workers]
+    names = _names([group.name for group in scenario.workers for _ in range(group.count)], counts)
+    ends = np.cumsum(counts)[:MOST_LINES]
+    starts = ends - counts[:MOST_LINES]
+    return [
+        _band(name, [split[start:end] for split in track.splits], track.shares)
+        for name, start, end in zip(names, starts, ends, strict=False)
+    ]
+
+
+def _names(names: list[str], counts: list[int]) -> list[str]:
+    """Return the names of some lines, given that of every worker and how many are in each line.
+
+    Workers of one name are numbered as in their cluster, where several lines share the name.
+    """
+    told, known, first = [], dict[str, int](), 0
+    lines = Counter(names[begin] for begin in accumulate(counts[:-1], initial=0))
+    for count in counts:
+        name = names[first]
+        begin = known.get(name, 0)
+        first, known[name] = first + count, begin + count
+        numbers = f"{begin}" if count == 1 else f"{begin}-{begin + count - 1}"
+        told.append(name if lines[name] == 1 else f"{name}/{numbers}")
+    return told
+
+
+def _band(name: str, splits: list[IntArray], at: IntArray) -> ShareBand:
+    """Return the band of one kind, given its part of every split and the split of every step."""
+    figures = np.full((3, len(splits)), np.nan)
+    for number, split in enumerate(splits):
+        there = split[split > 0]
+        if len(there):
+            figures[:, number] = there.mean(), there.min(), there.max()
+    return ShareBand(name, *figures[:, at])

@@ -1,37 +1,71 @@
-"""What simulated runs came to: one line for each policy in each setting, and a sentence."""
+"""What simulated runs came to: tables and sentences about policies, how surely, and about modes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from math import isinf
+from math import ceil, inf, isinf
 
 import numpy as np
 
 from evenstride.core.fleet import FloatArray
-from evenstride.report.paired_statistics import quantile
-from evenstride.report.text_tables import NOTHING, Table
-from evenstride.report.wording import duration
-from evenstride.sim.scoring.score import ScoreRow
+from evenstride.report.wording import NOTHING, Table, duration
+from evenstride.sim.engine.mode_result import ModeResult
+from evenstride.sim.engine.mode_runs import SyncRow
+from evenstride.sim.scoring.suite import ScoreRow
 
 ALIKE = 0.001
 """Efficiencies that differ by a smaller part are not called different."""
 EQUAL = "uniform"
 """The policy of equal batches, which needs no comparison with them."""
+OURS = "adaptive"
+BEHIND = 0.01
+"""Worse than another policy by more than this part is told."""
+RESAMPLES = 10_000
 _TWICE = 2.0
+
+
+def mean_interval(values: FloatArray) -> tuple[float, float] | None:
+    """Return the 95 % bootstrap interval of a mean; ``None`` for fewer than two values.
+
+    Given the differences of pairs, it is the interval of the paired difference. The same values
+    always give the same interval.
+
+    Source:
+        The percentile bootstrap (Efron, Annals of Statistics 1979).
+
+    >>> import numpy as np
+    >>> mean_interval(np.array([0.5, 0.5, 0.5]))
+    (0.5, 0.5)
+    """
+    if len(values) < 2:
+        return None
+    rng = np.random.default_rng(0)
+    means = values[rng.integers(0, len(values), (RESAMPLES, len(values)))].mean(axis=1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def quantile(values: Sequence[float | None], part: float) -> float:
+    """Return the value that at least a part of the values do not exceed.
+
+    ``None`` stands for never, which is later than anything, so the result may be infinite. What
+    has no value at all must not be among the values.
+
+    >>> quantile([4, 1, None, 2], 0.5), quantile([4, 1, None, 2], 0.9)
+    (2, inf)
+    """
+    ordered = sorted(inf if value is None else value for value in values)
+    return ordered[max(ceil(part * len(ordered)), 1) - 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rows of one policy in one setting, a row for each seed.
+    """The rows of one policy in one setting, a row for each seed."""
 
-    Args:
-        rows: in order of seed; at least one.
-        unjudged: seeds under which nothing changes after which it would count how soon a policy
-            finds the split again; see `sim.scoring.score.judged`.
-    """
-
-    rows: tuple[ScoreRow, ...]
+    rows: tuple[ScoreRow, ...]  # in order of seed; at least one
+    # Seeds under which nothing changes after which it would count how soon a policy finds the split
+    # again; see `sim.scoring.suite.judged`
     unjudged: frozenset[int] = frozenset()
 
     @property
@@ -58,9 +92,7 @@ def grouped(
 ) -> list[Group]:
     """Return rows by scenario, lag and policy, in the order in which they first come.
 
-    Args:
-        rows: of any number of runs.
-        unjudged: scenario, lag and seed of those in which no change counts.
+    ``unjudged`` has the scenario, lag and seed of those in which no change counts.
     """
     found: dict[tuple[str, int, str], list[ScoreRow]] = {}
     for row in rows:
@@ -71,18 +103,38 @@ def grouped(
     ]
 
 
+def by_setting(groups: Sequence[Group]) -> list[list[Group]]:
+    """Return the groups of each scenario and lag together."""
+    found: dict[tuple[str, int], list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.setting, []).append(group)
+    return list(found.values())
+
+
 def simulation_table(groups: Sequence[Group]) -> Table:
     """Return a line for each group."""
     headings = (
-        *("scenario", "policy", "lag", "efficiency", "noise-free", "informed", "settled"),
-        *("95 % from cold\nmedian / 90 %", "95 % after change\nmedian / 90 %"),
-        *("needless\nchanges", "decision", "speed-up", "bound", "linear\nbound"),
+        "scenario",
+        "policy",
+        "lag",
+        "efficiency",
+        "noise-free",
+        "informed",
+        "settled",
+        "95 % from cold\nmedian / 90 %",
+        "95 % after change\nmedian / 90 %",
+        "needless\nchanges",
+        "decision",
+        "speed-up",
+        "bound",
+        "linear\nbound",
     )
     return Table(headings, tuple(map(_line, groups)), keys=2)
 
 
 def _line(group: Group) -> tuple[str, ...]:
     scenario, lag = group.setting
+    decide_s = group.mean("decide_s")
     judged = [row.steps_to_95_after_change for row in group.rows if row.seed not in group.unjudged]
     return (
         scenario,
@@ -95,8 +147,10 @@ def _line(group: Group) -> tuple[str, ...]:
         _steps([row.steps_to_95_cold for row in group.rows]),
         _steps(judged) if judged else NOTHING,
         f"{group.mean('needless_changes'):.1f}",
-        _decision(group.mean("decide_s")),
-        *(f"{group.mean(figure):.2f}" for figure in ("speedup", "bound", "linear_bound")),
+        NOTHING if np.isnan(decide_s) else f"{decide_s * 1e3:.2f} ms",
+        f"{group.mean('speedup'):.2f}",
+        f"{group.mean('bound'):.2f}",
+        f"{group.mean('linear_bound'):.2f}",
     )
 
 
@@ -105,16 +159,9 @@ def part(value: float) -> str:
     return NOTHING if np.isnan(value) else f"{value:.3f}"
 
 
-def _decision(decide_s: float) -> str:
-    return NOTHING if np.isnan(decide_s) else f"{decide_s * 1e3:.2f} ms"
-
-
 def _steps(values: Sequence[int | None]) -> str:
-    return " / ".join(_count(quantile(values, at)) for at in (0.5, 0.9))
-
-
-def _count(steps: float) -> str:
-    return "never" if isinf(steps) else f"{steps:g}"
+    found = (quantile(values, at) for at in (0.5, 0.9))
+    return " / ".join("never" if isinf(steps) else f"{steps:g}" for steps in found)
 
 
 def means_line(groups: Sequence[Group]) -> str:
@@ -132,12 +179,7 @@ def seeds_of(groups: Sequence[Group]) -> str:
 
 
 def times_sentence(best_s: Sequence[float], equal_s: Sequence[float]) -> str:
-    """Say how long steps take, so that a wrong unit in a scenario is noticed.
-
-    Args:
-        best_s: mean step in seconds with the best split, of each setting.
-        equal_s: the same with equal batches.
-    """
+    """Say how long mean steps of each setting take: a wrong unit in a scenario is noticed."""
     return f"A step takes {_span(best_s)} with the best split, {_span(equal_s)} with equal batches."
 
 
@@ -166,17 +208,15 @@ def leaders(groups: Sequence[Group]) -> list[Group]:
 
 def simulation_sentence(groups: Sequence[Group]) -> str:
     """Say in a sentence or two what the table says."""
-    by_setting: dict[tuple[str, int], list[Group]] = {}
-    for group in groups:
-        by_setting.setdefault(group.setting, []).append(group)
+    settings = by_setting(groups)
     if len(groups) == 1:
         return _about_one(groups[0])
-    if len(by_setting) == 1:
+    if len(settings) == 1:
         return _about_setting(groups)
     if len({group.policy for group in groups}) == 1:
         worst = min(groups, key=Group.mean)
         return f"The lowest noise-free efficiency is this: {_about_one(worst)}"
-    return _about_many([leaders(some) for some in by_setting.values()])
+    return _about_many([leaders(some) for some in settings])
 
 
 def _about_one(group: Group) -> str:
@@ -220,3 +260,142 @@ def _how_long(group: Group, whose: str = "its") -> str:
 def _setting(group: Group) -> str:
     scenario, lag = group.setting
     return f"In {scenario} at lag {lag}"
+
+
+@dataclass(frozen=True, slots=True)
+class Advantage:
+    """How far ours is ahead of the best of the others in one setting, paired by seed."""
+
+    setting: tuple[str, int]  # scenario and lag
+    other: str  # the best of the others
+    ahead: float  # mean of the differences, as parts of the other's efficiency; below 0 if behind
+    interval: tuple[float, float] | None  # 95 % of that mean; ``None`` with a single seed
+
+    def text(self) -> str:
+        """Return the lead as people read it."""
+        if self.interval is None:
+            return f"{self.ahead:+.1%}"
+        low, high = self.interval
+        return f"{self.ahead:+.1%} [{low:+.1%}, {high:+.1%}]"
+
+
+def lead(groups: Sequence[Group]) -> Advantage | None:
+    """Return our lead among the policies of one setting; ``None`` if there is nobody to lead."""
+    ours = next((group for group in groups if group.policy == OURS), None)
+    others = [group for group in groups if group.policy != OURS]
+    if ours is None or not others:
+        return None
+    best = max(others, key=Group.mean)
+    ahead = ours.all("efficiency_mean") / best.all("efficiency_mean") - 1.0
+    return Advantage(ours.setting, best.policy, float(np.mean(ahead)), mean_interval(ahead))
+
+
+def comparison_table(groups: Sequence[Group]) -> Table:
+    """Return a line for each setting and a column for each policy; the best is marked."""
+    policies = list(dict.fromkeys(group.policy for group in groups))
+    names = tuple(map(_heading, policies))
+    last = (f"{OURS} against\nthe best other",) if OURS in policies and policies != [OURS] else ()
+    rows = []
+    for some in by_setting(groups):
+        means = {group.policy: group.mean() for group in some}
+        most, ours = max(means.values()), lead(some)
+        cells = tuple(_cell(means.get(policy), most) for policy in policies)
+        told = (ours.text() if ours else NOTHING,) if last else ()
+        scenario, lag = some[0].setting
+        rows.append((scenario, str(lag), *cells, part(some[0].mean("informed")), *told))
+    return Table(("scenario", "lag", *names, "informed", *last), tuple(rows), keys=2)
+
+
+def _heading(policy: str) -> str:
+    """Return a policy's name on two lines if it has a place to break it."""
+    for mark in (":", "-"):
+        before, found, after = policy.rpartition(mark)
+        if found:
+            return f"{before}{found}\n{after}"
+    return policy
+
+
+def _cell(mean: float | None, most: float) -> str:
+    if mean is None:
+        return NOTHING
+    return f"{mean:.3f}{'*' if mean >= most - 1e-12 else ' '}"
+
+
+def comparison_sentence(groups: Sequence[Group]) -> str:
+    """Say in one sentence how ours stands, or who is best if ours is alone or not there."""
+    leads = [found for some in by_setting(groups) if (found := lead(some)) is not None]
+    if not leads:
+        return simulation_sentence(groups)
+    if len(leads) == 1:
+        return _about_lead(leads[0])
+    ahead = sum(found.ahead >= ALIKE for found in leads)
+    level = sum(abs(found.ahead) < ALIKE for found in leads)
+    where = f"in {ahead} of {len(leads)} settings"
+    even = f", level with the best of them (under {ALIKE:.1%}) in {level}" if level else ""
+    told = f"{OURS} is ahead of every other policy {where}{even}"
+    behind = [found for found in leads if found.ahead < -BEHIND]
+    if not behind:
+        return f"{told}, and nowhere behind the best of them by more than {BEHIND:.0%}."
+    named = ", ".join(f"{name} at lag {lag}" for name, lag in (b.setting for b in behind))
+    return f"{told}, and behind the best of them by more than {BEHIND:.0%} in {named}."
+
+
+def _about_lead(found: Advantage) -> str:
+    if abs(found.ahead) < ALIKE:
+        return (
+            f"{OURS} and the best of the others, {found.other}, do not differ (under {ALIKE:.1%})."
+        )
+    told = "ahead of" if found.ahead > 0 else "behind"
+    return f"{OURS} is {told} the best of the others, {found.other}, by {abs(found.ahead):.1%}."
+
+
+def sync_table(rows: Sequence[SyncRow]) -> Table:
+    """Return a line for each scenario, mode, policy and lag: means over the seeds."""
+    groups: dict[tuple[str, str, str, int], list[ModeResult]] = {}
+    for row in rows:
+        key = row.scenario, row.outcome.sync, row.policy, row.lag
+        groups.setdefault(key, []).append(row.outcome)
+    headings = (
+        "scenario",
+        "sync",
+        "policy",
+        "lag",
+        "time",
+        "per epoch",
+        "updates",
+        "staleness\nmean",
+        "staleness\nmost",
+        "waiting",
+        "period\nshortest",
+        "period\nlongest",
+    )
+    return Table(headings, tuple(_sync_line(*key, some) for key, some in groups.items()), keys=3)
+
+
+def _sync_line(
+    scenario: str, sync: str, policy: str, lag: int, some: list[ModeResult]
+) -> tuple[str, ...]:
+    def mean(figure: Callable[[ModeResult], float]) -> float:
+        return sum(map(figure, some)) / len(some)
+
+    periods = [[w.period_s for w in one.workers if w.updates] for one in some]
+    return (
+        scenario,
+        sync,
+        policy,
+        str(lag),
+        duration(mean(lambda one: one.time_s)),
+        duration(mean(lambda one: one.time_s / one.epochs)),
+        f"{mean(lambda one: one.updates):.0f}",
+        f"{mean(lambda one: one.staleness.mean):.2f}",
+        str(max(one.staleness.maximum for one in some)),
+        f"{mean(lambda one: one.waiting):.1%}",
+        mean_edge(periods, min),
+        mean_edge(periods, max),
+    )
+
+
+def mean_edge(periods: Sequence[Sequence[float]], edge: Callable[[Sequence[float]], float]) -> str:
+    """Return the ``min`` or ``max`` of each run's periods in seconds, on average, for people."""
+    found = [edge(some) for some in periods if some]
+    return duration(sum(found) / len(found)) if found else NOTHING

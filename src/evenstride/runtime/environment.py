@@ -17,62 +17,49 @@ USUAL_SILENT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the environment asks of a run.
+    """What the environment asks of a run."""
 
-    Args:
-        policy: ``EVENSTRIDE_POLICY``, a policy's specification.
-        max_steps: ``EVENSTRIDE_MAX_STEPS``; after so many steps the pass over the training
-            loader ends, and the next pass ends the program.
-        trace: ``EVENSTRIDE_TRACE``, a folder or a ``.jsonl`` file the leader writes to.
-        progress: ``_EVENSTRIDE_PROGRESS``, a file that always holds the leader's step count.
-        calibrate: ``EVENSTRIDE_CALIBRATE``, as ``lab`` sets it to measure a script's true curve.
-        world_size: ``WORLD_SIZE`` as launchers set it; 1 without.
-        notices: ``EVENSTRIDE_NOTICES``, where to look for notices that this machine will go.
-        silent_s: ``EVENSTRIDE_SILENT_S``, or 30 s: a rank whose heart stops for so long while a
-            step waits for it is lost. ``None`` where no elastic launcher starts ranks again.
-        sync: ``EVENSTRIDE_SYNC``, a mode of synchronisation.
-        noise_every: ``EVENSTRIDE_NOISE``; the noise of every so-many-th step's gradient is
-            measured, of none if it is 0.
-        global_batch: ``EVENSTRIDE_GLOBAL_BATCH``, for a `Stride` that leaves its batch open; 0 for
-            ``low``, the lower bound.
-        hand_over: ``_EVENSTRIDE_HAND_OVER``, a folder over which this run takes over from another
-            one, or hands over to one; as ``evenstride plan --online`` sets it.
-        sinks: ``EVENSTRIDE_SINKS``, where to tell what is known, with commas between.
-        alert_below: ``EVENSTRIDE_ALERT_BELOW``, the part of its best speed below which a worker is
-            named.
-        checkpoints: ``EVENSTRIDE_CHECKPOINTS``, a folder that replaces that of every
-            `Checkpointer`, whose own folder is then not read or changed; as ``lab``, ``profile``
-            and ``plan --online`` set it.
-        restore: ``EVENSTRIDE_RESTORE``; with 1, a run whose checkpoints go to `checkpoints`
-            starts from the newest one in the script's own folder, which is only read.
-        connections: ``CUDA_DEVICE_MAX_CONNECTIONS``, the hardware queues of a CUDA device.
-    """
-
-    policy: str | None = None
+    policy: str | None = None  # `EVENSTRIDE_POLICY`, a policy's specification
+    # `EVENSTRIDE_MAX_STEPS`; after so many steps the pass over the training loader ends, and the
+    # next pass ends the program.
     max_steps: int | None = None
+    # `EVENSTRIDE_TRACE`, a folder or a `.jsonl` file the leader writes to.
     trace: Path | None = None
+    # `_EVENSTRIDE_PROGRESS`, a file that always holds the leader's step count.
     progress: Path | None = None
+    # `EVENSTRIDE_CALIBRATE`, as `lab` sets it to measure a script's true curve.
     calibrate: str | None = None
-    world_size: int = 1
+    world_size: int = 1  # `WORLD_SIZE` as launchers set it; 1 without
+    # `EVENSTRIDE_NOTICES`, where to look for notices that this machine will go.
     notices: str | None = None
+    # `EVENSTRIDE_SILENT_S`, or 30 s: a rank whose heart stops for so long while a step waits for it
+    # is lost. `None` where no elastic launcher starts ranks again.
     silent_s: float | None = None
-    sync: str | None = None
+    sync: str | None = None  # `EVENSTRIDE_SYNC`, a mode of synchronisation
+    # `EVENSTRIDE_NOISE`; the noise of every so-many-th step's gradient is measured, of none if it
+    # is 0.
     noise_every: int | None = None
+    # `EVENSTRIDE_GLOBAL_BATCH`, for a `Stride` that leaves its batch open; 0 for `low`, the lower
+    # bound.
     global_batch: int | None = None
+    # `_EVENSTRIDE_HAND_OVER`, a folder over which this run takes over from another one, or hands
+    # over to one; as `evenstride plan --online` sets it.
     hand_over: Path | None = None
-    sinks: str = ""
+    sinks: str = ""  # `EVENSTRIDE_SINKS`, where to tell what is known, with commas between
+    # `EVENSTRIDE_ALERT_BELOW`, the part of its best speed below which a worker is named.
     alert_below: float | None = None
+    # `EVENSTRIDE_CHECKPOINTS`, a folder that replaces that of every `Checkpointer`, whose own
+    # folder is then not read or changed; as `lab`, `profile` and `plan --online` set it.
     checkpoints: Path | None = None
+    # `EVENSTRIDE_RESTORE`; with 1, a run whose checkpoints go to `checkpoints` starts from the
+    # newest one in the script's own folder, which is only read.
     restore: bool = False
+    # `CUDA_DEVICE_MAX_CONNECTIONS`, the hardware queues of a CUDA device.
     connections: int | None = None
 
 
 def read_environment(variables: Mapping[str, str]) -> Environment:
-    """Return the settings found in ``variables``; empty ones count as absent.
-
-    Raises:
-        ConfigError: a number is not one, or is out of range.
-    """
+    """Return the settings found in ``variables``, checked; empty ones count as absent."""
     max_steps = _count(variables, "EVENSTRIDE_MAX_STEPS", least=0)
     world_size = _count(variables, "WORLD_SIZE", least=1)
     trace, progress = variables.get("EVENSTRIDE_TRACE"), variables.get("_EVENSTRIDE_PROGRESS")

@@ -6,66 +6,102 @@ import sys
 from dataclasses import replace
 
 from evenstride.runtime.batch_norm.norm_sync import NormSync
+from evenstride.runtime.coordination.leader_start import Lead
 from evenstride.runtime.environment import Environment
-from evenstride.runtime.failures.heartbeat import ending_exception
+from evenstride.runtime.loading.evaluation import Evaluation
 from evenstride.runtime.memory.oom_retry import MemoryGuard
 from evenstride.runtime.session.model_watcher import ModelWatcher
-from evenstride.runtime.session.rank_loaders import RankLoaders
-from evenstride.runtime.session.rank_means import RankMeans
+from evenstride.runtime.session.rank_loaders import TrainLoaders
+from evenstride.runtime.session.rank_reports import RankReports
 from evenstride.runtime.session.rank_state import RankState
-from evenstride.runtime.session.rank_summary import RankSummary
 from evenstride.runtime.session.rank_ties import RankTies
 from evenstride.runtime.session.step_setup import training_step
+from evenstride.runtime.session.team_coordinator import FirstStepCheck, TeamCoordinator
 from evenstride.runtime.settings import Settings
-from evenstride.runtime.synchronisation.mode_runtime import free_of, synchroniser
+from evenstride.runtime.synchronisation.mode_runtime import free_of, sampler_of, synchroniser
 from evenstride.runtime.team import Team
 
 
 class RankSession:
-    """The parts of one rank, each made of those before it.
+    """The parts of one rank, each made of those before it."""
 
-    Args:
-        team: of all ranks.
-        settings: of the run.
-        environment: of this process.
-    """
-
-    def __init__(self, team: Team, settings: Settings, environment: Environment) -> None:
-        self.team, self.environment = team, environment
+    def __init__(
+        self, team: Team, lead: Lead | None, settings: Settings, environment: Environment
+    ) -> None:
+        self.team, self.environment, self._settings = team, environment, settings
+        self._lead = lead
+        self.leader = leader = None if lead is None else lead.leader
         self._closed = False
         self.state = state = RankState(team, settings, self._ask)
+        # Takes the place of the engine's averaging; `None` where the engine does it.
         self.sync = sync = synchroniser(
             settings.mode, team, state.gate, state.clock, state.progress, settings.max_steps
         )
-        """Takes the place of the engine's averaging; ``None`` where the engine does it."""
+        # The same, in modes in which workers do not keep step; else `None`.
         self.free = free_of(sync)
-        """The same, in modes in which workers do not keep step; else ``None``."""
-        self.ties = ties = RankTies(state, team, self.free, environment, self._ask)
-        self.step = step = training_step(state, ties.calls, team, settings, sync)
+        self.ties = ties = RankTies(state, team, leader, self.free, environment, self._ask)
+        by_engine = sync is None and settings.engine != "none"
+        first_step = FirstStepCheck(state, ties.calls, by_engine=by_engine)
+        coordinator = TeamCoordinator(lead, state, ties.link, first_step, self.free)
+        self.step = step = training_step(state, ties.calls, coordinator, team, settings, sync)
         self.memory = MemoryGuard(step, team.rank)
-        made = RankLoaders(state, ties, step, team, settings, sync, environment.calibrate)
-        self.loaders, self.evaluation = made.training, made.evaluation
-        self.watcher = ModelWatcher(
+        self.loaders = TrainLoaders(
             state,
-            ties,
             step,
-            self.loaders.refuse_in_loop,
-            team,
+            coordinator,
+            ties.calls,
+            ties.opening,
+            ties.drift,
+            ties.link.plane.turn,
             settings,
-            environment,
-            sync,
+            sampler_of(self.free),
+            environment.calibrate,
         )
+        self.evaluation = Evaluation(ties.calls, ties.split, state.watched, state.peaks, settings)
+        self.watcher = self._new_watcher()
         self.norms = NormSync(step, ties.calls, settings.mode)
-        self.means = RankMeans(
-            ties.calls, state.clock, self.loaders, state.progress, settings.mode, team.leader
-        )
-        self.summary = RankSummary(state, ties, step, self.loaders, settings, sync, team.leader)
+        self.reports = self._new_reports()
         # Workers that do not keep step have no first steps in common to find a split in.
         if team.opening and not settings.mode.lockstep:
             ties.opening.skip()
 
+    def _new_watcher(self) -> ModelWatcher:
+        return ModelWatcher(
+            self.state,
+            self.step,
+            self.ties.calls,
+            self.ties.opening,
+            self.ties.drift,
+            self.team,
+            self.leader,
+            self._settings,
+            self.environment.connections,
+            self.environment.calibrate is not None,
+            self.sync,
+            self.loaders.refuse_in_loop,
+        )
+
+    def _new_reports(self) -> RankReports:
+        return RankReports(
+            self.state,
+            self.ties.calls,
+            self.ties.opening,
+            self.ties.drift,
+            self._settings,
+            self.sync,
+            self.leader,
+            self.loaders.busy,
+            self._own_s,
+        )
+
     def _ask(self) -> None:
-        self.ties.link.ask()
+        self.ties.link.plane.ask()
+
+    def _own_s(self) -> float:
+        """Return the processor time that our own code has taken, in seconds."""
+        loader = self.loaders.latest
+        own_s = self.step.own_s + self.ties.link.cpu_s
+        return own_s if loader is None else own_s + loader.own_s
 
     def close(self, *, at_exit: bool) -> None:
         """Part from the others and close the trace. May be called again."""
@@ -79,14 +115,14 @@ class RankSession:
         if self.state.noise is not None:
             self.state.noise.close()
         if self.sync is not None:
-            self.sync.close(in_order=not (at_exit and ending_exception()))
+            self.sync.close(in_order=self.ties.in_order(at_exit=at_exit))
         # See Channel.close: nothing of torch.distributed may be left in our reference cycles.
         self.ties.close(at_exit=at_exit)
         self.team = replace(self.team, group=None, channel=None)
         self.watcher.close()
         self.step.close()
         self.norms.close()
-        if self.team.leader is not None:
-            self.team.leader.close(self.summary.make().to_dict())
-        if self.team.step_file is not None:
-            self.team.step_file.close()
+        if self._lead is not None:
+            self._lead.leader.close(self.reports.summary().to_dict())
+            if self._lead.step_file is not None:
+                self._lead.step_file.close()

@@ -32,11 +32,7 @@ _NO_FOLDER = -1  # for a path that is relative to no open folder
 
 
 class _Guard:
-    """What files a script may change and read in one trial.
-
-    Args:
-        folder: of the trial.
-    """
+    """What files a script may change and read in one trial, which has this folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -93,13 +89,9 @@ _active: _Guard | None = None
 
 
 def guard_saves(folder: Path | None) -> None:
-    """Guard checkpoint files in this process from now on; ``None`` ends it.
+    """Guard checkpoint files in this process from now on, for a trial; ``None`` ends it.
 
-    Args:
-        folder: of the trial.
-
-    Cost:
-        Under 1 us for each file that Python opens; nothing in processes without a trial.
+    That takes under 1 us for each file that Python opens; nothing in processes without a trial.
     """
     global _active
     if folder is None or _active is None or _active.folder != folder:

@@ -15,11 +15,9 @@ from evenstride.core.policies import is_policy, policy_from_spec, spec_of
 from evenstride.core.policy import Policy
 from evenstride.core.sync_modes.mode_specs import AllReduce, Mode, SyncMode, sync_from_spec
 from evenstride.errors import ConfigError
-from evenstride.runtime.argument_checks import check_whole, whole
 from evenstride.runtime.environment import Environment
 from evenstride.runtime.noise.noise_meter import check_mode
-from evenstride.runtime.sinks.sink_settings import sinks_of
-from evenstride.runtime.sinks.snapshot import Sink
+from evenstride.runtime.usage_errors import check_whole, whole
 
 AUTO = "auto"
 
@@ -30,17 +28,12 @@ USUAL_EVERY = 10
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The global batch of a process.
+    """The global batch of a process."""
 
-    Args:
-        samples: of a step; of one that is chosen while it trains, those of the first epoch.
-        bounds: between which the run may have had another one before; ``None`` where it may not.
-        chosen: whether it is chosen anew where an epoch ends.
-    """
-
-    samples: int
+    samples: int  # of a step; of one that is chosen while it trains, those of the first epoch
+    # Between which the run may have had another one before; `None` where it may not.
     bounds: tuple[int, int] | None = None
-    chosen: bool = False
+    chosen: bool = False  # whether it is chosen anew where an epoch ends
 
 
 def batch_of(
@@ -53,18 +46,15 @@ def batch_of(
     """Return the batch that a `Stride` trains with.
 
     An open one is what ``EVENSTRIDE_GLOBAL_BATCH`` says, if that is set: somebody else chooses it,
-    from start to start. Else it begins with the lower bound and is chosen at the end of each
-    epoch. Where the gradients of a step are not averaged, their noise cannot be told, and it stays
-    the lower bound; a state of another one is refused then.
+    from start to start. Else it begins with the lower bound and is chosen at the end of each epoch.
+    Where the gradients of a step are not averaged, their noise cannot be told, and it stays the
+    lower bound; a state of another one is refused then.
 
     Args:
         asked: samples, or ``auto``.
         bounds: smallest and largest, with ``auto``.
         environment: ``EVENSTRIDE_GLOBAL_BATCH``; ``None`` without it, 0 for the lower bound.
         averages: whether the mode of synchronisation averages the gradients of each step.
-
-    Raises:
-        ConfigError: both are given, or neither; or the batch is not within the bounds.
     """
     if not isinstance(asked, str) or asked != AUTO:
         if bounds is not None:
@@ -99,66 +89,42 @@ def _checked(bounds: tuple[int, int] | None) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked of a `Stride`, the environment's wishes filled in.
+    """What the user asked of a `Stride`, the environment's wishes filled in."""
 
-    Args:
-        global_batch: samples per step, over all workers.
-        seed: of the order of the samples and of their randomness.
-        policy: specification of the policy.
-        own_policy: the policy itself where the script gave an object; ``None`` for a specification.
-        min_share: fewest samples of this rank in a full step.
-        max_share: most samples of this rank in a step; ``None`` for no limit.
-        trace: where the leader writes the trace; ``None`` for nowhere.
-        quantum: this rank's shares are multiples of it.
-        memory_fraction: part of its memory that a share may fill; ``None`` for no limit.
-        max_steps: steps after which the pass over the loader ends, and the next ends the program.
-        step_file: where the leader keeps its step count; ``None`` for nowhere.
-        sync: mode of synchronisation.
-        noise_every: steps from one whose gradient's noise is measured to the next; 0 for none.
-        bounds: between which the global batch may become another one; ``None`` where it may not.
-        chosen: whether it does where an epoch ends; else only at a restart.
-        sinks: where the leader tells what it knows; see `evenstride.runtime.sinks.sink_settings`.
-        alert_below: part of its best speed below which a worker is named; 0 for never.
-        engine: ``auto``, or ``none`` if the script averages the gradients itself.
-        policy_given: whether script or environment name the policy.
-    """
-
-    global_batch: int
-    seed: int
-    policy: str
-    min_share: int
-    max_share: int | None
-    quantum: int
-    memory_fraction: float | None
-    trace: Path | None
+    global_batch: int  # samples per step, over all workers
+    seed: int  # of the order of the samples and of their randomness
+    policy: str  # specification of the policy
+    min_share: int  # fewest samples of this rank in a full step
+    max_share: int | None  # most samples of this rank in a step; `None` for no limit
+    quantum: int  # this rank's shares are multiples of it
+    memory_fraction: float | None  # part of its memory that a share may fill; `None` for no limit
+    trace: Path | None  # where the leader writes the trace; `None` for nowhere
+    # Steps after which the pass over the loader ends, and the next ends the program.
     max_steps: int | None
-    step_file: Path | None = None
-    sync: str = "bsp"
+    step_file: Path | None = None  # where the leader keeps its step count; `None` for nowhere
+    sync: str = "bsp"  # mode of synchronisation
+    # Steps from one whose gradient's noise is measured to the next; 0 for none.
     noise_every: int = 0
+    # Between which the global batch may become another one; `None` where it may not.
     bounds: tuple[int, int] | None = None
-    chosen: bool = False
-    sinks: tuple[str | Sink, ...] = ()
+    chosen: bool = False  # whether it does where an epoch ends; else only at a restart
+    # Where the leader tells what it knows; see `evenstride.runtime.sinks.sink_settings`.
+    sinks: tuple[Any, ...] = ()
+    # Part of its best speed below which a worker is named; 0 for never.
     alert_below: float = USUAL_BELOW
-    engine: str = "auto"
-    policy_given: bool = False
+    engine: str = "auto"  # `auto`, or `none` if the script averages the gradients itself
+    policy_given: bool = False  # whether script or environment name the policy
+    # The policy itself where the script gave an object; `None` for a specification.
     own_policy: Policy[Any] | None = None
 
     @property
     def decides(self) -> Policy[Any]:
-        """The policy that sets the shares.
-
-        Raises:
-            ConfigError: its specification is not understood.
-        """
+        """The policy that sets the shares; `ConfigError` if its specification is none."""
         return policy_from_spec(self.policy) if self.own_policy is None else self.own_policy
 
     @property
     def mode(self) -> SyncMode:
-        """The mode of synchronisation.
-
-        Raises:
-            ConfigError: its specification is not understood.
-        """
+        """The mode of synchronisation; `ConfigError` if its specification is none."""
         if not isinstance(self.sync, str):
             raise ConfigError(
                 f"sync is {self.sync!r}; it must name a mode, such as 'bsp' or 'bsp-ps(servers=2)'"
@@ -188,12 +154,11 @@ def settings_of(
 ) -> Settings:
     """Return the settings: an argument wins, then the environment, then what is usual.
 
-    Raises:
-        ConfigError: there is no such sink. All else is checked by `check`, with the other ranks.
+    Nothing is checked here, but by `check`, with the other ranks. Sinks are checked already.
     """
     max_share, trace = asked["max_share"], asked["trace"]
     policy: Any = asked["policy"] or environment.policy or "adaptive"
-    sinks, alert_below = asked["sinks"], asked["alert_below"]
+    alert_below = asked["alert_below"]
     if alert_below is None:
         alert_below = environment.alert_below
     return Settings(
@@ -213,7 +178,7 @@ def settings_of(
         step_file=environment.progress,
         sync=_text_of(asked["sync"]) or environment.sync or "bsp",
         noise_every=whole(_noise_every(asked["noise_every"], environment, batch)),
-        sinks=sinks_of(environment.sinks if sinks is None else sinks),
+        sinks=asked["sinks"],
         alert_below=USUAL_BELOW if alert_below is None else alert_below,
         engine=asked["engine"],
     )
@@ -245,11 +210,7 @@ def _noise_every(asked: Any, environment: Environment, batch: Batch) -> Any:
 
 
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot be, whoever else takes part.
-
-    Raises:
-        ConfigError: names the setting, its value and what is possible.
-    """
+    """Refuse settings that cannot be, whoever else takes part, with a `ConfigError`."""
     check_whole("global_batch", settings.global_batch, least=1)
     check_whole("seed", settings.seed)
     check_whole("noise_every", settings.noise_every, least=0)

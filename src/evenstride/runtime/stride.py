@@ -14,14 +14,17 @@ from torch.utils.data import DataLoader
 
 from evenstride.core.policy import Policy
 from evenstride.core.sync_modes.mode_specs import SyncMode
-from evenstride.runtime.argument_checks import by_epoch, refuse_for_evaluation, refuse_for_training
-from evenstride.runtime.loading.loader_options import DataLoaderOptions, LoaderOptions
-from evenstride.runtime.loading.sample_costs import CostFn
+from evenstride.runtime.loading.loader_options import CostFn, DataLoaderOptions, LoaderOptions
 from evenstride.runtime.rank_session import RankSession
+from evenstride.runtime.run_start import form_team, settle
 from evenstride.runtime.sinks.snapshot import Sink
-from evenstride.runtime.team import form_team, settle
 from evenstride.runtime.telemetry.summary import Summary
-from evenstride.runtime.usage_errors import in_flight
+from evenstride.runtime.usage_errors import (
+    by_epoch,
+    in_flight,
+    refuse_for_evaluation,
+    refuse_for_training,
+)
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -131,7 +134,8 @@ class Stride:
             alert_below=alert_below,
             engine=engine,
         )
-        self._session = RankSession(form_team(settings, group, shard_group), settings, environment)
+        team, lead = form_team(settings, group, shard_group)
+        self._session = RankSession(team, lead, settings, environment)
         self._hooks = self._session.step.optimizers.listen()
         atexit.register(self._close_at_exit)
 
@@ -402,7 +406,7 @@ class Stride:
                 the script, under another name, or for a tensor of another shape.
             WorkerLost: some rank is gone.
         """
-        return self._session.means.mean(total, count, name)
+        return self._session.reports.mean(total, count, name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data: plain values, the same on every rank.
@@ -429,7 +433,7 @@ class Stride:
 
     def summary(self) -> Summary:
         """Return what the run came to so far; complete on rank 0. Not collective."""
-        return self._session.summary.make()
+        return self._session.reports.summary()
 
     def close(self) -> None:
         """End the control threads and close the trace; otherwise done when the program ends."""

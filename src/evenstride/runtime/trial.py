@@ -39,12 +39,9 @@ def keep_apart(environment: Environment) -> Environment:
 
 
 def sentence(folder: str, replaced: str, *, read: bool) -> str:
-    """Return one line on where the checkpoints of a run go.
+    """Return one line on where the checkpoints of a run go, instead of the script's folder.
 
-    Args:
-        folder: that they go to.
-        replaced: the script's folder.
-        read: whether the run may start from a checkpoint there.
+    ``read`` tells whether the run may start from a checkpoint that is in there.
     """
     kept = "read, but not changed" if read else "not read or changed"
     return f"Checkpoints of this run go to {folder}; those in {replaced} are {kept}."

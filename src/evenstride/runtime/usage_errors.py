@@ -1,20 +1,83 @@
-"""What a training loop may do wrong with a batch's loss and gradients: errors, and warnings."""
+"""What a script may do wrong: arguments, and a training loop's losses and gradients.
+
+The functions whose name is that of a mistake return its error, and those that begin with ``tell``
+warn. Where a warning names a line of the user's script, the line is looked up on the stack.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import linecache
 import logging
-from typing import NoReturn
+import operator
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from evenstride.errors import ConfigError, ScaleError, StepInFlight, UsageError
-from evenstride.runtime.call_sites import line_with, range_behind
 
 logger = logging.getLogger("evenstride")
 
 
+def check_whole(name: str, value: object, least: int | None = None) -> None:
+    """Raise a `ConfigError` unless a value is a whole number, and not below ``least``."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or (least is not None and isinstance(value, int) and value < least):
+        range_of = "" if least is None else f" of at least {least}"
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number{range_of}")
+
+
+def refuse_for_evaluation(**asked: object) -> None:
+    """Raise if what is for training was asked of an evaluation loader."""
+    named = [name for name, value in asked.items() if value is not None and value is not False]
+    if named:
+        raise ConfigError(
+            f"{', '.join(named)} cannot be with train=False: evaluation sees each sample once, and "
+            "counts are given to stride.mean(); leave it out"
+        )
+
+
+def refuse_for_training(global_batch: int | None) -> None:
+    """Raise if a training loader was asked for a global batch of its own."""
+    if global_batch is not None:
+        raise ConfigError(
+            "loader(global_batch=...) is for evaluation (train=False); training uses the "
+            "global batch of the Stride"
+        )
+
+
+def whole(value: Any) -> Any:
+    """Return the value as an int where it is one in any guise; else as it is, to be refused."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
+
+
+def by_epoch(partition: str, cost_fn: object) -> bool:
+    """Return whether the data set is cut once per epoch, as `Stride.loader` was asked."""
+    if partition not in ("step", "epoch"):
+        raise ConfigError(
+            f"partition is {partition!r}; it must be 'step' (each step's samples are dealt out), "
+            "or 'epoch' (each rank keeps to a part of the data set for an epoch)"
+        )
+    if partition == "epoch" and cost_fn is not None:
+        raise ConfigError(
+            "partition='epoch' cuts the data set by numbers of samples, so cost_fn cannot be "
+            "together with it; leave one of them out"
+        )
+    return partition == "epoch"
+
+
 def not_one_number(loss: object) -> ScaleError:
-    """Return the error of a loss that is not one number."""
     what, fix = type(loss).__name__, "give it what the model made of the batch, without .item()"
     if isinstance(loss, Tensor):
         what, fix = f"tensor of shape {tuple(loss.shape)}", "call it with loss.mean()"
@@ -31,7 +94,6 @@ _FETCHED_AHEAD = (
 
 
 def unscaled(step: int) -> ScaleError:
-    """Return the error of a batch whose loss was never scaled."""
     return ScaleError(
         f"the next batch was fetched, but the batch of step {step} was never scaled, so its "
         "gradient would be wrong for unequal shares. Call stride.scale(loss).backward() for every "
@@ -41,7 +103,6 @@ def unscaled(step: int) -> ScaleError:
 
 
 def no_backward(step: int) -> ScaleError:
-    """Return the error of a batch whose backward pass never ran."""
     return ScaleError(
         f"the next batch was fetched, but the backward pass of step {step} never ran on this rank, "
         "and the other ranks would wait for it. Run backward() for every batch, also for those "
@@ -50,7 +111,6 @@ def no_backward(step: int) -> ScaleError:
 
 
 def compiled_backward() -> UsageError:
-    """Return the error of a backward pass that is compiled."""
     return UsageError(
         "the backward pass runs under compiled autograd, which drops the callbacks that tell when "
         "a gradient is ready; call loss.backward() outside the compiled function, or leave "
@@ -59,7 +119,6 @@ def compiled_backward() -> UsageError:
 
 
 def captured() -> UsageError:
-    """Return the error of a step that is captured as a CUDA graph."""
     return UsageError(
         "scale() was called while a CUDA graph is captured. A replayed graph repeats the weight of "
         "the captured batch and never calls scale() again; capture the network alone "
@@ -69,7 +128,6 @@ def captured() -> UsageError:
 
 
 def outside_loop() -> ScaleError:
-    """Return the error of a loss that is scaled outside the loop."""
     return ScaleError(
         "scale() was called outside the training loop; call it once per loss inside "
         "`for batch in loader:`"
@@ -77,7 +135,6 @@ def outside_loop() -> ScaleError:
 
 
 def drawn_elsewhere() -> UsageError:
-    """Return the error of batches that another loader draws than the one that knows the steps."""
     return UsageError(
         "batches of the training loader were asked for by another loader than the one that "
         "stride.loader() returned, so a framework has made it anew and would deal its batches out "
@@ -87,7 +144,6 @@ def drawn_elsewhere() -> UsageError:
 
 
 def evaluated_elsewhere() -> UsageError:
-    """Return the error of an evaluation loader that a framework has wrapped in another one."""
     return UsageError(
         "another loader than the one that stride.loader(train=False) returned asked for its "
         "batches. A framework has made the loader again and would deal its batches out a second "
@@ -109,7 +165,6 @@ def tell_of_missed_batches(count: int) -> None:
 
 
 def scaled_twice(step: int) -> ScaleError:
-    """Return the error of a loss that is scaled again."""
     return ScaleError(
         f"a loss of step {step} was scaled twice; call stride.scale once per loss, "
         "and scale the sum rather than its scaled parts"
@@ -117,7 +172,6 @@ def scaled_twice(step: int) -> ScaleError:
 
 
 def not_accumulated() -> ScaleError:
-    """Return the error of a micro-batch outside of `accumulate`."""
     return ScaleError(
         "this loader cuts shares into micro-batches, so ranks run different numbers of "
         "backward passes; put forward, scale and backward inside "
@@ -126,7 +180,6 @@ def not_accumulated() -> ScaleError:
 
 
 def weight_of_a_piece() -> ScaleError:
-    """Return the error of a weight that is given with a micro-batch."""
     return ScaleError(
         "scale(weight=...) needs one batch per rank and step; with micro-batches (also "
         "those of a batch that did not fit into memory) or a weight_fn give the loader a "
@@ -135,7 +188,6 @@ def weight_of_a_piece() -> ScaleError:
 
 
 def unknown_reduction(reduction: object) -> ScaleError:
-    """Return the error of a reduction that there is not."""
     return ScaleError(
         f'scale(reduction={reduction!r}) is unknown; use "mean" for a mean over the local samples, '
         'or "sum" for a loss that adds up over the ranks'
@@ -143,7 +195,6 @@ def unknown_reduction(reduction: object) -> ScaleError:
 
 
 def sum_with_weight() -> ScaleError:
-    """Return the error of a weight for a loss that adds up over the ranks."""
     return ScaleError(
         'scale(reduction="sum") takes a loss that adds up over the ranks, which needs no weight; '
         "leave out weight= and the loader's weight_fn, or use a mean"
@@ -151,7 +202,6 @@ def sum_with_weight() -> ScaleError:
 
 
 def sum_without_steps() -> ScaleError:
-    """Return the error of a loss that adds up over ranks which have no step in common."""
     return ScaleError(
         'scale(reduction="sum") adds up the losses of all ranks in a step, and in this mode of '
         'synchronisation workers have no step in common; use a mean, or sync="bsp"'
@@ -159,7 +209,6 @@ def sum_without_steps() -> ScaleError:
 
 
 def gradients_gone(step: int) -> UsageError:
-    """Return the error of gradients that were dropped between two micro-batches."""
     return UsageError(
         f"the gradients of step {step} are gone between two of its micro-batches, "
         "which the loader also makes where a batch would not fit into memory; call "
@@ -168,7 +217,6 @@ def gradients_gone(step: int) -> UsageError:
 
 
 def stepped_in_midst(step: int | None) -> UsageError:
-    """Return the error of an optimizer that steps between two micro-batches."""
     return UsageError(
         f"optimizer.step() was called in the middle of step {step},"
         " between two of its micro-batches; put it under `if stride.synced:`"
@@ -176,7 +224,6 @@ def stepped_in_midst(step: int | None) -> UsageError:
 
 
 def stepped_by_closure() -> UsageError:
-    """Return the error of an optimizer that runs its own forward and backward passes."""
     return UsageError(
         "optimizer.step() was given a closure, and this mode of synchronisation exchanges once per "
         "step, after its one backward pass; use an optimizer that needs no closure"
@@ -184,7 +231,6 @@ def stepped_by_closure() -> UsageError:
 
 
 def left_out() -> UsageError:
-    """Return the error of a step that a gradient scaler leaves out on one rank alone."""
     return UsageError(
         "a gradient scaler found a gradient that is not finite and left its step out; in this mode "
         "of synchronisation each rank sees its own gradients, so others did not, and would wait; "
@@ -193,7 +239,6 @@ def left_out() -> UsageError:
 
 
 def in_flight(step: int) -> StepInFlight:
-    """Return the error of a position that is asked for in the midst of a step."""
     return StepInFlight(
         f"step {step} is between its backward pass and its optimizer step, so model and position "
         "do not belong together; call state_dict() after optimizer.step()"
@@ -204,7 +249,6 @@ _BY_HAND = 'If the script averages gradients itself, create the Stride with engi
 
 
 def bare(name: str, world_size: int) -> ConfigError:
-    """Return the error of a watched module whose gradients nothing averages."""
     return ConfigError(
         f"watch() got a bare {name}, and nothing averages its gradients over the {world_size} "
         "ranks, so each rank would train a model of its own. Give watch() the wrapper: "
@@ -213,7 +257,6 @@ def bare(name: str, world_size: int) -> ConfigError:
 
 
 def no_engine(world_size: int) -> ConfigError:
-    """Return the error of a loop in which nothing averages gradients."""
     return ConfigError(
         f"the first step has run on {world_size} ranks, and nothing averages their gradients: "
         "stride.watch() was not called, and no DistributedDataParallel or FSDP2 module exists. "
@@ -223,7 +266,6 @@ def no_engine(world_size: int) -> ConfigError:
 
 
 def engine_bypassed(engine: str) -> UsageError:
-    """Return the error of a loop that calls the module inside its engine."""
     return UsageError(
         f"the first step's gradients differ between the ranks: the {engine} that stride.watch() "
         "was given did not run. No optimizer has stepped. Call the wrapper in the loop, not the "
@@ -232,7 +274,6 @@ def engine_bypassed(engine: str) -> UsageError:
 
 
 def unwatched() -> UsageError:
-    """Return the error of a model that this mode of synchronisation does not know."""
     return UsageError(
         "no model was given to stride.watch(), and this mode of synchronisation trains those that "
         "were; call model = stride.watch(model) before the loop"
@@ -260,9 +301,7 @@ def tell_of_placeholder(step: int) -> None:
 def tell_if_overruled(in_script: int, in_environment: int | None) -> None:
     """Warn if the environment has a global batch, and the script another one, which counts.
 
-    Args:
-        in_script: ``global_batch``, a number without bounds.
-        in_environment: ``EVENSTRIDE_GLOBAL_BATCH``; 0 and ``None`` ask for no number.
+    For the environment, 0 and ``None`` ask for no number.
     """
     if in_environment and in_environment != in_script:
         logger.warning(
@@ -305,11 +344,7 @@ def tell_of_changed_gradients(step: int) -> None:
 
 
 def tell_if_epochs_begin_anew(epoch: int) -> None:
-    """Warn if the loop around the training loop does not know that the run was restored.
-
-    Args:
-        epoch: that training goes on in.
-    """
+    """Warn if the loop around the training loop does not know that the run was restored."""
     if epoch and (found := range_behind(epoch)) is not None:
         line, text = found
         logger.warning(
@@ -322,14 +357,11 @@ def tell_if_epochs_begin_anew(epoch: int) -> None:
 
 
 def end_program(rank: int, max_steps: int | None) -> NoReturn:
-    """End the program, with exit code 0, because no further step is allowed.
+    """End the program, with exit code 0, because no further step is allowed; rank 0 reports it.
 
     A pass without batches would break scripts that use the variables of their loop, and an endless
-    generator over the loader would never end.
-
-    Args:
-        rank: of this process; rank 0 reports it.
-        max_steps: ``EVENSTRIDE_MAX_STEPS``; ``None`` in a calibration, which has its own end.
+    generator over the loader would never end. ``max_steps`` is ``None`` in a calibration, which has
+    its own end.
     """
     if rank == 0 and max_steps is not None:
         logger.warning(
@@ -341,9 +373,124 @@ def end_program(rank: int, max_steps: int | None) -> NoReturn:
 
 
 def not_stepped(step: int) -> UsageError:
-    """Return the error of a step whose optimizer step never came, where it is what synchronises."""
     return UsageError(
         f"the next batch was asked for, and no optimizer has stepped in step {step}, which is "
         "when this mode of synchronisation exchanges; call optimizer.step() after each step's "
         "last backward pass"
     )
+
+
+_OURS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+_LIBRARIES = (*_OURS, *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")))
+
+
+def user_line() -> str:
+    """Return file and line of the innermost call from outside of libraries."""
+    frames = list(_frames())
+    frame = next((one for one in frames if not _of_library(one)), frames[0] if frames else None)
+    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def line_with(*patterns: str) -> str:
+    """Return the first line of the calling function that has one of some patterns, in their order.
+
+    The line of the call itself if there is none, or the source is not there.
+    """
+    frame = next((one for one in _frames() if not _of_library(one)), None)
+    if frame is None:
+        return user_line()
+    try:
+        lines, first = inspect.getsourcelines(frame.f_code)
+    except (OSError, TypeError):
+        return user_line()
+    first = max(first, 1)  # of a module it is 0
+    for pattern in patterns:
+        for number, line in enumerate(lines, first):
+            if re.search(pattern, line.partition("#")[0]):
+                return f"{frame.f_code.co_filename}:{number}"
+    return user_line()
+
+
+def range_behind(epoch: int) -> tuple[str, str] | None:
+    """Return line and text of the ``range`` that counts epochs, if it is behind the run's epoch.
+
+    Only the innermost loop over a ``range`` around the training loop is looked at. ``None`` if
+    there is none, its counter is not behind, or it takes `Stride.epoch` into account.
+    """
+    for frame in _frames():
+        hands_through = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
+        if _of_library(frame):
+            if not hands_through:  # a framework that counts epochs itself
+                return None
+            continue
+        loop = _range_loop(frame)
+        if loop is not None:
+            counter = _value(frame, loop.target)
+            behind = isinstance(counter, int) and counter < epoch
+            if not behind or _knows_epoch(frame, loop.iter):
+                return None
+            return f"{frame.f_code.co_filename}:{loop.lineno}", ast.unparse(loop.iter)
+        if hands_through:  # whoever draws from it may count something else
+            return None
+    return None
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames that are neither ours nor torch's, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_OURS):
+            yield frame
+        frame = frame.f_back
+
+
+def _of_library(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith((*_LIBRARIES, "<frozen"))
+
+
+def _tree(frame: FrameType) -> ast.Module:
+    try:
+        return ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+    except (SyntaxError, ValueError):
+        return ast.parse("")
+
+
+def _range_loop(frame: FrameType) -> ast.For | None:
+    """Return the innermost loop over a ``range`` that a frame is in."""
+    within = [
+        node
+        for node in ast.walk(_tree(frame))
+        if isinstance(node, ast.For)
+        and node.body[0].lineno <= frame.f_lineno <= (node.end_lineno or 0)
+        and any(
+            isinstance(part, ast.Call) and ast.unparse(part.func) in ("range", "trange")
+            for part in ast.walk(node.iter)
+        )
+        and _same_function(frame, node)
+    ]
+    return max(within, key=lambda node: node.lineno, default=None)
+
+
+def _same_function(frame: FrameType, node: ast.For) -> bool:
+    return node.lineno >= frame.f_code.co_firstlineno
+
+
+def _value(frame: FrameType, target: ast.expr) -> object:
+    return frame.f_locals.get(target.id) if isinstance(target, ast.Name) else None
+
+
+def _knows_epoch(frame: FrameType, expression: ast.expr) -> bool:
+    """Return whether an expression has ``stride.epoch`` in it, or a name that was made from it."""
+    if _has_epoch(expression):
+        return True
+    names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+    made = [node for node in ast.walk(_tree(frame)) if isinstance(node, ast.Assign)]
+    return any(
+        isinstance(target, ast.Name) and target.id in names and _has_epoch(node.value)
+        for node in made
+        for target in node.targets
+    )
+
+
+def _has_epoch(expression: ast.expr) -> bool:
+    return "stride.epoch" in ast.unparse(expression)

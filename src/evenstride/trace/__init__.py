@@ -1,6 +1,6 @@
 """The record of a run: events and decisions as versioned JSON lines.
 
-Start with `codec` for the format, `run_log` for whole runs and `tail` for damaged or growing ones.
+Start with `codec` for the format, `read` for records and `run_log` for whole runs.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from evenstride._importing import later
 
 if TYPE_CHECKING:
     from evenstride.trace.decision_replay import Replay, replay
-    from evenstride.trace.history import MeasuredStep, TrainingHistory, read_course
     from evenstride.trace.read import read_noise, read_records, trace_path
+    from evenstride.trace.run_log import MeasuredStep, TrainingHistory, read_course
 
 __all__ = [
     "MeasuredStep",
@@ -28,7 +28,7 @@ __all__ = [
 __getattr__ = later(
     __name__,
     {
-        "history": ("MeasuredStep", "TrainingHistory", "read_course"),
+        "run_log": ("MeasuredStep", "TrainingHistory", "read_course"),
         "read": ("read_noise", "read_records", "trace_path"),
         "decision_replay": ("Replay", "replay"),
     },

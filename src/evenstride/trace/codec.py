@@ -1,4 +1,4 @@
-"""Events and instructions as plain JSON, and back, without losing a bit.
+"""Events and instructions as plain JSON and back, without losing a bit, and the trace file of both.
 
 Floats are written with Python's shortest round-trip representation, so reading gives the very
 same numbers; keys keep the order of the fields, so equal values give equal bytes.
@@ -7,52 +7,36 @@ same numbers; keys keep the order of the fields, so equal values give equal byte
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from math import isfinite, nan
-from typing import Any
+from pathlib import Path
+from typing import Any, Self, get_args
 
-from evenstride.core.allocation.memory_model import PeakMemory
-from evenstride.core.control.events import (
-    EpochEnded,
-    Event,
-    ExchangeAfter,
-    Exchanged,
-    Expect,
-    FleetFormed,
-    Instruction,
-    KeepShares,
-    LetGo,
-    MembersChanged,
-    NotMeasured,
-    OpeningSkipped,
-    Recalled,
-    SaveAfter,
-    SetBatch,
-    SetShares,
-)
+from evenstride.core.control.events import Event, Instruction
 from evenstride.core.fleet import Worker
 from evenstride.core.membership.member_table import Happening, MembershipEvent
 from evenstride.core.membership.worker_profiles import WorkerProfile
-from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.core.time_model.observation import Measurements, Observation, PeakMemory
 from evenstride.errors import TraceError
+from evenstride.trace.read import FORMAT
 
-_TAGGED = (
-    *(FleetFormed, Exchanged, OpeningSkipped, MembersChanged, Recalled, EpochEnded, NotMeasured),
-    *(SetShares, KeepShares, SetBatch, Expect, ExchangeAfter, SaveAfter, LetGo),
-)
-_BY_TAG = {cls.__name__: cls for cls in _TAGGED}
+_BY_TAG = {kind.__name__: kind for kind in get_args(Event) + get_args(Instruction)}
+# Times and loads of an observation that may not be known.
 _MAYBE_UNKNOWN = (
-    *("busy_s", "wait_s", "data_s", "outside_s", "control_wait_s"),
-    *("cpu_load", "memory_load"),
+    "busy_s",
+    "wait_s",
+    "data_s",
+    "outside_s",
+    "control_wait_s",
+    "cpu_load",
+    "memory_load",
 )
 
 
 def dumps(value: object) -> str:
-    """Return the one canonical JSON text of a value, without spaces or line ends.
-
-    Raises:
-        ValueError: the value contains NaN or infinity, which JSON does not know.
-    """
+    """Return the one canonical JSON text of a value, which must hold no NaN or infinity."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
@@ -67,12 +51,10 @@ def encode(value: Event | Instruction) -> dict[str, Any]:
 
 
 def decode(plain: Any) -> Event | Instruction:
-    """Return the event or instruction that `encode` wrote.
-
-    A field that an older version did not write has its default.
+    """Return what `encode` wrote; a field that an older version did not write has its default.
 
     Raises:
-        TraceError: the value is not an object, its type is not known, or its fields do not fit.
+        TraceError: the value is no event or instruction, or its fields do not fit.
     """
     tag = plain.get("type") if isinstance(plain, dict) else plain
     if not isinstance(tag, str) or tag not in _BY_TAG:
@@ -81,16 +63,14 @@ def decode(plain: Any) -> Event | Instruction:
     try:
         known = [f for f in fields(_BY_TAG[tag]) if f.name in plain or f.default is MISSING]
         values = {f.name: _value(tag, f.name, plain[f.name]) for f in known}
-        return _BY_TAG[tag](**values)
+        built: Event | Instruction = _BY_TAG[tag](**values)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise TraceError(f"a {tag} lacks a field or has a wrong one: {error}") from None
+    return built
 
 
 def encode_observation(observation: Observation) -> dict[str, Any]:
-    """Return one observation as JSON types, as a rank sends it to the leader.
-
-    A time or load that is not a finite number becomes ``null``, and not-a-number when read.
-    """
+    """Return one observation as JSON types; a time or load that is not finite becomes ``null``."""
     plain = _plain(observation)
     for name in _MAYBE_UNKNOWN:
         plain[name] = _finite(plain[name])
@@ -98,11 +78,7 @@ def encode_observation(observation: Observation) -> dict[str, Any]:
 
 
 def decode_observation(plain: Any) -> Observation:
-    """Return the observation that `encode_observation` wrote.
-
-    Raises:
-        TypeError: the value is not an object, or its fields do not fit.
-    """
+    """Return the observation that `encode_observation` wrote; ``null`` is not a number again."""
     if not isinstance(plain, dict):
         raise TypeError(f"an observation must be an object, not {str(plain)[:40]}")
     values = {name: _tuples(value) for name, value in plain.items()}
@@ -133,11 +109,9 @@ def _jsonable(value: Any) -> Any:
         return [_jsonable(item) for item in value]
     if isinstance(value, Measurements):
         return [encode_observation(seen) for seen in value]
-    return (
-        _plain(value)
-        if isinstance(value, (Worker, PeakMemory, Happening, WorkerProfile))
-        else value
-    )
+    if isinstance(value, Worker | PeakMemory | Happening | WorkerProfile):
+        return _plain(value)
+    return value
 
 
 def _value(tag: str, name: str, plain: Any) -> Any:
@@ -174,3 +148,66 @@ def _worker(plain: Any) -> Worker:
 
 def _tuples(plain: Any) -> Any:
     return tuple(_tuples(item) for item in plain) if isinstance(plain, list) else plain
+
+
+class TraceWriter:
+    """One run's trace, written by its leader alone; a crash at any byte loses one record at most.
+
+    Every record is one line, handed to the kernel in one ``write``, so that it survives the
+    death of the process; it is not forced to the disk, which would cost more than it is worth
+    in the middle of training. An existing file is continued: what a crash left of its last
+    line is closed with a line end, and a new header follows.
+
+    Args:
+        path: the file; its folder is made.
+        header: facts about the run; a replay needs ``policy``, a specification.
+    """
+
+    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if _ends_mid_line(path):
+            os.write(self._file, b"\n")
+        self.record("header", format=FORMAT, **header)
+
+    def record(self, kind: str, **values: Any) -> None:
+        """Append one record; ``values`` are JSON types. Does nothing after `close`."""
+        if self._file >= 0:
+            os.write(self._file, (dumps({"kind": kind, **values}) + "\n").encode())
+
+    def event(
+        self,
+        at_s: float,
+        event: Event,
+        verdict: Iterable[Instruction],
+        committed_at_s: float | None = None,
+    ) -> None:
+        """Append an event, decided on ``at_s`` seconds into the run, and what the control answered.
+
+        ``committed_at_s`` is when the latest of an exchange's steps was committed, if known.
+        """
+        committed = {} if committed_at_s is None else {"committed_at_s": round(committed_at_s, 6)}
+        self.record("event", at_s=round(at_s, 6), **committed, event=encode(event))
+        self.record("instructions", instructions=[encode(part) for part in verdict])
+
+    def close(self) -> None:
+        """Close the file; may be called again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _ends_mid_line(path: Path) -> bool:
+    size = path.stat().st_size
+    if size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        return file.read(1) != b"\n"

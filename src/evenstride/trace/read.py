@@ -1,23 +1,35 @@
-"""Read a trace, whole or cut off at any byte."""
+"""Read a trace: whole or cut off at any byte, strictly or as far as it goes, also while it grows.
+
+`read_records` refuses a trace that is broken, as decisions hang on it. Who only looks is better
+served with what is there: `TraceTail` passes over a damaged line, and tells of it.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
 from evenstride.core.gradients.noise_scale import GradientNorms
 from evenstride.errors import TraceError
-from evenstride.trace.write import FORMAT
 
+FORMAT = 1
+"""Version of the format; a reader refuses a later one."""
 TRACE_NAME = "trace.jsonl"
 """Name of the trace file inside a run's folder."""
 _MOST_BELOW = 6
-_RECORD_BYTES, _WORKER_BYTES, _MOST_WORKERS = 1 << 22, 1 << 18, 100_000
+# Of the longest record, and of what each worker may add to it.
+_RECORD_BYTES = 1 << 22
+_WORKER_BYTES = 1 << 18
+_MOST_WORKERS = 100_000
+_BYTES_AT_ONCE = 1 << 24
+_BYTES_LOOKED_AT = 256
+_MOST_TOLD = 20
 
 
 def trace_path(run: Path) -> Path:
@@ -33,7 +45,6 @@ def trace_path(run: Path) -> Path:
 
 
 def _instead(run: Path) -> str:
-    """Return what to do where a run's trace is not."""
     if not run.exists():
         return (
             "there is no such file or folder; name a run's folder or its trace file (a run writes "
@@ -67,14 +78,15 @@ def read_records(run: Path) -> Iterator[dict[str, Any]]:
                 break
             if len(line) == most:
                 raise _too_long(path, number, most)
-            record = _parse(line)
+            record = _parsed(line) if line.endswith(b"\n") else None
             if record is None:
                 if broken is not None:
                     raise _unreadable(path, broken)
                 broken = number
                 continue
             if record["kind"] == "header":
-                _check_header(path, number, record)
+                if told := foreign_format(record.get("format")):
+                    raise TraceError(f"{path}, line {number}: {told}")
                 most = longest_record(record.get("world_size"))
             elif broken is not None or number == 1:
                 raise _unreadable(path, broken or 1)
@@ -99,15 +111,7 @@ def read_noise(run: Path) -> Iterator[tuple[int, GradientNorms]]:
 
 
 def norms_of(record: dict[str, Any], run: Path) -> tuple[int, GradientNorms]:
-    """Return a record of noise: the step's number, and what its gradient told.
-
-    Args:
-        record: of kind ``noise``.
-        run: that it is of, for the error.
-
-    Raises:
-        TraceError: it lacks a number.
-    """
+    """Return the step of a record of noise, and what its gradient told; else raise `TraceError`."""
     names = [field.name for field in fields(GradientNorms)]
     if not all(isinstance(record.get(name), int | float) for name in ("step", *names)):
         raise TraceError(
@@ -128,15 +132,9 @@ class DataPass(NamedTuple):
 
 
 def pass_of(record: dict[str, Any], batch: Any, run: Path) -> DataPass:
-    """Return a record of a pass.
+    """Return a record of a pass; `TraceError` if a number lacks.
 
-    Args:
-        record: of kind ``pass``.
-        batch: that counts where the record has none; older versions changed none in a run.
-        run: that it is of, for the error.
-
-    Raises:
-        TraceError: it lacks a number.
+    ``batch`` counts where the record has none: older versions changed none in a run.
     """
     told: list[Any] = [record.get(name) for name in ("step", "epochs", "samples")]
     batch = record.get("global_batch", batch)
@@ -168,19 +166,12 @@ def longest_record(workers: object) -> int:
     return _RECORD_BYTES + min(max(known, 1), _MOST_WORKERS) * _WORKER_BYTES
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    if not line.endswith(b"\n"):
-        return None
+def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):  # malformed JSON or a code point cut in two
         return None
     return record if isinstance(record, dict) and "kind" in record else None
-
-
-def _check_header(path: Path, number: int, record: dict[str, Any]) -> None:
-    if told := foreign_format(record.get("format")):
-        raise TraceError(f"{path}, line {number}: {told}")
 
 
 def foreign_format(version: Any) -> str:
@@ -210,3 +201,154 @@ def _unreadable(path: Path, number: int) -> TraceError:
         f"{path}, line {number} is not a trace record, and lines follow it; only the last line "
         "of a run may be cut short. Restore the file, or cut it off before that line"
     )
+
+
+class TraceTail:
+    """Hands out the records of a trace that may still be growing, each once."""
+
+    def __init__(self, run: Path) -> None:
+        self.path = trace_path(run)
+        self._file: tuple[int, int] | None = None
+        self.restarts = 0  # how often the file was replaced, so that all that was read is void
+        self._begin()
+
+    def _begin(self) -> None:
+        self._offset, self._line, self._rest = 0, 0, b""
+        self._before = b""  # what stands right before the offset
+        self._known = False  # whether the records that come are of a version that is read
+        self._broken: tuple[int, int] | None = None  # first and last line
+        self._told: list[str] = []
+        self._headers = 0
+        self._most = longest_record(None)
+        self._skipped = 0  # bytes read so far of a line that is too long to be a record
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """What could not be read so far, one sentence each."""
+        told = [*self._told, *self._of_broken()]
+        if unended := self._skipped + len(self._rest):
+            told.append(
+                f"line {self._line + 1} is not whole: {unended} bytes that are still being "
+                "written, or were cut off by a crash"
+            )
+        if not self._line and not unended:
+            told.append("the file is empty: nothing was written yet")
+        elif not self._headers:  # which lines are passed over then says nothing
+            return (
+                "there is no header, so this is no trace of a run, or its first line is gone; name "
+                "a run's folder, or the trace.jsonl in it",
+            )
+        more = len(told) - _MOST_TOLD
+        return (*told[:_MOST_TOLD], *([f"and {more} more such places"] if more > 0 else []))
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return records that were written since the last call; call again until there are none.
+
+        Cost:
+            memory for 16 MiB of the file or its longest record, and its records. A line that is
+            longer than any record of the run is skipped, not decoded.
+
+        Raises:
+            OSError: the file cannot be read any more.
+        """
+        found: list[dict[str, Any]] = []
+        with self.path.open("rb") as file:
+            self._look_at(file)
+            file.seek(self._offset)
+            # There may be none for long: a run of a later version, or one long line.
+            while not found and (data := file.read(_BYTES_AT_ONCE)):
+                found = self._of(data)
+        return found
+
+    def _of(self, data: bytes) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        self._offset += len(data)
+        self._before = (self._before + data[-_BYTES_LOOKED_AT:])[-_BYTES_LOOKED_AT:]
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._line += 1
+            if self._too_long(line):
+                continue
+            record = _parsed(line)
+            if record is None or not isinstance(record["kind"], str):
+                self._pass_over(line)
+            elif self._of_run(record):
+                found.append(record)
+        if self._skipped + len(self._rest) >= self._most:
+            self._skipped, self._rest = self._skipped + len(self._rest), b""
+        return found
+
+    def _too_long(self, line: bytes) -> bool:
+        """Return whether a line has more bytes than any record of the run, and report it."""
+        size, self._skipped = self._skipped + len(line), 0
+        if size >= self._most:
+            self._told.append(
+                f"line {self._line} has {size / 1e6:.1f} MB, more than any record of this run, and "
+                "is skipped"
+            )
+        return size >= self._most
+
+    def _look_at(self, file: BinaryIO) -> None:
+        """Begin anew if it is another file, or no longer goes on from what was read of it."""
+        stat = os.fstat(file.fileno())
+        who = stat.st_dev, stat.st_ino
+        # A file that is overwritten in place is the same one to the system, and may be longer.
+        file.seek(self._offset - len(self._before))
+        gone = file.read(len(self._before)) != self._before
+        if self._file is not None and (who != self._file or gone):
+            self._begin()
+            self.restarts += 1
+        self._file = who
+
+    def _of_run(self, record: dict[str, Any]) -> bool:
+        """Return whether a record is understood; a header tells that of what follows it."""
+        if record["kind"] == "header":
+            foreign = foreign_format(record.get("format"))
+            self._headers += 1
+            self._known = not foreign
+            self._most = longest_record(record.get("world_size"))
+            self._told += self._of_broken(mended=True)
+            self._broken = None
+            if foreign:
+                self._told.append(f"what follows line {self._line} is not shown: {foreign}")
+        elif not self._known and not self._headers:
+            self._pass_over(b"?")
+            return False
+        return self._known
+
+    def _pass_over(self, line: bytes) -> None:
+        if not line.strip():  # what a continued run closes a cut line with
+            return
+        first = self._broken[0] if self._broken else self._line
+        if self._broken and self._line != self._broken[1] + 1:
+            self._told += self._of_broken()
+            first = self._line
+        self._broken = first, self._line
+
+    def _of_broken(self, *, mended: bool = False) -> list[str]:
+        if self._broken is None:
+            return []
+        first, last = self._broken
+        if first == last and mended and first > 1:
+            return [f"line {first} was cut short by a crash; the run went on behind it"]
+        lines = f"line {first} is" if first == last else f"lines {first} to {last} are"
+        return [f"{lines} no record of a trace, and passed over"]
+
+
+class LineTail:
+    """Hands out the complete lines of a file that another process writes; it need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the JSON objects written since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines() if line]

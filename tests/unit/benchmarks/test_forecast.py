@@ -16,8 +16,8 @@ from benchmarks.forecast_judging import (
     trained,
 )
 
-from evenstride.core.allocation.min_max import equal_finish
-from evenstride.core.time_model.step_times import TimeModel
+from evenstride.core.allocation.integer_splits import equal_finish
+from evenstride.core.time_model.estimates import TimeModel
 
 BATCHES = (64, 256, 1024)
 LATENCY_S, BYTES_PER_S, BYTES = 1e-3, 1e8, 4e5

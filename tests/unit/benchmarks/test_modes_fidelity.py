@@ -20,7 +20,7 @@ from benchmarks.modes_fidelity import (
 )
 
 from evenstride.core.sync_modes.mode_specs import SyncMode
-from evenstride.lab.comparison.run_rates import Rates, WorkerRates
+from evenstride.lab.comparison.trace_figures import Rates, WorkerRates
 from evenstride.sim.scenario.scenario_model import WorkerGroup
 
 COSTS = ((0.01, 0.0002), (0.02, 0.0004), (0.05, 0.001))

@@ -15,7 +15,7 @@ from evenstride.core.control.events import Exchanged, FleetFormed
 from evenstride.core.fleet import Worker
 from evenstride.core.time_model.observation import Measurements as Told
 from evenstride.core.time_model.observation import Observation
-from evenstride.trace.write import TraceWriter
+from evenstride.trace.codec import TraceWriter
 
 SVG = "{http://www.w3.org/2000/svg}"
 STEPS = 20

@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.core.sampling.permutation import Permutation
-from evenstride.sim.scenario.spot_traces import Machines, SpotTrace, machines
+from evenstride.sim.scenario.recordings import Machines, SpotTrace, machines
 from evenstride.testing import FakeClock
-from evenstride.testing.faults.fault_journal import FaultJournal, ProgressFile
+from evenstride.testing.faults.fault_injection import FaultJournal, ProgressFile
 
 UPS = st.lists(st.integers(0, 4), min_size=1, max_size=30).filter(any)
 SCRATCH, SLOWEST, ELASTIC = replay.ways_of(replay.WAYS, 2.0)

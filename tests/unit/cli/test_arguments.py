@@ -18,7 +18,7 @@ from evenstride.cli.arguments import (
     whole,
 )
 from evenstride.errors import ConfigError
-from evenstride.sim.scenario.fields import Lag, Length
+from evenstride.sim.scenario.scenario_model import Lag, Length
 from tests.unit.cli.conftest import Shell
 
 

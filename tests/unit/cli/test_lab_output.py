@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from evenstride.core.sync_modes.mode_specs import Asynchronous, LocalSgd, SyncMode
+from evenstride.lab.comparison.comparison_result import Cost, ModesComparison
 from evenstride.lab.comparison.lab_session import LabPlan, Viewer
-from evenstride.lab.comparison.mode_comparison import Cost, ModesComparison
-from evenstride.lab.comparison.run_rates import Rates, WorkerRates
+from evenstride.lab.comparison.trace_figures import Rates, WorkerRates
 from tests.unit.cli.conftest import Shell
 
 
@@ -56,7 +56,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         result: ModesComparison = held["is"]
         return result
 
-    monkeypatch.setattr("evenstride.lab.comparison.mode_comparison.run_modes", lab)
+    monkeypatch.setattr("evenstride.lab.comparison.lab_session.run_modes", lab)
     return held
 
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from evenstride.cli.shared_options import POLICIES_HELP
+from evenstride.cli.arguments import POLICIES_HELP
 from evenstride.cli.suite_request import notes
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec
 from evenstride.sim.scenario.scenario_model import Scenario
-from evenstride.sim.scoring.score import ScoredScenario
-from evenstride.sim.scoring.suite import Suite
+from evenstride.sim.scoring.suite import ScoredScenario, Suite
 from tests.unit.cli.conftest import Shell
 
 

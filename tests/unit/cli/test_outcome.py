@@ -13,7 +13,7 @@ from evenstride.cli.arguments import split_policies
 from evenstride.lab.comparison.comparison_result import Comparison, Oracle, PolicyRun
 from evenstride.lab.comparison.lab_session import LabPlan, Viewer
 from evenstride.lab.demo.demo_schedule import DemoSchedule
-from evenstride.lab.limits.speeds import SpeedChange
+from evenstride.lab.processes.speeds import SpeedChange
 from tests.unit.cli.conftest import Shell
 
 OUTCOME = Comparison(
@@ -59,7 +59,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return result
 
     monkeypatch.setattr("evenstride.lab.demo.demo_run.run_demo", demo)
-    monkeypatch.setattr("evenstride.lab.comparison.policy_runs.run_lab", lab)
+    monkeypatch.setattr("evenstride.lab.comparison.lab_session.run_lab", lab)
     return held
 
 

@@ -144,7 +144,7 @@ def test_a_launch_that_fails_is_told_without_a_traceback(
     def fails(*_: Any) -> None:
         raise LaunchError("worker 1 fell over")
 
-    monkeypatch.setattr("evenstride.lab.comparison.policy_runs.run_lab", fails)
+    monkeypatch.setattr("evenstride.lab.comparison.lab_session.run_lab", fails)
 
     answer = shell("lab", "--speeds", "1", "--json", "--", script)
 
@@ -158,7 +158,7 @@ def test_what_is_not_ours_keeps_its_traceback(
     def broken(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("evenstride.lab.comparison.policy_runs.run_lab", broken)
+    monkeypatch.setattr("evenstride.lab.comparison.lab_session.run_lab", broken)
 
     with pytest.raises(type(error)):
         shell("lab", "--speeds", "1", "--", script)

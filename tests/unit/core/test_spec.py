@@ -8,9 +8,8 @@ import pytest
 
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.dbs import Dbs
-from evenstride.core.policies.lb_bsp_cpu import LbBspCpu
-from evenstride.core.policies.lb_bsp_gpu import LbBspGpu
-from evenstride.core.policies.omnilearn import OmniLearn
+from evenstride.core.policies.dynamic_batching import OmniLearn
+from evenstride.core.policies.lb_bsp import LbBspCpu, LbBspGpu
 from evenstride.core.policy import Policy
 from evenstride.core.spec import (
     Spec,

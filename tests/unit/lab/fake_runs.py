@@ -10,9 +10,8 @@ import pytest
 
 from evenstride.core.fleet import Shares
 from evenstride.lab.comparison.comparison_result import Comparison
-from evenstride.lab.comparison.lab_session import LabPlan, Viewer
-from evenstride.lab.comparison.policy_runs import run_lab
-from evenstride.lab.limits.cpu_limits import Limits
+from evenstride.lab.comparison.lab_session import LabPlan, Viewer, run_lab
+from evenstride.lab.processes.cpu_limits import Limits
 from evenstride.lab.processes.local_launch import Launch, LaunchProgress
 from tests.unit.lab.traces import write_calibration, write_run
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-MODULE = "evenstride.lab.limits.duty_cycle"
+MODULE = "evenstride.lab.processes.cpu_limits"
 
 
 @dataclass(slots=True)

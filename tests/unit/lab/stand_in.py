@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from evenstride.lab.processes.start_barrier import MUSTER_VARIABLE, report_for_duty
+from evenstride.lab.processes.lab_worker import MUSTER_VARIABLE, report_for_duty
 from evenstride.runtime.launching.die_with_parent import die_with_parent
 
 SERVER_MODULE = "evenstride.runtime.parameter_server.server_process"  # psutil takes long to import

@@ -8,7 +8,7 @@ from pathlib import Path
 from evenstride.core.control.events import Exchanged, FleetFormed, KeepShares, SetShares
 from evenstride.core.fleet import Shares, Worker
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.trace.write import TraceWriter
+from evenstride.trace.codec import TraceWriter
 
 
 def write_run(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.core.reliability.lifetimes import Exponential
-from evenstride.planner.search.candidates import Kind
-from evenstride.planner.search.training_forecast import TrainingTask
-from evenstride.planner.spot.preemption_rate import PreemptionRate
+from evenstride.planner.search.training_forecast import Kind, TrainingTask
+from evenstride.planner.spot_losses import PreemptionRate
 from evenstride.planner.workload.epochs_to_target import ByNoise, Epochs
-from evenstride.planner.workload.step_curve import Curve
+from evenstride.planner.workload.step_time import Curve
 from evenstride.planner.workload.workload_profile import Links, Noise
 
 

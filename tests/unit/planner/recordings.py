@@ -12,7 +12,7 @@ from evenstride.core.fleet import FloatArray, Worker
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.runtime.timing.recorder import stretches
 from evenstride.runtime.timing.step_timer import StepRecord
-from evenstride.trace.write import TraceWriter
+from evenstride.trace.codec import TraceWriter
 
 SLOW = 3.0  # times a usual step, from which on a step begins an observation of its own
 

@@ -9,7 +9,7 @@ from typing import Any
 from evenstride.core.control.events import Exchanged, FleetFormed, KeepShares, SetShares
 from evenstride.core.fleet import Worker
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.trace.write import TraceWriter
+from evenstride.trace.codec import TraceWriter
 
 Record = dict[str, Any]
 SAMPLES = 51_200

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evenstride.planner.search.step_time import Workers, exact_step
-from evenstride.planner.tuning.online_forecast import Configuration, Probe
-from evenstride.planner.workload.step_curve import Curve
+from evenstride.planner.online_forecast import Configuration, Probe
+from evenstride.planner.workload.step_time import Curve, Workers, exact_step
 from evenstride.planner.workload.workload_profile import Noise, Point
 from evenstride.sim.engine.network import Ring
 

@@ -13,7 +13,7 @@ from evenstride.planner.caveats import (
     of_spot,
 )
 from evenstride.planner.search.training_forecast import ClusterChoice
-from evenstride.planner.spot.restart_cost import SaveCosts
+from evenstride.planner.spot_losses import SaveCosts
 from evenstride.planner.workload.workload_profile import DeviceProfile, Point
 from tests.unit.planner.kinds import kind
 

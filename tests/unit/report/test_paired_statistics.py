@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.report.paired_statistics import mean_interval, quantile
+from evenstride.report.suite_text import mean_interval, quantile
 
 
 def test_one_pair_has_no_interval() -> None:

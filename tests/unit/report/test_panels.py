@@ -11,10 +11,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evenstride.report.share_bands import ShareBand
-from evenstride.report.suite_figures import Panel, draw
+from evenstride.report.suite_figures import Panel, ShareBand, draw
 from evenstride.sim.scenario.scenario_model import Scenario
-from evenstride.sim.scoring.score import ScoredScenario
+from evenstride.sim.scoring.suite import ScoredScenario
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from evenstride.report.policy_comparison import comparison_sentence, comparison_table, lead
 from evenstride.report.suite_text import (
+    comparison_sentence,
+    comparison_table,
     grouped,
+    lead,
     longer,
     means_line,
     simulation_sentence,
@@ -16,7 +18,7 @@ from evenstride.report.suite_text import (
     times_sentence,
 )
 from evenstride.report.wording import duration
-from evenstride.sim.scoring.score import ScoreRow
+from evenstride.sim.scoring.suite import ScoreRow
 
 ROW = ScoreRow(
     *("h1", "adaptive", 1, 0),

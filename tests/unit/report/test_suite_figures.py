@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 
 from evenstride.errors import ConfigError
-from evenstride.report.share_bands import MOST_LINES, ShareBand, bands
-from evenstride.report.suite_figures import Panel, check_plotting, check_writable, draw
+from evenstride.report.suite_figures import (
+    MOST_LINES,
+    Panel,
+    ShareBand,
+    bands,
+    check_plotting,
+    check_writable,
+    draw,
+)
 from evenstride.sim.engine.lockstep import SimulatedSteps
 from evenstride.sim.engine.virtual_workers import Cluster
 from evenstride.sim.scenario.scenario_model import Scenario
-from evenstride.sim.scoring.score import ScoredScenario
+from evenstride.sim.scoring.suite import ScoredScenario
 
 
 def made(*counts: int) -> Scenario:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.report.text_tables import MOST_NAME, Table, shorten
+from evenstride.report.wording import MOST_NAME, Table, shorten
 
 TABLE = Table(
     ("name", "one", "two\nlines", "x"),

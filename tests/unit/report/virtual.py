@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from benchmarks import virtual_run
 
-from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.fleet import FloatArray, IntArray
-from evenstride.trace.write import TraceWriter
+from evenstride.core.time_model.observation import PeakMemory
+from evenstride.trace.codec import TraceWriter
 
 FIXED_S, PER_SAMPLE_S, COMMUNICATION_S = 0.002, 0.001, 0.003
 SELDOM = 8  # steps between exchanges, at most: real workers ask when times leave their band

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evenstride.runtime.call_sites import line_with, range_behind, user_line
+from evenstride.runtime.usage_errors import line_with, range_behind, user_line
 
 SCRIPTS = {
     "for epoch in range(9):\n    look(3)": ("2", "range(9)"),

@@ -11,8 +11,8 @@ from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.runtime.coordination.leader import Leader
+from evenstride.runtime.coordination.leader_start import _spans
 from evenstride.runtime.engines.replica_groups import Islands
-from evenstride.runtime.team import _spans
 from tests.unit.runtime.conftest import MakeStride
 
 ISLANDS = Islands(((0, 1), (2, 3)))

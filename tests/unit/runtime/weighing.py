@@ -11,9 +11,8 @@ from evenstride.core.sampling.draw import Draw
 from evenstride.runtime.engines.watched_models import WatchedModels
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loss.batch_in_hand import BatchInHand
-from evenstride.runtime.loss.token_weights import WeightExchange
-from evenstride.runtime.loss.training_step import TrainingStep
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.runtime.loss.training_step import TrainingStep, WeightExchange
+from evenstride.runtime.timing.device_timer import RankClock
 from evenstride.runtime.timing.step_timer import StepTimer
 
 

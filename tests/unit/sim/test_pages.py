@@ -16,6 +16,7 @@ from evenstride.core.control.events import Exchanged, FleetFormed
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.sim.scenario.recordings import load_recording
 from evenstride.sim.scenario.scenario_model import (
     Communication,
     Event,
@@ -23,9 +24,8 @@ from evenstride.sim.scenario.scenario_model import (
     Scenario,
     WorkerGroup,
 )
-from evenstride.sim.scenario.timeline import load_recording
-from evenstride.sim.scoring.score import FIELDS
-from evenstride.trace.write import TraceWriter
+from evenstride.sim.scoring.suite import FIELDS
+from evenstride.trace.codec import TraceWriter
 
 DOCS = Path(__file__).parents[3] / "docs"
 SIMULATOR, GUIDE = ((DOCS / f"{name}.md").read_text() for name in ("simulator", "guide"))

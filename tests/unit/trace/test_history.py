@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from evenstride.core.convergence.time_to_target import Value
+from evenstride.core.convergence.batch_laws import Value
 from evenstride.errors import TraceError
-from evenstride.trace.history import read_course
+from evenstride.trace.run_log import read_course
 from tests.unit.planner.runs import SAMPLES, life, metric, noisy, went
 
 STEPS = SAMPLES // 512  # of an epoch

@@ -11,8 +11,8 @@ import pytest
 from evenstride.core.control.events import FleetFormed, SetBatch, SetShares
 from evenstride.core.fleet import Worker
 from evenstride.errors import TraceError
+from evenstride.trace.codec import TraceWriter
 from evenstride.trace.run_log import RunLog
-from evenstride.trace.write import TraceWriter
 
 FLEET = (Worker("here-0"), Worker("here-1"))
 

@@ -11,9 +11,7 @@ import pytest
 from evenstride.core.time_model.observation import Observation
 from evenstride.errors import TraceError
 from evenstride.trace.codec import dumps, encode_observation
-from evenstride.trace.read import longest_record, read_records
-from evenstride.trace.tail import TraceTail
-from evenstride.trace.write import FORMAT
+from evenstride.trace.read import FORMAT, TraceTail, longest_record, read_records
 
 HEADER = json.dumps({"kind": "header", "format": FORMAT})
 NOTE = json.dumps({"kind": "metric", "name": "loss"})

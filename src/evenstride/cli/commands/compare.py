@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenstride.cli import shared_options as common
-from evenstride.cli.render.terminal_text import say
-from evenstride.cli.suite_request import asked_suite
+from evenstride.cli import arguments
+from evenstride.cli.terminal_text import print_table, say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,49 +18,42 @@ if TYPE_CHECKING:
 _EXAMPLE = "evenstride compare cluster.yaml"
 _SEEDS = "5"
 
-_Files = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Scenario files, or folders of them; with --real a script and its arguments.",
-        metavar="FILE... | -- SCRIPT ARGS",
-    ),
-]
-_Plot = Annotated[
-    Path | None,
-    typer.Option(help="Draw step times and shares into this folder, a file per scenario."),
-]
-_Real = Annotated[
-    bool, typer.Option("--real", help="Run a script on local workers of chosen speed instead.")
-]
-_Speeds = Annotated[
-    str | None, typer.Option(help="With --real: speeds of the workers; 1,0.5,0.2 if not given.")
-]
-_Change = Annotated[
-    list[str] | None,
-    typer.Option(help="With --real: change of speed in each run, as STEP:SPEEDS."),
-]
-_Repeats = Annotated[
-    int | None, typer.Option(help="With --real: runs of each policy; 1 if not given.", min=1)
-]
-
 
 def compare(
-    files: _Files = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Scenario files, or folders of them; with --real a script and its arguments.",
+            metavar="FILE... | -- SCRIPT ARGS",
+        ),
+    ] = None,
     policies: Annotated[
         list[str] | None,
-        common.policies_option("As a list or one by one; all of them if not given."),
+        arguments.policies_option("As a list or one by one; all of them if not given."),
     ] = None,
-    seeds: Annotated[str | None, common.seeds_option(f"{_SEEDS} if not given.")] = None,
-    lag: common.Lag = None,
-    cold_lag: common.ColdLag = None,
-    steps: Annotated[int | None, common.steps_option("With --real steps per run.")] = None,
-    every: common.Every = None,
-    plot: _Plot = None,
-    real: _Real = False,
-    speeds: _Speeds = None,
-    change: _Change = None,
-    repeats: _Repeats = None,
-    as_json: common.AsJson = False,
+    seeds: Annotated[str | None, arguments.seeds_option(f"{_SEEDS} if not given.")] = None,
+    lag: arguments.Lag = None,
+    cold_lag: arguments.ColdLag = None,
+    steps: Annotated[int | None, arguments.steps_option("With --real steps per run.")] = None,
+    every: arguments.Every = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw step times and shares into this folder, a file per scenario."),
+    ] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="Run a script on local workers of chosen speed instead.")
+    ] = False,
+    speeds: Annotated[
+        str | None, typer.Option(help="With --real: speeds of the workers; 1,0.5,0.2 if not given.")
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(help="With --real: change of speed in each run, as STEP:SPEEDS."),
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="With --real: runs of each policy; 1 if not given.", min=1)
+    ] = None,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Compare policies: how close each comes to the best split, in every scenario.
 
@@ -81,7 +73,7 @@ def compare(
     """
     if real:
         _refuse("--real", seeds=seeds, lag=lag, cold_lag=cold_lag, every=every)
-        from evenstride.cli.compare_on_machine import compare_real, real_plan
+        from evenstride.cli.lab_output import compare_real, real_plan
 
         plan = real_plan(
             files,
@@ -94,6 +86,8 @@ def compare(
         compare_real(plan, plot, as_json)
         return
     _refuse("scenario files; add --real", speeds=speeds, change=change, repeats=repeats)
+    from evenstride.cli.suite_request import asked_suite
+
     suite = asked_suite(
         [Path(file) for file in files or []],
         policies,
@@ -115,18 +109,14 @@ def _refuse(what: str, **options: object) -> None:
 
 
 def _compare(suite: Suite, plot: Path | None, as_json: bool) -> None:
-    from evenstride.cli.suite_request import print_rows, run_suite
+    from evenstride.cli.suite_request import Drawing, run_suite
 
-    drawing = None
-    if plot is not None:
-        from evenstride.cli.render.simulation_progress import Drawing
-
-        drawing = Drawing.into_folder(suite, plot)
+    drawing = None if plot is None else Drawing.into_folder(suite, plot)
     for line in _left_out(suite):
         say(line, err=True)
     results = run_suite(suite, drawing)
     if as_json:
-        print_rows(results)
+        results.print_rows()
     elif results.rows:
         _tell(results)
     results.end()
@@ -148,9 +138,7 @@ def _left_out(suite: Suite) -> list[str]:
 
 
 def _tell(results: Results) -> None:
-    from evenstride.cli.suite_request import print_table
-    from evenstride.report.policy_comparison import comparison_sentence, comparison_table
-    from evenstride.report.suite_text import seeds_of
+    from evenstride.report.suite_text import comparison_sentence, comparison_table, seeds_of
 
     groups = results.groups()
     print_table(comparison_table(groups))

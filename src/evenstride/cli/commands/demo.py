@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from evenstride.cli.render.live_table import LiveTable
+    from evenstride.cli.live_progress import LiveTable
     from evenstride.lab.comparison.comparison_result import Comparison
 
 
@@ -38,11 +38,11 @@ def demo(
 
         evenstride demo --data data/fashion-mnist
     """
-    from evenstride.cli.exit_codes import conclude
-    from evenstride.cli.render.live_table import LiveTable
+    from evenstride.cli.lab_output import conclude
+    from evenstride.cli.live_progress import LiveTable
     from evenstride.lab.demo.demo_run import run_demo
     from evenstride.lab.demo.demo_schedule import DemoSchedule
-    from evenstride.lab.limits.speeds import parse_speeds
+    from evenstride.lab.processes.speeds import parse_speeds
 
     wanted = parse_speeds(speeds)
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
@@ -68,8 +68,7 @@ def _news(board: LiveTable, item: dict[str, Any]) -> None:
 
 
 def story(outcome: Comparison) -> str:
-    """Return the outcome as people read it."""
-    from evenstride.report.text_tables import Table
+    from evenstride.report.wording import Table
 
     equal, balanced = outcome.runs
     assert outcome.oracle is not None, "the demo always runs fixed splits"

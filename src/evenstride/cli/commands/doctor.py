@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evenstride.cli.render.terminal_text import say
+from evenstride.cli.terminal_text import say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
     from evenstride.runtime.environment import Environment
 
+
 WRONG = 1
 """Exit code of a bench that found something that is not as promised."""
+HOW_TO_GROUP = (
+    "one process alone: run torchrun --nproc-per-node N -m evenstride doctor --bench, with N the "
+    "number of GPUs, for timing and balance as well"
+)
 
 
 def doctor(
@@ -45,7 +50,7 @@ def doctor(
 
         torchrun --nproc-per-node 2 -m evenstride doctor --bench
     """
-    from evenstride.lab.doctor.checkup import examine_group, examine_machine, examine_ports, tell
+    from evenstride.lab.doctor.checkup import examine_group, examine_machine, ports_of_jobs, tell
     from evenstride.runtime.environment import read_environment
 
     environment = read_environment(os.environ)
@@ -65,14 +70,13 @@ def doctor(
             return
         findings["group"] = group
     else:
-        findings["ports"] = examine_ports()
+        findings["ports"] = [port.to_plain() for port in ports_of_jobs()]
     typer.echo(json.dumps(findings) if as_json else tell(findings))
 
 
 def _bench(environment: Environment, seconds: float, as_json: bool) -> None:
-    from evenstride.lab.doctor.bench.bench_ranks import BenchBudget
-    from evenstride.lab.doctor.bench.bench_run import run_bench
-    from evenstride.lab.doctor.bench.bench_text import tell_bench
+    from evenstride.lab.doctor.bench_ranks import BenchBudget
+    from evenstride.lab.doctor.bench_run import run_bench
     from evenstride.lab.doctor.checkup import examine_machine
 
     _refuse_what_interferes(environment)
@@ -103,3 +107,85 @@ def _refuse_what_interferes(environment: Environment) -> None:
             f"doctor --bench makes runs of its own, which {' and '.join(found)} would change; "
             "unset it for the bench"
         )
+
+
+def tell_bench(findings: dict[str, Any]) -> str:
+    """Return the findings of the machine and the bench as a heading and a fixed-width block."""
+    bench = findings["bench"]
+    ranks = bench["ranks"]
+    backend = f" over {bench['backend']}" if bench["backend"] else ""
+    names = ", ".join(dict.fromkeys(name for mine in ranks for name in mine["devices"]))
+    lines = [
+        f"### evenstride {findings['evenstride']} bench: {len(ranks)} rank(s){backend} on {names}",
+        "",
+        "```",
+        f"versions    python {findings['python']}, torch {findings['torch']} "
+        f"({findings['wheel']}), numpy {findings['numpy']}, {findings['system']}",
+        *(_rank(mine) for mine in ranks),
+        *(_exactness(name, one) for name, one in bench["exactness"].items()),
+        *(_timing(rank, one) for rank, one in enumerate(bench["timing"] or ())),
+        *(_balance(bench["balance"]) if bench["balance"] else ()),
+        *_overhead(bench["overhead"], bench["global_batch"]),
+        f"wrong       {'; '.join(bench['wrong']) or 'nothing'}",
+        "```",
+    ]
+    return "\n".join(lines + ([] if len(ranks) > 1 else [HOW_TO_GROUP]))
+
+
+def _rank(mine: dict[str, Any]) -> str:
+    architecture = f" ({', '.join(mine['capability'])})" if mine["capability"] else ""
+    memory = ", ".join(f"{size / 2**30:.1f} GiB" for size in mine["memory_bytes"])
+    return (
+        f"rank {mine['rank']:<6} {', '.join(mine['devices'])}{architecture}, {memory}, "
+        f"bf16 {', '.join(mine['bf16'])}, compile {', '.join(mine['compile'])}; "
+        f"{mine['worker']}, {mine['architecture']}, torch {mine['torch']}"
+    )
+
+
+def _exactness(name: str, one: dict[str, Any]) -> str:
+    verdict = "exact" if one["error"] <= one["limit"] else "NOT EXACT"
+    return (
+        f"exactness   {name} off by {one['error']:.1e}: {verdict} (limit {one['limit']:.0e}; "
+        f"{one['control']:.1e} without weights)"
+    )
+
+
+def _timing(rank: int, one: dict[str, Any]) -> str:
+    if one["read_s"] is None:
+        read = "nothing was reported in time"
+    else:
+        read = f"our clock read {_ms(one['read_s'])}, {one['ratio']:.3f} times that, step by step"
+    return (
+        f"timing      rank {rank}, share {one['share']}: own work {_ms(one['true_s'])}, {read}; "
+        f"with the others a step takes {_ms(one['step_s'])}"
+    )
+
+
+def _balance(one: dict[str, Any]) -> list[str]:
+    low, high = one["speedup_interval"]
+    unclear = "; unresolved: they may be equally fast" if low <= 1.0 <= high else ""
+    bound = f"{one['bound_model']:.3f}" if one["bound_model"] else "not known"
+    shares = "/".join(map(str, one["shares"]))
+    return [
+        f"balance     equal {_ms(one['equal_s'])}, adaptive {_ms(one['adaptive_s'])} a step: "
+        f"{one['speedup']:.3f} times as fast (median of pairs, 95 % {low:.3f} to {high:.3f}; bound "
+        f"{bound}, from fitted curves){unclear}",
+        f"            shares {shares}, changed {one['changes']} time(s), {one['blocks']} pairs of "
+        "blocks",
+    ]
+
+
+def _overhead(one: dict[str, Any], batch: int) -> list[str]:
+    low, high = one["ratio_interval"]
+    least, most = one["control_interval"]
+    return [
+        f"overhead    plain {_ms(one['plain_s'])}, evenstride {_ms(one['evenstride_s'])} a step of "
+        f"{batch} samples: {one['ratio']:.4f} times as long (median of pairs, 95 % {low:.4f} to "
+        f"{high:.4f})",
+        f"            plain against itself {one['control']:.4f} (95 % {least:.4f} to {most:.4f}), "
+        f"{one['pairs']} pairs; under 1 %: {one['verdict']}; own time {_ms(one['own_s'])} a step",
+    ]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenstride.cli.render.terminal_text import say
+from evenstride.cli.terminal_text import say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:

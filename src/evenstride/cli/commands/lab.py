@@ -8,56 +8,47 @@ from typing import Annotated
 
 import typer
 
-from evenstride.cli.arguments import split_policies
-
-_Command = Annotated[
-    list[str],
-    typer.Argument(help="Script and its arguments, after --.", metavar="-- SCRIPT ARGS"),
-]
-_Change = Annotated[
-    list[str] | None,
-    typer.Option(help="Change of speed in each run, as STEP:SPEEDS or SECONDSs:SPEEDS."),
-]
-_Sync = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Modes of synchronisation to compare, each under every policy: bsp, bsp-ps, asp, "
-        "'ssp(staleness=3)', 'local-sgd(every=8)', delayed; the script's own if not given."
-    ),
-]
-_Speeds = Annotated[str, typer.Option(help="Speed of each worker as a part of one core.")]
-_Policies = Annotated[str, typer.Option(help="Policies to compare, in the order they alternate.")]
-_Steps = Annotated[
-    int, typer.Option(min=1, help="Steps per run; the first 40 are cold and counted apart.")
-]
-_Repeats = Annotated[int, typer.Option(min=1, help="Runs of each policy.")]
-_Calibrate = Annotated[
-    bool, typer.Option(help="Measure the true curves before and after, and run fixed splits.")
-]
-_Out = Annotated[
-    Path | None, typer.Option(help="Folder for traces and logs; runs/lab-TIME if not given.")
-]
-_Restore = Annotated[
-    bool,
-    typer.Option(
-        "--restore", help="Start each run from the script's newest checkpoint, which is only read."
-    ),
-]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+from evenstride.cli.arguments import read_modes, split_policies
 
 
 def lab(
-    command: _Command,
-    speeds: _Speeds,
-    policies: _Policies = "uniform,adaptive",
-    steps: _Steps = 120,
-    repeats: _Repeats = 2,
-    change: _Change = None,
-    sync: _Sync = None,
-    calibrate: _Calibrate = True,
-    out: _Out = None,
-    restore: _Restore = False,
-    as_json: _AsJson = False,
+    command: Annotated[
+        list[str],
+        typer.Argument(help="Script and its arguments, after --.", metavar="-- SCRIPT ARGS"),
+    ],
+    speeds: Annotated[str, typer.Option(help="Speed of each worker as a part of one core.")],
+    policies: Annotated[
+        str, typer.Option(help="Policies to compare, in the order they alternate.")
+    ] = "uniform,adaptive",
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps per run; the first 40 are cold and counted apart.")
+    ] = 120,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 2,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(help="Change of speed in each run, as STEP:SPEEDS or SECONDSs:SPEEDS."),
+    ] = None,
+    sync: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Modes of synchronisation to compare, each under every policy: bsp, bsp-ps, asp, "
+            "'ssp(staleness=3)', 'local-sgd(every=8)', delayed; the script's own if not given."
+        ),
+    ] = None,
+    calibrate: Annotated[
+        bool, typer.Option(help="Measure the true curves before and after, and run fixed splits.")
+    ] = True,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for traces and logs; runs/lab-TIME if not given.")
+    ] = None,
+    restore: Annotated[
+        bool,
+        typer.Option(
+            "--restore",
+            help="Start each run from the script's newest checkpoint, which is only read.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run a training script on local workers of chosen speed, under several policies.
 
@@ -80,12 +71,10 @@ def lab(
 
         evenstride lab --speeds 1,0.5,0.2 --sync 'bsp,asp,ssp(staleness=3)' -- examples/ddp.py
     """
-    from evenstride.cli.exit_codes import conclude
-    from evenstride.cli.lab_output import compare_modes, perform, tell
-    from evenstride.cli.simulate_modes import read_modes
+    from evenstride.cli.lab_output import compare_modes, conclude, perform, tell
     from evenstride.core.policies import policy_from_spec
     from evenstride.lab.comparison.lab_session import LabPlan
-    from evenstride.lab.limits.speeds import parse_change, parse_speeds
+    from evenstride.lab.processes.speeds import parse_change, parse_speeds
 
     wanted, names = parse_speeds(speeds), split_policies(policies, "--policies")
     modes = read_modes(",".join(sync) if sync else None)

@@ -13,76 +13,67 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenstride.cli.render.terminal_text import say
+from evenstride.cli.terminal_text import say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
     from evenstride.lab.processes.torchrun import StoreEndpoint, Torchrun
 
-_Command = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Script and its arguments, or -- -m pkg.module and those.",
-        metavar="SCRIPT [ARGS]...",
-    ),
-]
-_Nodes = Annotated[
-    str, typer.Option(help="Machines, or the fewest and the most.", metavar="N|MIN:MAX")
-]
-_PerNode = Annotated[
-    str,
-    typer.Option(
-        help="Workers per machine; gpu or cpu: one for each; auto: gpu where there are some, "
-        "else cpu.",
-        metavar="N",
-    ),
-]
-_Store = Annotated[
-    str | None,
-    typer.Option(help="Where the machines meet; port 29400 if left out.", metavar="HOST[:PORT]"),
-]
-_Name = Annotated[
-    str, typer.Option("--id", help="Name of the job, the same on all machines.", metavar="NAME")
-]
-_Spot = Annotated[
-    bool, typer.Option("--spot", help="Machines may be taken away; none of them hosts the store.")
-]
-_Restarts = Annotated[
-    int | None, typer.Option(min=0, help="Most restarts; 3, and 1000 with --spot, if left out.")
-]
-_Address = Annotated[
-    str | None,
-    typer.Option(
-        help="This machine's address for the others; the one towards the store if left out.",
-        metavar="HOST",
-    ),
-]
-_StoreOnly = Annotated[
-    bool, typer.Option("--store-only", help="Serve the store at --store, and nothing else.")
-]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the command.")]
-_Json = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="Print one JSON object, and start nothing; a store of --store-only is served.",
-    ),
-]
-
 
 def launch(
     context: typer.Context,
-    command: _Command = None,
-    nodes: _Nodes = "1",
-    per_node: _PerNode = "auto",
-    store: _Store = None,
-    name: _Name = "evenstride",
-    spot: _Spot = False,
-    restarts: _Restarts = None,
-    address: _Address = None,
-    store_only: _StoreOnly = False,
-    dry_run: _DryRun = False,
-    as_json: _Json = False,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Script and its arguments, or -- -m pkg.module and those.",
+            metavar="SCRIPT [ARGS]...",
+        ),
+    ] = None,
+    nodes: Annotated[
+        str, typer.Option(help="Machines, or the fewest and the most.", metavar="N|MIN:MAX")
+    ] = "1",
+    per_node: Annotated[
+        str,
+        typer.Option(
+            help="Workers per machine; gpu or cpu: one for each; auto: gpu where there are some, "
+            "else cpu.",
+            metavar="N",
+        ),
+    ] = "auto",
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the machines meet; port 29400 if left out.", metavar="HOST[:PORT]"
+        ),
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--id", help="Name of the job, the same on all machines.", metavar="NAME")
+    ] = "evenstride",
+    spot: Annotated[
+        bool,
+        typer.Option("--spot", help="Machines may be taken away; none of them hosts the store."),
+    ] = False,
+    restarts: Annotated[
+        int | None, typer.Option(min=0, help="Most restarts; 3, and 1000 with --spot, if left out.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="This machine's address for the others; the one towards the store if left out.",
+            metavar="HOST",
+        ),
+    ] = None,
+    store_only: Annotated[
+        bool, typer.Option("--store-only", help="Serve the store at --store, and nothing else.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the command.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object, and start nothing; a store of --store-only is served.",
+        ),
+    ] = False,
 ) -> None:
     """Start a script with torchrun, so that it survives machines that come and go.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenstride.cli.render.terminal_text import say
+from evenstride.cli.terminal_text import say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,36 +17,32 @@ if TYPE_CHECKING:
 
 _NO_TYPE = "this-machine"
 
-_Command = Annotated[
-    list[str],
-    typer.Argument(help="Script and its arguments, after --.", metavar="-- SCRIPT ARGS"),
-]
-_Type = Annotated[
-    str | None,
-    typer.Option("--type", help="This machine's type, as the catalogue names it: g5.xlarge."),
-]
-_Seconds = Annotated[float, typer.Option(min=1, help="To measure in all, after starting.")]
-_Parts = Annotated[
-    str, typer.Option(help="Sizes to measure, as parts of the script's global batch.")
-]
-_Out = Annotated[Path, typer.Option(help="File for the profile.")]
-_Restore = Annotated[
-    bool,
-    typer.Option(
-        "--restore", help="Start from the script's newest checkpoint, which is only read."
-    ),
-]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")]
-
 
 def profile(
-    command: _Command,
-    type_: _Type = None,
-    seconds: _Seconds = 60.0,
-    parts: _Parts = "1/16,1/8,1/4,1/2,1",
-    out: _Out = Path("profile.json"),
-    restore: _Restore = False,
-    as_json: _AsJson = False,
+    command: Annotated[
+        list[str],
+        typer.Argument(help="Script and its arguments, after --.", metavar="-- SCRIPT ARGS"),
+    ],
+    type_: Annotated[
+        str | None,
+        typer.Option("--type", help="This machine's type, as the catalogue names it: g5.xlarge."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="To measure in all, after starting.")
+    ] = 60.0,
+    parts: Annotated[
+        str, typer.Option(help="Sizes to measure, as parts of the script's global batch.")
+    ] = "1/16,1/8,1/4,1/2,1",
+    out: Annotated[Path, typer.Option(help="File for the profile.")] = Path("profile.json"),
+    restore: Annotated[
+        bool,
+        typer.Option(
+            "--restore", help="Start from the script's newest checkpoint, which is only read."
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the profile as one JSON object.")
+    ] = False,
 ) -> None:
     """Measure how long steps of a script take on this machine, and store it for evenstride plan.
 
@@ -62,7 +58,7 @@ def profile(
         evenstride profile --seconds 20 --parts 1/4,1/2,1 --out cpu.json -- train.py --lr 0.1
     """
     from evenstride.cli import arguments
-    from evenstride.cli.render.progress_line import waiting
+    from evenstride.cli.live_progress import waiting
     from evenstride.lab.processes.trial_checkpoints import require_script
     from evenstride.lab.profiling import Measuring
     from evenstride.lab.profiling import profile as measured
@@ -87,11 +83,7 @@ def profile(
 
 
 def _check_out(out: Path) -> None:
-    """Refuse a file in a folder that is not there, before anything is measured.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Refuse a file in a folder that is not there, before anything is measured."""
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"there is no folder {out.parent} for --out; make it, or name another")
 
@@ -107,8 +99,7 @@ def doubts(found: WorkloadProfile) -> list[str]:
 
 
 def tell(found: WorkloadProfile, out: Path) -> str:
-    """Return a profile as people read it."""
-    from evenstride.planner.workload.step_curve import fitted
+    from evenstride.planner.workload.step_time import fitted
 
     lines = [
         f"{found.script}: {found.model.parameters:,} parameters, {found.samples:,} samples, "
@@ -132,7 +123,6 @@ def tell(found: WorkloadProfile, out: Path) -> str:
 
 
 def _next(found: WorkloadProfile, out: Path) -> list[str]:
-    """Return what to do with a profile."""
     from evenstride.planner.catalogue.catalogue_reader import shipped_catalogue
     from evenstride.planner.caveats import nearest_types, of_accelerator
 

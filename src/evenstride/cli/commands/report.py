@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenstride.cli.render.terminal_text import say
+from evenstride.cli.terminal_text import say
 from evenstride.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
@@ -17,36 +17,32 @@ if TYPE_CHECKING:
 
 _MOST_RUNS = 200
 
-_Runs = Annotated[
-    list[Path],
-    typer.Argument(help="Folders of runs, or their trace files.", metavar="RUN [RUN ...]"),
-]
-_Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "--output",
-        "-o",
-        help="The page; report.html in the first run's folder if not given.",
-    ),
-]
-_Figures = Annotated[
-    Path | None,
-    typer.Option(help="Folder for the charts as PNG and SVG, too (needs matplotlib)."),
-]
-_Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that is no report.")]
-_AsJson = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON object: the page's figures, with whole lists."),
-]
-
 
 def report(
-    runs: _Runs,
-    out: _Out = None,
-    figures: _Figures = None,
-    force: _Force = False,
-    as_json: _AsJson = False,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of runs, or their trace files.", metavar="RUN [RUN ...]"),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "--output",
+            "-o",
+            help="The page; report.html in the first run's folder if not given.",
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the charts as PNG and SVG, too (needs matplotlib)."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a file that is no report.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object: the page's figures, with whole lists."),
+    ] = False,
 ) -> None:
     """Write what happened in runs as one HTML page: who waited for whom, since when, and why.
 
@@ -59,9 +55,14 @@ def report(
 
         evenstride report runs/uniform runs/adaptive -o compared.html --figures figures
     """
-    from evenstride.report.page.html_page import page_of
-    from evenstride.report.page.output_files import check_folder, check_place, place_of, write_page
-    from evenstride.report.page.page_json import run_data
+    from evenstride.report.page.html_page import (
+        check_folder,
+        check_place,
+        page_of,
+        place_of,
+        run_data,
+        write_page,
+    )
     from evenstride.report.wording import plain
     from evenstride.trace.read import trace_path
 
@@ -72,9 +73,13 @@ def report(
 
         check_plotting()
         check_folder(figures)
-    found = _read(_few(_each_once(runs)))
+    found = _read(_each_once(runs))
     write_page(page_of(found), place)
-    drawn = [] if figures is None else _draw(found, figures)
+    drawn: list[Path] = []
+    if figures is not None:
+        from evenstride.report.page.paper_figures import figures_of
+
+        drawn = figures_of(found, figures)
     for run in found:
         for sentence in run.story.unread:
             say(f"{run.name}: {sentence}", err=True)
@@ -87,14 +92,8 @@ def report(
         typer.echo(f"figure {plain(path)}")
 
 
-def _draw(runs: Sequence[ReportedRun], folder: Path) -> list[Path]:
-    from evenstride.report.page.charts.paper_figures import figures_of
-
-    return figures_of(runs, folder)
-
-
 def _each_once(paths: Sequence[Path]) -> list[Path]:
-    """Return the runs without those that were given before; tell of these on stderr."""
+    """Return the runs without those given before, which it tells of; refuse too many for a page."""
     from evenstride.report.wording import plain
     from evenstride.trace.read import trace_path
 
@@ -105,29 +104,16 @@ def _each_once(paths: Sequence[Path]) -> list[Path]:
             say(f"{plain(path)} was given before, and is shown once", err=True)
         else:
             found[trace] = path
+    if len(found) > _MOST_RUNS:
+        raise ConfigError(
+            f"{len(found)} runs were given, and a page has room for 1 to {_MOST_RUNS}; give fewer, "
+            "or write several pages"
+        )
     return list(found.values())
 
 
-def _few(paths: Sequence[Path]) -> Sequence[Path]:
-    """Return the runs if they find room on one page.
-
-    Raises:
-        ConfigError: there are too many.
-    """
-    if len(paths) > _MOST_RUNS:
-        raise ConfigError(
-            f"{len(paths)} runs were given, and a page has room for 1 to {_MOST_RUNS}; give fewer, "
-            "or write several pages"
-        )
-    return paths
-
-
 def _read(paths: Sequence[Path]) -> list[ReportedRun]:
-    """Return the runs, each under a name that no other one has.
-
-    Raises:
-        TraceError: there is no such file, or none of them tells of any workers.
-    """
+    """Return the runs, each under a name that no other one has."""
     from evenstride.report.analysis.run_timeline import nothing_to_show
     from evenstride.report.page.page_runs import read_run
     from evenstride.trace.read import trace_path

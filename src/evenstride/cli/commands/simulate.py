@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenstride.cli import shared_options as common
-from evenstride.cli.render.terminal_text import say
-from evenstride.cli.suite_request import asked_suite
+from evenstride.cli import arguments
+from evenstride.cli.terminal_text import print_table, say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,13 +25,13 @@ def simulate(
         typer.Argument(help="Scenario files, or folders of them.", metavar="FILE"),
     ] = None,
     policies: Annotated[
-        list[str] | None, common.policies_option("Required, as a list or one by one.")
+        list[str] | None, arguments.policies_option("Required, as a list or one by one.")
     ] = None,
-    seeds: Annotated[str, common.seeds_option()] = "1",
-    lag: common.Lag = None,
-    cold_lag: common.ColdLag = None,
-    steps: Annotated[int | None, common.steps_option()] = None,
-    every: common.Every = None,
+    seeds: Annotated[str, arguments.seeds_option()] = "1",
+    lag: arguments.Lag = None,
+    cold_lag: arguments.ColdLag = None,
+    steps: Annotated[int | None, arguments.steps_option()] = None,
+    every: arguments.Every = None,
     sync: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,7 +47,7 @@ def simulate(
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of scenario files.")
     ] = False,
-    as_json: common.AsJson = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Simulate policies on virtual workers: the controller that trains, in virtual time.
 
@@ -78,9 +77,9 @@ def simulate(
         return
     if not policies:
         raise ConfigError(f"no policy to simulate; give at least one: {_EXAMPLE}")
-    from evenstride.cli.simulate_modes import read_modes
+    from evenstride.cli.suite_request import asked_suite
 
-    modes = read_modes(",".join(sync) if sync else None)
+    modes = arguments.read_modes(",".join(sync) if sync else None)
     suite = asked_suite(
         files,
         policies,
@@ -96,8 +95,7 @@ def simulate(
 
 
 def _simulate(suite: Suite, modes: tuple[SyncMode, ...], plot: Path | None, as_json: bool) -> None:
-    from evenstride.cli.simulate_modes import in_modes, simulate_in_modes
-    from evenstride.cli.suite_request import print_rows, print_table, run_suite
+    from evenstride.cli.suite_request import Drawing, in_modes, run_suite, simulate_in_modes
     from evenstride.report.suite_text import means_line, simulation_sentence, simulation_table
 
     if in_modes(suite, modes):
@@ -108,14 +106,10 @@ def _simulate(suite: Suite, modes: tuple[SyncMode, ...], plot: Path | None, as_j
             )
         simulate_in_modes(suite, modes, as_json)
         return
-    drawing = None
-    if plot is not None:
-        from evenstride.cli.render.simulation_progress import Drawing
-
-        drawing = Drawing.into_file(suite, plot)
+    drawing = None if plot is None else Drawing.into_file(suite, plot)
     results = run_suite(suite, drawing)
     if as_json:
-        print_rows(results)
+        results.print_rows()
     elif results.rows:
         groups = results.groups()
         print_table(simulation_table(groups))

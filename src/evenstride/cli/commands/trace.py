@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenstride.cli.render.terminal_text import say
+from evenstride.cli.terminal_text import say
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,11 +61,7 @@ def trace(
 
 
 def parse_steps(text: str | None) -> Steps | None:
-    """Return the steps in ``text``: ``A:B``, ``A:`` or ``:B``; ``None`` for all.
-
-    Raises:
-        ConfigError: it is not understood, or there can be no such steps.
-    """
+    """Return the steps in ``text``: ``A:B``, ``A:`` or ``:B``; ``None`` for all."""
     from evenstride.report.perfetto.chrome_trace import Steps
 
     if text is None:
@@ -82,7 +78,6 @@ def parse_steps(text: str | None) -> Steps | None:
 
 
 def tell(made: Exported) -> str:
-    """Return what was written, as people read it."""
     lines = [
         f"{_shown(made.path)}: {made.events:,} events, {made.steps:,} steps of {made.workers} "
         "worker(s); open it in ui.perfetto.dev, which sends nothing anywhere, or chrome://tracing"

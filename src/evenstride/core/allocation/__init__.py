@@ -1,6 +1,6 @@
 """Split a global batch over workers: by speed, within memory, in whole micro-batches.
 
-Start with `min_max`, the exact integer split. Imports `time_model` and the bottom of `core`.
+Start with `integer_splits`, the exact integer split. Imports `time_model` and the bottom of `core`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Prospect", "linear_bound", "prospect", "prospect_of_speeds"]
 
-__getattr__ = later(
-    __name__,
-    {
-        "speedup": ("Prospect", "linear_bound", "prospect", "prospect_of_speeds"),
-    },
-)
+__getattr__ = later(__name__, {"speedup": __all__})

@@ -1,25 +1,47 @@
-"""What balancing can give: the bound, and how close a split comes to it.
+"""Splits that need no measurement, and what balancing can give beyond them.
 
-*bound* compares the equal split with the best integer split under the same true curves;
-*linear bound* is mean speed over slowest speed, which the papers use and which holds only for
-times that are proportional to the share.
+An opening split is equal, or by declared resources. The *bound* compares the equal split with the
+best integer split under the same true curves; the *linear bound* is mean speed over slowest speed,
+which the papers use and which holds only for times that are proportional to the share.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import equal_finish
-from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.allocation.integer_splits import apportion, equal_finish
 from evenstride.core.arrays import FloatArray, IntArray, Shares
 from evenstride.core.fleet import Fleet, Worker, as_array, as_shares
-from evenstride.core.time_model.step_times import TimeModel
+from evenstride.core.time_model.estimates import TimeModel
 from evenstride.errors import ConfigError
+
+Resource = Literal["flops", "cores"]
 
 WORTH_IT = 0.03
 """Smallest gain, as a part of the step time, that we would tell anyone to bother about."""
+
+
+def equal_split(fleet: Fleet) -> Shares:
+    """Return equal shares, apart from a remainder and from bounds."""
+    equal = apportion(np.ones(len(fleet)), fleet.global_batch, fleet.lower, fleet.upper)
+    return as_shares(equal)
+
+
+def split_by(resource: Resource, fleet: Fleet) -> Shares | None:
+    """Return the split in proportion to a resource, or ``None`` if it is not known for all."""
+    weights = [v for v in known_of(resource, fleet) if v is not None]
+    if len(weights) < len(fleet):
+        return None
+    return as_shares(apportion(np.array(weights), fleet.global_batch, fleet.lower, fleet.upper))
+
+
+def known_of(resource: Resource, fleet: Fleet) -> list[float | None]:
+    """Return the resource of each worker, ``None`` where it cannot be used."""
+    values = [w.cores if resource == "cores" else w.flops_per_s for w in fleet.workers]
+    return [v if v is not None and v > 0 else None for v in values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +68,6 @@ class Prospect:
     def worth_it(self) -> bool:
         """Whether the gain is at least 3 % of the step."""
         return self.gain >= WORTH_IT
-
-
-def equal_split(fleet: Fleet) -> Shares:
-    """Return the split that is as equal as the bounds allow."""
-    equal = apportion(np.ones(len(fleet)), fleet.global_batch, fleet.lower, fleet.upper)
-    return as_shares(equal)
 
 
 def prospect(model: TimeModel, fleet: Fleet, communication_s: float = 0.0) -> Prospect:
@@ -88,20 +104,16 @@ class Yardstick:
 
     @classmethod
     def of(cls, model: TimeModel, fleet: Fleet, equal: Shares) -> Yardstick:
-        """Return the yardstick of a fleet under some curves, given its `equal_split`."""
         best = equal_finish(model, fleet.lower, fleet.upper, fleet.global_batch)
         equal_s = model.makespan_s(as_array(equal))
         return cls(model, fleet.global_batch, equal_s, model.makespan_s(best))
 
     def judge(self, splits: IntArray, slowest_s: FloatArray) -> FloatArray:
-        """Return what the equal and the best split would have made of steps, ``(2, n)``.
+        """Return what the equal and the best split would have made of steps, seconds ``(2, n)``.
 
-        Args:
-            splits: samples of each worker in each step, ``(n, W)``.
-            slowest_s: busy time of each step's slowest worker, ``(n,)``.
-
-        Returns:
-            Seconds, without communication; not a number for steps that cannot be compared.
+        ``splits`` are the samples of each worker in each step, ``(n, W)``, and ``slowest_s`` the
+        busy times of the steps' slowest workers, ``(n,)``. Not a number for steps that cannot be
+        compared.
         """
         rows = [tuple(split) for split in splits.tolist()]
         # Most steps share a split, so there are few predictions to make.
@@ -160,10 +172,8 @@ class JudgedTime:
 def judged_time(lasting_s: FloatArray, slowest_s: FloatArray, other_s: FloatArray) -> JudgedTime:
     """Return the sums over the steps that could be compared.
 
-    Args:
-        lasting_s: seconds that each step took, ``(n,)``.
-        slowest_s: busy time of its slowest worker, ``(n,)``.
-        other_s: what `Yardstick.judge` returned for it, ``(2, n)``.
+    Of each step ``lasting_s`` is what it took and ``slowest_s`` the busy time of its slowest
+    worker, ``(n,)``; ``other_s`` is what `Yardstick.judge` returned, ``(2, n)``.
     """
     rows = ~np.isnan(other_s).any(axis=0)
     taken_s = lasting_s[rows]

@@ -1,4 +1,7 @@
-"""What a step is expected to take under a split, and the split with the shortest one."""
+"""What a step is expected to take under a split, and the split with the shortest one.
+
+Times are known only roughly, so a step is as long as the expected maximum of them.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,57 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import equal_finish
-from evenstride.core.arrays import IntArray
+from evenstride.core.allocation.integer_splits import equal_finish
+from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.fleet import Fleet
-from evenstride.core.time_model.expected_max import expected_max
-from evenstride.core.time_model.kalman import Estimate
-from evenstride.core.time_model.step_times import TimeModel
+from evenstride.core.time_model.estimates import Estimate, TimeModel
 from evenstride.errors import InfeasibleShares
+
+_POINTS = 33  # at which the distribution of the maximum is evaluated
+_WIDE = 5.0  # standard deviations beyond which a normal value is not looked for
+_MOST = 512  # workers that are looked at one by one; of more, a part stands for all
+
+
+def expected_max(mean: FloatArray, std: FloatArray) -> float:
+    """Return the expected maximum of independent normal values, given by mean and std, ``(W,)``.
+
+    The maximum of several uncertain times is later than the latest of their means: with eight
+    equal ones by 1.4 standard deviations. Comparing splits by it, rather than by the means,
+    keeps a split that noise alone makes look uneven.
+
+    Cost:
+        ``O(W log W)``; of more than 512 values that may be the largest, every so many-th
+        stands for its neighbours in order of size.
+
+    Source:
+        ``E max = high - integral of prod Phi``, by the trapezoid rule; ``Phi`` by the logistic
+        fit of Bowling et al., "A logistic approximation to the cumulative normal distribution",
+        JIEM 2009 (error under 0.00014).
+
+    >>> import numpy as np
+    >>> round(expected_max(np.zeros(8), np.ones(8)), 2)
+    1.42
+    """
+    # Certain values would divide by 0. This little is far below what a time can be measured to.
+    std = np.maximum(std, 1e-15 + 1e-10 * np.abs(mean))
+    low, high = float((mean - _WIDE * std).max()), float((mean + _WIDE * std).max())
+    # Some value is at least ``low``, so one that stays below it is never the maximum.
+    near = np.flatnonzero(mean + _WIDE * std > low)
+    weight = 1.0
+    if len(near) > _MOST:
+        # In order of size, so that those that are left stand for neighbours like themselves.
+        near = near[np.argsort(mean[near] + std[near])[::-1]]
+        weight = len(near) / _MOST
+        near = near[np.linspace(0, len(near) - 1, _MOST).astype(np.int64)]
+    points = np.linspace(low, high, _POINTS)
+    z = (points[:, np.newaxis] - mean[near]) / std[near]  # at least -5, so that no exp overflows
+    fit = (0.07056 * z * z + 1.5976) * z
+    # A sum of logarithms: the product of thousands of small probabilities would become 0 too soon.
+    below = -np.log1p(np.exp(-fit)).sum(axis=1) * weight
+    distribution = np.exp(below)
+    inner = distribution.sum() - 0.5 * (distribution[0] + distribution[-1])
+    return high - float(inner) * (high - low) / (_POINTS - 1)
+
 
 # Known so well that no margin is needed.
 _NO_DOUBT = 0.002
@@ -47,19 +94,14 @@ class StepForecast:
 
     @property
     def lower(self) -> IntArray:
-        """Fewest samples of each worker, ``(W,)``."""
         return self.fleet.lower if self.bounds is None else self.bounds[0]
 
     @property
     def upper(self) -> IntArray:
-        """Most samples of each worker, ``(W,)``."""
         return self.fleet.upper if self.bounds is None else self.bounds[1]
 
     def step_s(self, shares: IntArray) -> float:
-        """Return the expected time of a step in seconds, the doubt about every worker included.
-
-        A worker with a share of 0 runs one sample.
-        """
+        """Return the expected time of a step in seconds, the doubt about every worker included."""
         shares = np.maximum(shares, 1)
         mean_s, std = self.estimate.model.at(shares), self.estimate.relative_std(shares)
         if self.noise_margin:
@@ -128,7 +170,6 @@ class StepForecast:
         return split if after_s < (1.0 - _TRIAL) * before_s else None
 
     def finishing_together(self) -> tuple[IntArray, float]:
-        """Return the split in which all are believed to finish together, and its step."""
         return self._finishing(self.estimate.model, None)
 
     def _finishing(self, model: TimeModel, near: IntArray | None) -> tuple[IntArray, float]:

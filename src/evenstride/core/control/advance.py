@@ -2,19 +2,21 @@
 
 The leader's runtime, the simulator and the replay of a trace all call this very function. A
 shell turns what happens into events, lets all ranks apply the verdict, and remembers nothing
-that matters: the same events always give the same verdicts.
+that matters: the same events always give the same verdicts. What each event does follows here, in
+the order of `advance`: a group meets, times come in, somebody is to leave, workers are recognised,
+an epoch ends with a batch that is left open, and steps cannot be measured.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evenstride.core.allocation.memory_caps import Memory, within
-from evenstride.core.allocation.memory_model import PeakMemory
-from evenstride.core.arrays import IntArray, Mask
-from evenstride.core.control.batch_size import epoch_ended
+from evenstride.core.allocation.memory import within
+from evenstride.core.allocation.step_forecast import StepForecast
+from evenstride.core.control.batch_size import BatchOutlook, better_of, sizes
 from evenstride.core.control.events import (
     EpochEnded,
     Event,
@@ -26,11 +28,31 @@ from evenstride.core.control.events import (
     Recalled,
     Verdict,
 )
-from evenstride.core.control.fleet_changes import change, form, not_measured, recall
-from evenstride.core.control.state import Control, allowed, expected
-from evenstride.core.fleet import Fleet
+from evenstride.core.control.state import (
+    Control,
+    Roster,
+    allowed,
+    expected,
+    rebatched,
+    remember,
+    serving,
+)
+from evenstride.core.fleet import IntArray, Mask, Shares, Worker, as_array
+from evenstride.core.membership.member_table import (
+    DepartureOrder,
+    Member,
+    Membership,
+    MembershipEvent,
+    MemberState,
+    leave,
+)
+from evenstride.core.membership.worker_profiles import merged
+from evenstride.core.policies.static import Uniform, is_fixed
 from evenstride.core.policy import Move
+from evenstride.core.time_model.estimates import Estimate
+from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, communication_s
+from evenstride.errors import ConfigError
 
 _SMOOTHING = 0.3  # of the communication time, per exchange
 
@@ -43,17 +65,17 @@ def advance(control: Control, event: Event) -> tuple[Control, Verdict]:
     """
     match event:
         case FleetFormed():
-            return form(control, event)
+            return _form(control, event)
         case Exchanged():
             return _decide(control, event)
         case MembersChanged():
-            return change(control, event)
+            return _change(control, event)
         case Recalled():
-            return recall(control, event)
+            return _recall(control, event)
         case EpochEnded():
-            return epoch_ended(control, event)
+            return _epoch_ended(control, event)
         case NotMeasured():
-            return not_measured(control, event)
+            return _not_measured(control, event)
         case OpeningSkipped():
             following = control.cadence.fewest_steps
             verdict = Verdict(event.step, None, exchange_after=following, judges=False)
@@ -61,26 +83,21 @@ def advance(control: Control, event: Event) -> tuple[Control, Verdict]:
 
 
 def learn(control: Control, event: Exchanged) -> Control:
-    """Return what an exchange teaches, with nothing decided yet.
-
-    For those who look at a run, as what was decided is in its trace; `advance` decides as well.
-    """
+    """Return what an exchange teaches, with nothing decided yet, for those who look at a run."""
     return _learn(control, event)[0]
 
 
 def _learn(control: Control, event: Exchanged) -> tuple[Control, Measurements, Mask]:
     """Return what is known then, what those who serve measured, and which reports were sound."""
-    assert control.fleet is not None, "a fleet forms before it exchanges"
-    assert control.estimate is not None, "a fleet forms with an empty estimate"
     # Checked before anything is learned: a filter that has taken in one nan never loses it.
     sound = event.observations.sound & _possible(event.observations, control)
     # Estimates hold only the workers that serve; the ghosts of the others say nothing of speed.
     measured = control.roster.inward(event.observations.only(sound))
-    memory, fleet = _remember(control, event.memory)
+    memory, fleet = remember(control, event.memory)
     after = replace(
         control,
         fleet=fleet,
-        estimate=control.estimate.learn(measured),
+        estimate=learn_times(control.believed, measured),
         memory=memory,
         communication_s=_smoothed_communication(control, measured),
         refused=_refused(control, event.observations.worker[~sound]),
@@ -128,25 +145,11 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     )
 
 
-def _remember(control: Control, held: tuple[PeakMemory, ...]) -> tuple[Memory, Fleet]:
-    """Return what is known of the ranks' memory, and the fleet that it bounds."""
-    fleet, asked, roster = control.fleet, control.asked, control.roster
-    assert fleet is not None, "a fleet forms before it exchanges"
-    assert asked is not None, "it is what was asked for when it formed"
-    if control.memory_fraction is None:
-        return control.memory, fleet
-    memory = control.memory.learn(held, len(roster.workers), control.memory_fraction)
-    # Caps also rise, so the bounds are made from those asked for, not from those in force.
-    same = memory.caps == control.memory.caps
-    return memory, fleet if same else memory.of(roster.serving).bound(asked)
-
-
 def _possible(told: Measurements, control: Control) -> Mask:
     """Return which observations are of ranks that there are, at shares that there can be."""
-    assert control.fleet is not None, "a fleet forms before it exchanges"
     # A negative rank would count from the end and teach another worker.
     here = (told.worker >= 0) & (told.worker < len(control.roster.workers))
-    return np.asarray(here & (told.share >= 0) & (told.share <= control.fleet.global_batch))
+    return np.asarray(here & (told.share >= 0) & (told.share <= control.formed.global_batch))
 
 
 def _refused(control: Control, workers: IntArray) -> tuple[int, ...]:
@@ -163,3 +166,241 @@ def _smoothed_communication(control: Control, measured: Measurements) -> float:
         return control.communication_s
     before_s = control.communication_s
     return seen_s if before_s == 0 else before_s + _SMOOTHING * (seen_s - before_s)
+
+
+def _form(control: Control, event: FleetFormed) -> tuple[Control, Verdict]:
+    roster, membership, told = _entered(control, event)
+    formed = replace(
+        control,
+        membership=membership,
+        memory=control.memory.following(event.workers, control.roster.workers),
+        refused=_still_refused(control, event.workers),
+        # A notice that the former group saved for is saved for again in this one.
+        saved_for=frozenset(),
+    )
+    after, opening = serving(formed, roster, event.global_batch, event.step)
+    # A single worker has nothing to search for, so none of its steps should wait.
+    opening_left = control.policy.opening_steps if len(event.workers) > 1 else 0
+    after = replace(after, opening_left=opening_left)
+    return after, Verdict(
+        event.step,
+        roster.spread(opening.shares, 0),
+        opening_left > 0,
+        reason=told + opening.reason,
+        # The first step of a pass is never modelled, so the first exchange worth having is the
+        # one after the second step.
+        exchange_after=2 if opening_left else control.cadence.fewest_steps,
+    )
+
+
+def _entered(control: Control, event: FleetFormed) -> tuple[Roster, Membership, str]:
+    """Return the ranks of a new group, their standings, and why it formed."""
+    names = tuple(worker.name for worker in event.workers)
+    if not event.happenings:
+        return Roster.whole(event.workers), Membership.formed(event.generation, names), ""
+    after, transitions = control.membership.after_all(event.happenings)
+    told = "; ".join(transition.reason for transition in transitions)
+    if set(after.workers) != set(names):
+        strange = ", ".join(sorted(set(after.workers) ^ set(names)))
+        raise ConfigError(
+            f"the new group differs from what has happened ({told}) by {strange}; every worker "
+            "that comes or goes must be told of"
+        )
+    # In the order of the group that has met: what happened does not know of new ranks.
+    members = tuple(Member(name, after.standing(name)) for name in names)
+    membership = Membership(event.generation, members)
+    return Roster(event.workers, membership.serving), membership, told + "; "
+
+
+def _change(control: Control, event: MembersChanged) -> tuple[Control, Verdict]:
+    membership, transitions = control.membership.after_all(event.happenings)
+    assert not any(transition.regroups for transition in transitions), "those form another fleet"
+    told = [transition.reason for transition in transitions]
+    after = replace(control, membership=membership)
+    # A second notice for a worker that is leaving already changes no share.
+    if membership.serving != control.roster.serving:
+        after, reason = _others_take_over(after, event.step)
+        told.append(reason)
+    leaves, after = _leaves(after, event)
+    told += [f"{name}: {each.reason}" for name, each in leaves.items()]
+    reason = "; ".join(told)
+    names = control.membership.workers
+    going = tuple(sorted(names.index(name) for name, each in leaves.items() if each.go))
+    # A rank hears of this at the latest when it draws the step that it takes effect at.
+    parting = event.effective + 1
+    verdict = _verdict(after, event.effective, reason, _moved(control, after))
+    return after, replace(
+        verdict,
+        save_after=parting if any(each.save for each in leaves.values()) else None,
+        go_after=parting if going else None,
+        going=going,
+        why_going=reason if going else "",
+        exchange_after=control.cadence.fewest_steps,
+    )
+
+
+def _others_take_over(control: Control, step: int) -> tuple[Control, str]:
+    """Return the control with the fleet of those who serve now, if they can hold the batch."""
+    roster = replace(control.roster, serving=control.membership.serving)
+    try:
+        after, opening = serving(control, roster, control.formed.global_batch, step)
+    except ConfigError as error:
+        # Someone must hold the batch: a worker that cannot be replaced serves until it goes.
+        return control, f"the shares stay as they are, because {error}"
+    return replace(after, opening_left=0), opening.reason
+
+
+def _leaves(control: Control, event: MembersChanged) -> tuple[dict[str, DepartureOrder], Control]:
+    notices = {
+        one.worker: one
+        for one in event.happenings
+        if one.change is MembershipEvent.NOTICE
+        and control.membership.standing(one.worker)
+        in (MemberState.LEAVING, MemberState.LEAVING_EARLY)
+    }
+    # Steps that ranks have drawn are trained before anything takes effect.
+    steps = event.effective + 1 - event.step
+    ahead_s = steps * (expected(control)[1] + control.communication_s)
+    saved = control.saved_for
+    leaves = {
+        name: leave(one.left_s, event.save_s, ahead_s, final=one.final, again=name in saved)
+        for name, one in notices.items()
+    }
+    # A notice that is withdrawn and then comes back is saved for again.
+    stay = {one.worker for one in event.happenings if one.change is MembershipEvent.WITHDRAWN}
+    done = frozenset(name for name, each in leaves.items() if each.save)
+    return leaves, replace(control, saved_for=(saved | done) - stay)
+
+
+def _recall(control: Control, event: Recalled) -> tuple[Control, Verdict]:
+    membership = replace(control.membership, generation=event.generation)
+    known = merged(event.profiles, control.profiles)
+    after = replace(control, membership=membership, profiles=known)
+    after, opening = serving(after, control.roster, control.formed.global_batch, event.step)
+    new = int((after.believed.steps > 0).sum() - (control.believed.steps > 0).sum())
+    reason = f"{new} of {len(control.formed)} worker(s) are known from the checkpoint"
+    keep = Verdict(
+        event.effective,
+        None,
+        control.opening_left > 0,
+        reason=reason,
+        # If the opening goes on, it exchanges after two steps: the first of a pass is never
+        # modelled.
+        exchange_after=2 if control.opening_left else 1,
+    )
+    if not new:  # they may come back
+        return replace(control, membership=membership, profiles=known), keep
+    moved = _verdict(after, event.effective, f"{reason}; {opening.reason}", after.rank_shares)
+    return after, replace(moved, opening=keep.opening, exchange_after=keep.exchange_after)
+
+
+def _not_measured(control: Control, event: NotMeasured) -> tuple[Control, Verdict]:
+    # A policy that acts on times would wait for some that never come.
+    fixed = control.policy if is_fixed(control.policy) else Uniform()
+    blank = replace(
+        control,
+        policy=fixed,
+        estimate=Estimate.unknown(len(control.formed)),
+        communication_s=0.0,
+        opening_left=0,
+        not_measured=event.reason,
+    )
+    after, opening = serving(blank, control.roster, control.formed.global_batch, event.step)
+    reason = f"steps cannot be measured ({event.reason}): {opening.reason}"
+    verdict = _verdict(after, event.step, reason, _moved(control, after))
+    return after, replace(verdict, exchange_after=control.cadence.fewest_steps)
+
+
+def _still_refused(control: Control, workers: tuple[Worker, ...]) -> tuple[int, ...]:
+    before = control.roster.workers
+    counts = {worker.name: n for worker, n in zip(before, control.refused, strict=True)}
+    return tuple(counts.get(worker.name, 0) for worker in workers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prospect:
+    """A batch that may follow: its outlook, what it would be trained with, and its split."""
+
+    outlook: BatchOutlook
+    control: Control
+    opening: Move
+
+
+def _epoch_ended(control: Control, event: EpochEnded) -> tuple[Control, Verdict]:
+    present = control.formed.global_batch
+    nearest = min(max(present, event.low), event.high)
+    # A batch outside of its bounds must change, whatever the change is worth.
+    if nearest != present:
+        after, opening = rebatched(control, nearest, event.step)
+        allowed_are = f"{event.low} to {event.high}" if event.low < event.high else "restored"
+        why = f"global batch {present} -> {nearest} ({allowed_are})"
+        return _changed(after, event, why, opening)
+    now = _prospect(control, Move(control.shares, ""))
+    known = now is not None and event.scale_low is not None
+    others = list(_others(control, event)) if known else []
+    outlooks = [one.outlook for one in others]
+    best, reason = better_of(now.outlook if now else None, outlooks, event)
+    if best is None:
+        return _kept(control, event, reason)
+    return _changed(others[best].control, event, reason, others[best].opening)
+
+
+def _others(control: Control, event: EpochEnded) -> Iterator[_Prospect]:
+    fleet = control.formed
+    for batch in sizes(event.low, event.high, fleet.global_batch, int(fleet.quanta.max())):
+        try:
+            # Caps may be raised for a batch that a run must have, not for one that it may choose.
+            if not control.memory.of(control.roster.serving).fits(control.roster.fleet(batch)):
+                continue
+            prospect = _prospect(*rebatched(control, batch, event.step))
+        except ConfigError:  # bounds, or shares that are given, do not sum up to it
+            continue
+        if prospect is not None:
+            yield prospect
+
+
+def _prospect(control: Control, opening: Move) -> _Prospect | None:
+    """Return what a batch comes to under a split; ``None`` where that is not known."""
+    estimate, fleet = control.estimate, control.formed
+    if estimate is None or not estimate.known:
+        return None
+    at, shared_s = as_array(opening.shares), control.communication_s
+    # Ghosts take part in the collectives too: who has a share of 0 runs one sample.
+    mean_s = estimate.model.at(np.maximum(at, 1))
+    step_s = float(mean_s.max()) + shared_s
+    late_s = StepForecast(estimate, fleet).step_s(at) + shared_s
+    return _Prospect(BatchOutlook(fleet.global_batch, step_s, late_s), control, opening)
+
+
+def _changed(
+    control: Control, event: EpochEnded, why: str, opening: Move
+) -> tuple[Control, Verdict]:
+    cadence = control.cadence
+    # What was calm with the former batch says nothing about this one.
+    after = replace(control, cadence=replace(cadence, steps=cadence.fewest_steps))
+    blocking = after.opening_left > 0
+    return after, replace(
+        _verdict(after, event.effective, opening.reason, after.rank_shares),
+        opening=blocking,
+        batch=control.formed.global_batch,
+        why_batch=why,
+        # The first step of a pass is never modelled, so the first exchange is after the second.
+        exchange_after=2 if blocking else cadence.fewest_steps,
+    )
+
+
+def _kept(control: Control, event: EpochEnded, reason: str) -> tuple[Control, Verdict]:
+    blocking = control.opening_left > 0
+    following = 1 if blocking else control.cadence.steps
+    kept = _verdict(control, event.effective, reason, None)
+    return control, replace(kept, opening=blocking, exchange_after=following)
+
+
+def _moved(before: Control, after: Control) -> Shares | None:
+    return after.rank_shares if after.rank_shares != before.rank_shares else None
+
+
+def _verdict(control: Control, effective: int, reason: str, shares: Shares | None) -> Verdict:
+    """Return the verdict that puts shares in force, with what is then expected of the ranks."""
+    expect, _ = expected(control)
+    return Verdict(effective, shares, expected_s=expect.expected_s, band=expect.band, reason=reason)

@@ -8,53 +8,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.arrays import Shares
 from evenstride.core.fleet import Worker
 from evenstride.core.membership.member_table import Happening
 from evenstride.core.membership.worker_profiles import WorkerProfile
-from evenstride.core.time_model.observation import Measurements
+from evenstride.core.time_model.observation import Measurements, PeakMemory
 
 
 @dataclass(frozen=True, slots=True)
 class FleetFormed:
-    """A generation of workers has met and agreed on the settings.
+    """A generation of workers has met and agreed on the settings."""
 
-    Args:
-        generation: 0 for the first; counts changes of membership.
-        step: the first step this fleet will train.
-        global_batch: ``B``, samples per step.
-        workers: in rank order.
-        happenings: that made this fleet of the one before, where some of it went on; those who
-            came in get no samples until they are ready. Empty if all have met anew, from equal
-            weights.
-    """
-
-    generation: int
-    step: int
-    global_batch: int
-    workers: tuple[Worker, ...]
+    generation: int  # 0 for the first; counts changes of membership
+    step: int  # the first step this fleet will train
+    global_batch: int  # ``B``, samples per step
+    workers: tuple[Worker, ...]  # in rank order
+    # That made this fleet of the one before, where some of it went on; those who came in get no
+    # samples until they are ready. Empty if all have met anew, from equal weights
     happenings: tuple[Happening, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """All ranks have told the leader what they measured.
+    """All ranks have told the leader what they measured."""
 
-    Args:
-        step: steps the leader had committed.
-        effective: first step that no rank has drawn yet, so that a decision may change it.
-        observations: everything measured since the exchange before.
-        memory: the most memory that workers have held since then, as far as it is known.
-        last: whether the run ends, so that nobody would go by another decision.
-        epoch: number of the data's epoch that the next step belongs to; ``None`` if not known.
-    """
-
-    step: int
-    effective: int
-    observations: Measurements
+    step: int  # steps the leader had committed
+    effective: int  # first step that no rank has drawn yet, so that a decision may change it
+    observations: Measurements  # everything measured since the exchange before
+    # The most memory that workers have held since then, as far as it is known
     memory: tuple[PeakMemory, ...] = ()
-    last: bool = False
+    last: bool = False  # whether the run ends, so that nobody would go by another decision
+    # Number of the data's epoch that the next step belongs to; ``None`` if not known
     epoch: int | None = None
 
 
@@ -70,35 +54,22 @@ class MembersChanged:
     """Workers of the group got a notice, had one withdrawn, or are ready.
 
     Those who enter the group or leave it make another group, of another `FleetFormed`.
-
-    Args:
-        step: steps the leader had committed.
-        effective: first step that no rank has drawn yet.
-        happenings: in the order in which they became known.
-        save_s: seconds that a checkpoint takes; ``None`` if the run takes none.
     """
 
-    step: int
-    effective: int
-    happenings: tuple[Happening, ...]
-    save_s: float | None = None
+    step: int  # steps the leader had committed
+    effective: int  # first step that no rank has drawn yet
+    happenings: tuple[Happening, ...]  # in the order in which they became known
+    save_s: float | None = None  # seconds that a checkpoint takes; ``None`` if the run takes none
 
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What an earlier generation knew of its workers has been read from a checkpoint.
+    """What an earlier generation knew of its workers has been read from a checkpoint."""
 
-    Args:
-        step: steps the leader had committed.
-        effective: first step that no rank has drawn yet.
-        profiles: of the workers then.
-        generation: that this one is, counting those of the checkpoint.
-    """
-
-    step: int
-    effective: int
-    profiles: tuple[WorkerProfile, ...]
-    generation: int = 0
+    step: int  # steps the leader had committed
+    effective: int  # first step that no rank has drawn yet
+    profiles: tuple[WorkerProfile, ...]  # of the workers then
+    generation: int = 0  # that this one is, counting those of the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,37 +77,24 @@ class EpochEnded:
     """All ranks stand where an epoch ends, with a global batch that is left open.
 
     Or where a pass begins for which another batch was restored: the bounds are that batch then.
-
-    Args:
-        step: steps the leader had committed.
-        effective: first step that no rank has drawn, with which the next epoch begins.
-        low: smallest global batch that may be chosen.
-        high: largest.
-        scale: noise scale of the gradient in samples; ``None`` if it has no bound, or is not known.
-        scale_low: lower end of its interval; ``None`` if nothing is known of it.
-        scale_high: upper end; ``None`` if it has none.
     """
 
-    step: int
-    effective: int
-    low: int
-    high: int
+    step: int  # steps the leader had committed
+    effective: int  # first step that no rank has drawn, with which the next epoch begins
+    low: int  # smallest global batch that may be chosen
+    high: int  # largest
+    # Noise scale of the gradient in samples; ``None`` if it has no bound, or is not known
     scale: float | None = None
-    scale_low: float | None = None
-    scale_high: float | None = None
+    scale_low: float | None = None  # lower end of its interval; ``None`` if nothing is known of it
+    scale_high: float | None = None  # upper end; ``None`` if it has none
 
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
-    """The steps of this run cannot be measured, so no decision can rest on times.
+    """The steps of this run cannot be measured, so no decision can rest on times."""
 
-    Args:
-        step: steps the leader had committed; no rank has drawn it.
-        reason: why, as a part of a sentence.
-    """
-
-    step: int
-    reason: str
+    step: int  # steps the leader had committed; no rank has drawn it
+    reason: str  # why, as a part of a sentence
 
 
 Event = (
@@ -184,8 +142,8 @@ class Expect:
 class ExchangeAfter:
     """Exchange again after so many further steps of the leader.
 
-    ``blocking`` steps wait for the exchange's decision before they are drawn; they serve to
-    find the first split quickly and end with the opening phase.
+    ``blocking`` steps wait for the exchange's decision before they are drawn, until the first split
+    has been found.
     """
 
     steps: int
@@ -218,39 +176,27 @@ class Verdict:
     """What the core answers to an event, and what all ranks then apply.
 
     Iterating gives its parts as a trace records them, in the order in which they take effect.
-
-    Args:
-        effective: first step the decision is about.
-        shares: the ranks' new shares from that step on, or ``None`` to keep them.
-        opening: whether the next step waits for a decision as well; such steps serve to find the
-            first split quickly, and end with the opening phase.
-        expected_s: expected busy time of each rank; 0 for none.
-        band: half-width of each rank's band, as a part.
-        reason: one sentence.
-        save_after: all ranks save a checkpoint when so many steps are committed; ``None`` for no.
-        go_after: when so many are, the ranks of ``going`` end; ``None`` if nobody does.
-        going: these ranks.
-        why_going: for people.
-        batch: global batch with which all go on who stand at a turn; ``None`` where not all do.
-        why_batch: for people, where it is another batch.
-        exchange_after: steps of the leader until the next exchange.
-        judges: whether the shares were looked at, be they kept or not.
     """
 
-    effective: int
-    shares: Shares | None
+    effective: int  # first step the decision is about
+    shares: Shares | None  # the ranks' new shares from that step on, or ``None`` to keep them
+    # Whether the next step waits for a decision as well; such steps serve to find the first split
+    # quickly, and end with the opening phase
     opening: bool = False
-    expected_s: tuple[float, ...] = ()
-    band: tuple[float, ...] = ()
-    reason: str = ""
+    expected_s: tuple[float, ...] = ()  # expected busy time of each rank; 0 for none
+    band: tuple[float, ...] = ()  # half-width of each rank's band, as a part
+    reason: str = ""  # one sentence
+    # All ranks save a checkpoint when so many steps are committed; ``None`` for no
     save_after: int | None = None
+    # When so many are, the ranks of ``going`` end; ``None`` if nobody does
     go_after: int | None = None
-    going: tuple[int, ...] = ()
-    why_going: str = ""
+    going: tuple[int, ...] = ()  # these ranks
+    why_going: str = ""  # for people
+    # Global batch with which all go on who stand at a turn; ``None`` where not all do
     batch: int | None = None
-    why_batch: str = ""
-    exchange_after: int = 1
-    judges: bool = True
+    why_batch: str = ""  # for people, where it is another batch
+    exchange_after: int = 1  # steps of the leader until the next exchange
+    judges: bool = True  # whether the shares were looked at, be they kept or not
 
     def __iter__(self) -> Iterator[Instruction]:
         if self.batch is not None:

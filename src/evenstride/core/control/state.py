@@ -1,98 +1,145 @@
-"""Everything the leader knows, and what follows from it without any event."""
+"""Everything the leader knows, and what follows from it without any event.
+
+A `Roster` has the ranks of a generation, and those of them that serve: the workers of its fleet.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from evenstride.core.allocation.memory_caps import Memory
-from evenstride.core.allocation.memory_model import FRACTION
-from evenstride.core.allocation.min_max import in_quanta
-from evenstride.core.arrays import Shares
+from evenstride.core.allocation.integer_splits import apportion, in_quanta
+from evenstride.core.allocation.memory import FRACTION, Memory
 from evenstride.core.control.events import Expect
-from evenstride.core.control.exchange_interval import ExchangeInterval
-from evenstride.core.fleet import Fleet, as_array, as_shares
+from evenstride.core.control.schedule import ExchangeInterval
+from evenstride.core.fleet import Fleet, Shares, Worker, as_array, as_shares
 from evenstride.core.membership.member_table import Membership
-from evenstride.core.membership.roster import Roster
 from evenstride.core.membership.worker_profiles import WorkerProfile, merged, profiles_of, recalled
 from evenstride.core.policy import Move, Policy, Situation
-from evenstride.core.time_model.kalman import Estimate
-from evenstride.core.time_model.observation import Measurements
+from evenstride.core.time_model.estimates import CurveEstimates, Estimate
+from evenstride.core.time_model.observation import Measurements, PeakMemory
 from evenstride.errors import InfeasibleShares
+
+T = TypeVar("T")
 
 # How far a step may stray from its expected time before its rank asks for an exchange: this
 # many standard deviations of its noise, and at least this part of the time.
 _BAND_STD, _BAND_PART = 5.0, 0.15
 
 
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """All ranks, of which some get no samples.
+
+    Policies and estimates know the fleet of those who serve only, so none has to know of leaving.
+    """
+
+    workers: tuple[Worker, ...]  # of all ranks, in rank order
+    serving: tuple[int, ...]  # the ranks that get samples, ascending
+
+    @classmethod
+    def whole(cls, workers: tuple[Worker, ...]) -> Roster:
+        return cls(workers, tuple(range(len(workers))))
+
+    @property
+    def all_serve(self) -> bool:
+        return len(self.serving) == len(self.workers)
+
+    def fleet(self, global_batch: int) -> Fleet:
+        """Return the fleet of those who serve; `InfeasibleShares` if they cannot hold the batch."""
+        return Fleet(tuple(self.workers[rank] for rank in self.serving), global_batch)
+
+    def spread(self, values: tuple[T, ...], nothing: T) -> tuple[T, ...]:
+        """Return a value for each rank, given those of the fleet."""
+        if self.all_serve:
+            return values
+        of_ranks = [nothing] * len(self.workers)
+        for rank, value in zip(self.serving, values, strict=True):
+            of_ranks[rank] = value
+        return tuple(of_ranks)
+
+    def inward(self, measured: Measurements) -> Measurements:
+        """Return what those who serve measured, numbered as in the fleet."""
+        if self.all_serve:
+            return measured
+        places = np.full(len(self.workers), -1, dtype=np.int64)
+        places[list(self.serving)] = np.arange(len(self.serving))
+        # A negative rank would count from the end.
+        known = (measured.worker >= 0) & (measured.worker < len(places))
+        at = np.where(known, places[np.where(known, measured.worker, 0)], -1)
+        return measured.renumbered(at).only(at >= 0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Control:
     """Everything the leader knows; replaced as a whole by every event.
 
-    ``refused`` counts, for each rank, the observations that could not be believed: those with
-    a time that is not a positive, finite number, or with a share that cannot be. Nothing is learned
-    from them. All shares are multiples of the workers' quanta, whatever the policy asks for
-    (`in_quanta`).
-    ``roster`` has all ranks, ``fleet`` those of them that serve, with the bounds that hold: those
-    that were ``asked`` for, and what ``memory`` (of all ranks) allows within ``memory_fraction``
-    of each worker's limit (``None`` to let it allow anything). ``policy_state``, ``shares`` and
-    ``estimate`` are of the fleet. ``profiles`` are of workers that were there before.
-    ``not_measured`` says why steps cannot be measured; empty if they can. The policy is a fixed one
-    then, and nothing is learned.
+    All shares are multiples of the workers' quanta, whatever the policy asks for (`in_quanta`).
     """
 
     policy: Policy[Any]
-    policy_state: Any = None
-    fleet: Fleet | None = None
-    shares: Shares = ()
-    estimate: Estimate | None = None
+    policy_state: Any = None  # of the workers that serve
+    fleet: Fleet | None = None  # those who serve, with the bounds that hold; no fleet at first
+    shares: Shares = ()  # of the fleet
+    estimate: Estimate | None = None  # of the fleet
     cadence: ExchangeInterval = field(default_factory=ExchangeInterval)
     communication_s: float = 0.0
     opening_left: int = 0
+    # For each rank, the observations that could not be believed: those with a time that is not a
+    # positive, finite number, or with a share that cannot be. Nothing is learned from them.
     refused: tuple[int, ...] = ()
-    memory: Memory = field(default_factory=Memory)
+    memory: Memory = field(default_factory=Memory)  # of all ranks
+    # Part of each worker's limit that ``memory`` allows; ``None`` to let it allow anything.
     memory_fraction: float | None = FRACTION
-    asked: Fleet | None = None
-    roster: Roster = field(default_factory=lambda: Roster((), ()))
+    asked: Fleet | None = None  # the fleet with the bounds that were asked for
+    roster: Roster = field(default_factory=lambda: Roster((), ()))  # all ranks
     membership: Membership = field(default_factory=Membership)
-    profiles: tuple[WorkerProfile, ...] = ()
+    profiles: tuple[WorkerProfile, ...] = ()  # of workers that were there before
     saved_for: frozenset[str] = frozenset()
+    # Why steps cannot be measured; empty if they can. The policy is a fixed one then, and nothing
+    # is learned.
     not_measured: str = ""
 
     @property
+    def formed(self) -> Fleet:
+        """The fleet, for events that only a fleet can meet with."""
+        assert self.fleet is not None, "a fleet forms before anything else happens"
+        return self.fleet
+
+    @property
+    def believed(self) -> Estimate:
+        """The estimate, which is there as soon as a fleet is."""
+        assert self.estimate is not None, "a fleet forms with an empty estimate"
+        return self.estimate
+
+    @property
     def generation(self) -> int:
-        """Of the membership: 0 for the first."""
         return self.membership.generation
 
     @property
     def rank_shares(self) -> Shares:
-        """The shares of all ranks, 0 for those who do not serve."""
         return self.roster.spread(self.shares, 0)
 
     @property
     def known(self) -> tuple[WorkerProfile, ...]:
-        """What is known of the workers that are here or were."""
         if self.fleet is None or self.estimate is None:
             return self.profiles
         one = self.estimate
-        known = profiles_of(self.fleet.workers, one.now, one.noise, one.steps)
+        known = profiles_of(self.fleet.workers, one.now.rows, one.noise, one.steps)
         return merged(self.profiles, known)
 
     def situation(
         self, step: int, observations: Measurements, epoch: int | None = None
     ) -> Situation:
-        """Return what a policy may look at, and whoever else judges the workers of the fleet."""
-        assert self.fleet is not None, "a fleet forms before it exchanges"
-        assert self.estimate is not None, "a fleet forms with an empty estimate"
         return Situation(
-            self.fleet,
+            self.formed,
             self.shares,
             step,
             observations,
-            self.estimate,
+            self.believed,
             self.communication_s,
             epoch,
         )
@@ -102,9 +149,7 @@ def allowed(shares: Shares, fleet: Fleet, *, running: bool = False) -> Shares:
     """Return the split in multiples of the workers' quanta; whoever is left out stays so.
 
     Unless the others cannot do without in a run, which must go on: bounds may have narrowed.
-
-    Raises:
-        InfeasibleShares: there is no such split.
+    `InfeasibleShares` if there is no such split.
     """
     if (fleet.quanta == 1).all():
         return shares
@@ -121,9 +166,7 @@ def allowed(shares: Shares, fleet: Fleet, *, running: bool = False) -> Shares:
 
 def expected(control: Control) -> tuple[Expect, float]:
     """Return what to expect of every rank, and the longest of the times; 0 if unknown."""
-    estimate, shares, roster = control.estimate, control.shares, control.roster
-    assert estimate is not None, "a fleet forms with an empty estimate"
-    at = as_array(shares)
+    estimate, roster, at = control.believed, control.roster, as_array(control.shares)
     if not estimate.known_at(at):
         # Without expectations no rank asks for an exchange; the interval alone brings the next one.
         nothing = (0.0,) * len(roster.workers)
@@ -148,17 +191,10 @@ def serving(
     step: int,
     begin_with: Callable[[Fleet], Move | None] | None = None,
 ) -> tuple[Control, Move]:
-    """Return the control with another fleet, and its opening split.
+    """Return the control with another fleet, and its opening split; `ConfigError` if there is none.
 
-    Args:
-        control: before.
-        roster: the ranks, and who of them serve.
-        global_batch: samples per step.
-        step: steps the leader had committed.
-        begin_with: returns the split to begin with; ``None``, for the policy's own opening.
-
-    Raises:
-        ConfigError: the fleet cannot be served.
+    ``step`` counts the steps that the leader had committed. ``begin_with`` returns the split to
+    begin with; ``None`` for the policy's own opening.
     """
     asked, memory = roster.fleet(global_batch), control.memory.of(roster.serving)
     fleet = memory.bound(asked) if memory.caps else asked
@@ -170,7 +206,7 @@ def serving(
     # First what was measured in this run; profiles fill only what is then still unknown.
     estimate = _remembered(control, fleet)
     if not control.not_measured:
-        estimate = estimate.knowing(*recalled(estimate.steps, fleet.workers, profiles))
+        estimate = _recognised(estimate, fleet, profiles)
     if estimate.steps.any():
         # A policy waits until all workers are measured, so the unknown ones are guessed here. With
         # that, a run that knows its workers has its split before its first step.
@@ -201,3 +237,48 @@ def _remembered(control: Control, fleet: Fleet) -> Estimate:
     stayed = [(rank, former.get(worker.name)) for rank, worker in enumerate(fleet.workers)]
     pairs = [(rank, before) for rank, before in stayed if before is not None]
     return unknown.taking(control.estimate, pairs)
+
+
+def _recognised(estimate: Estimate, fleet: Fleet, profiles: tuple[WorkerProfile, ...]) -> Estimate:
+    """Return the estimate with what profiles tell of workers that were not measured yet."""
+    found = recalled(estimate.steps, fleet.workers, profiles)
+    # Doubt about the speed only, since the shape belongs to model and device.
+    curves = CurveEstimates(found.curves).times(1.0, found.doubt**2)
+    return estimate.knowing(found.ranks, curves, found.noise, found.steps)
+
+
+def rebatched(control: Control, batch: int, step: int) -> tuple[Control, Move]:
+    """Return the control with the same workers and another global batch, and its split.
+
+    All that was learned of the workers stays. A policy that has moved the shares goes on from
+    shares in the same proportion; one that has not, from its opening. `ConfigError` if the fleet
+    cannot be served.
+    """
+    return serving(control, control.roster, batch, step, lambda fleet: _scaled(control, fleet))
+
+
+def _scaled(control: Control, fleet: Fleet) -> Move | None:
+    before = control.formed
+    # Shares that are still those of the opening are opened again: scaled up, the remainder of an
+    # equal split would grow with the batch.
+    if allowed(control.policy.init(before)[1].shares, before) == control.shares:
+        return None
+    at = as_array(control.shares)
+    upper = np.where(at > 0, fleet.upper, 0)
+    lower = np.minimum(fleet.lower, upper)
+    if int(upper.sum()) < fleet.global_batch:  # whoever was left out is needed now
+        lower, upper = fleet.lower, fleet.upper
+    shares = apportion(at.astype(np.float64), fleet.global_batch, lower, upper)
+    return Move(as_shares(shares), "in proportion to the shares before")
+
+
+def remember(control: Control, held: tuple[PeakMemory, ...]) -> tuple[Memory, Fleet]:
+    """Return what is known of the ranks' memory, and the fleet that it bounds."""
+    fleet, roster = control.formed, control.roster
+    assert control.asked is not None, "it is what was asked for when the fleet formed"
+    if control.memory_fraction is None:
+        return control.memory, fleet
+    memory = control.memory.learn(held, len(roster.workers), control.memory_fraction)
+    # Caps also rise, so the bounds are made from those asked for, not from those in force.
+    same = memory.caps == control.memory.caps
+    return memory, fleet if same else memory.of(roster.serving).bound(control.asked)

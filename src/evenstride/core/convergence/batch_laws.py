@@ -1,7 +1,7 @@
 """How many epochs training takes at a global batch: laws, fitted to runs that were measured.
 
-A run at the global batch ``B`` reaches its target after ``e`` epochs. All laws are lines, of other
-things than ``B`` itself perhaps:
+A run at the global batch ``B`` reaches its target after ``e`` epochs (`reaching`). All laws are
+lines, of other things than ``B`` itself perhaps:
 
 - ``GAIN``, as Scavenger has it: ``e = e* + theta * gamma``, where ``gamma`` is how noisy the
   gradient is at ``B``, from 0 to 1 (`gamma_of`). Its own change with ``B`` is fitted, too:
@@ -29,7 +29,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import inf, log, sqrt
+from math import inf, isfinite, log, sqrt
+from typing import NamedTuple
 
 from evenstride.core.convergence.regression import Line, line
 from evenstride.core.gradients.noise_scale import Interval
@@ -72,14 +73,13 @@ class Convergence:
     def epochs(self, batch: float) -> Interval:
         """Return the epochs that a training at a batch takes, with a 95 % interval for one run.
 
-        Beyond what was measured the interval is the line's own, which widens there; a law that is
-        no longer a line there is not seen. Epochs are never below 0.
+        Beyond what was measured the interval is the line's own, which widens there. A law that is
+        no longer a line there is not seen.
         """
         found = self.epochs_by.next(self._variable(batch))
         return Interval(max(found.value, 0.0), max(found.low, 0.0), found.high)
 
     def steps(self, batch: int, samples: int) -> Interval:
-        """Return the steps that it takes with so many samples in an epoch."""
         found, each = self.epochs(batch), samples / batch
         return Interval(found.value * each, found.low * each, found.high * each)
 
@@ -95,15 +95,11 @@ class Convergence:
 
 
 def gamma_of(noise_batch: float, batch: float, parts: int) -> float:
-    """Return the normalised gain, ``gamma / K``, that a noise scale means at a batch.
+    """Return the normalised gain, ``gamma / K``, that a noise scale means at a batch of parts.
 
-    From ``E A = |G|^2 (1 + K n / B)`` and ``E T = |G|^2 (1 + n / B)`` with the noise scale ``n``;
-    Scavenger's equation 2 is such a ratio of means; its code smooths the ratio of each step.
-
-    Args:
-        noise_batch: the noise scale in samples, at least 0; may be infinite.
-        batch: ``B`` in samples.
-        parts: ``K``.
+    From ``E A = |G|^2 (1 + K n / B)`` and ``E T = |G|^2 (1 + n / B)`` with the noise scale ``n``
+    and ``K`` parts; Scavenger's equation 2 is such a ratio of means; its code smooths the ratio of
+    each step.
 
     >>> gamma_of(noise_batch=0.0, batch=64, parts=4), gamma_of(inf, batch=64, parts=4)
     (0.25, 1.0)
@@ -114,11 +110,7 @@ def gamma_of(noise_batch: float, batch: float, parts: int) -> float:
 
 
 def fit(runs: Sequence[MeasuredTraining], law: Law) -> Convergence:
-    """Return what some trainings tell under a law.
-
-    Raises:
-        ValueError: there are too few.
-    """
+    """Return what some trainings tell under a law; `ValueError` if there are too few."""
     batches = [float(run.batch) for run in runs]
     epochs = [run.epochs for run in runs]
     if law is Law.NOISE:
@@ -156,19 +148,13 @@ def _raised(batch: float, power: float) -> float:
 
 
 def fit_best(runs: Sequence[MeasuredTraining]) -> Convergence:
-    """Return the law that tells left-out batches best.
+    """Return the law that tells left-out batches best; `ValueError` with one batch only.
 
-    Every batch is left out in turn, with all its runs. With two batches nothing can be left out,
-    so no error tells which law is better. Then it is the gain law where the noise of the gradients
-    is known, as in Scavenger's partial search, else the noise law, which needs no gradients. Of
-    laws that do nearly as well, the simplest is taken; the power law is tried with four batches or
-    more.
-
-    Raises:
-        ValueError: there are trainings at one batch only.
-
-    Cost:
-        O(batches * runs).
+    Every batch is left out in turn, with all its runs: O(batches * runs). With two batches nothing
+    can be left out, so no error tells which law is better. Then it is the gain law where the noise
+    of the gradients is known, as in Scavenger's partial search, else the noise law, which needs no
+    gradients. Of laws that do nearly as well, the simplest is taken; the power law is tried with
+    four batches or more.
     """
     if len({run.batch for run in runs}) < 3:
         noisy = {run.batch for run in runs if run.gamma is not None}
@@ -209,3 +195,70 @@ def _known(
 ) -> Convergence:
     batches = [run.batch for run in runs]
     return Convergence(law, by, gamma_by, min(batches), max(batches))
+
+
+MEMORY = 10.0
+"""Measured steps over which a training loss is averaged; see `smoothed`."""
+
+
+class Value(NamedTuple):
+    """A figure that is to fall, and where in the training it was found."""
+
+    epochs: float  # trained until then
+    value: float  # of the figure; infinite where it was no number
+
+
+@dataclass(frozen=True, slots=True)
+class TimeToTarget:
+    """How a training stands to its target."""
+
+    epochs: float | None  # until the target was reached; ``None`` if it was not
+    nearest: Value  # the least value, where it was found first
+    # Whether the first value of all was there already, so that it may have been sooner.
+    at_first: bool = False
+
+
+def reaching(values: Sequence[Value], target: float) -> TimeToTarget:
+    """Return when some values first came to a target from above.
+
+    Between the last value above it and the first one at or below it, the figure is taken to fall in
+    a straight line.
+
+    >>> reaching([Value(1.0, 0.9), Value(2.0, 0.5), Value(3.0, 0.3)], 0.4).epochs
+    2.5
+    """
+    nearest = min(values, key=lambda one: (one.value, one.epochs))
+    for place, one in enumerate(values):
+        # Not ``>``, because a value that is no number has not come to the target either.
+        if not one.value <= target:
+            continue
+        # Before the first value nothing is known, so it may have been there sooner.
+        before = values[place - 1] if place else one
+        # There is no straight line down from infinity.
+        if not isfinite(before.value) or before.value <= target:
+            return TimeToTarget(one.epochs, nearest, at_first=not place)
+        part = (before.value - target) / (before.value - one.value)
+        return TimeToTarget(before.epochs + part * (one.epochs - before.epochs), nearest)
+    return TimeToTarget(None, nearest)
+
+
+def smoothed(values: Sequence[Value], memory: float = MEMORY) -> list[Value]:
+    """Return the exponential means of values, given by epochs, and of where they were found.
+
+    The loss of one batch scatters, so the first one below a target may be luck. A mean over
+    ``memory`` values scatters ``sqrt(2 * memory - 1)`` times less: 4.4 times with 10, which is
+    still short beside a training of some hundred measured steps. A mean of losses alone would be
+    late, by more epochs the larger the batch; so the epochs are averaged with the same weights, and
+    the two belong together wherever the loss is nearly straight over so many steps. Values that are
+    no numbers are left out.
+    """
+    keep, weight, epochs, value = 1.0 - 1.0 / memory, 0.0, 0.0, 0.0
+    found = []
+    for one in values:
+        if one.value == inf:
+            continue
+        weight = keep * weight + 1.0
+        epochs, value = keep * epochs + one.epochs, keep * value + one.value
+        # Over the sum of the weights, or the first means would be drawn towards 0.
+        found.append(Value(epochs / weight, value / weight))
+    return found

@@ -69,17 +69,11 @@ class Line:
 def line(xs: Sequence[float], ys: Sequence[float], errors: Sequence[float] = ()) -> Line:
     """Return the line through some points, with the errors of their values in proportion to them.
 
-    Args:
-        xs: at least two different ones.
-        ys: above 0, one for each.
-        errors: of the values as parts, above 0, one for each; only by how much they differ counts,
-            and a usual point has their root mean square. Without any, all points count alike.
+    ``errors`` are of the values as parts; only by how much they differ counts, and a usual point
+    has their root mean square. Without any, all points count alike.
 
     Raises:
         ValueError: all points have the same ``x``, or a value is not above 0.
-
-    Cost:
-        O(points).
     """
     x, y = np.asarray(xs, dtype=np.float64), np.asarray(ys, dtype=np.float64)
     if len(set(xs)) < 2:

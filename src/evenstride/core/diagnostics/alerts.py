@@ -1,27 +1,167 @@
 """Workers that people should know of: slower than they were, or not worth their place.
 
 Pure: a state and what was measured give the next state and the alerts. Each is given once, when
-something has been so for a while, and again only after it was over for a while.
+something has been so for a while (`DebouncedStates`), and again only after it was over for a while.
+A worker is slow beside its own best speed, which `PeakSpeeds` keeps.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import equal_finish
+from evenstride.core.allocation.integer_splits import equal_finish
 from evenstride.core.arrays import FloatArray, IntArray, Mask
-from evenstride.core.diagnostics.debounce import DebouncedStates, Span
-from evenstride.core.diagnostics.peak_speed import PeakSpeeds
 from evenstride.core.fleet import Fleet, as_array
 from evenstride.core.formatting import time_text
 from evenstride.core.policy import Situation
-from evenstride.core.time_model.curve_estimates import CurveEstimates
+from evenstride.core.time_model.estimates import CurveEstimates, TimeModel
 from evenstride.core.time_model.observation import Measurements
-from evenstride.core.time_model.step_times import TimeModel
 from evenstride.errors import InfeasibleShares
+
+# Both, because sixty steps of 2 ms are over in no time.
+WHILE_STEPS, WHILE_S = 60.0, 5.0
+"""A while: so many steps, and no less than so many seconds of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerArrays:
+    """Arrays with a place for every worker, in which zero means that nothing is known."""
+
+    def of(self, places: IntArray) -> Self:
+        """Return the rows of other workers, given each one's place here; -1 for who is new."""
+        known = places >= 0
+        rows = {field.name: getattr(self, field.name) for field in fields(self)}
+        taken = {name: np.zeros(len(places), dtype=row.dtype) for name, row in rows.items()}
+        for name, row in rows.items():
+            taken[name][known] = row[places[known]]
+        return type(self)(**taken)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Steps that were measured of each worker."""
+
+    steps: FloatArray  # how many, ``(W,)``; 0 for none
+    lasted_s: FloatArray  # seconds that they took, waits included, ``(W,)``
+    first: IntArray  # the first of them, ``(W,)``; only meaningful where there are some
+
+    @classmethod
+    def none(cls, workers: int, first: int = 0) -> Span:
+        return cls(np.zeros(workers), np.zeros(workers), np.full(workers, first))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DebouncedStates(WorkerArrays):
+    """Whether each of ``W`` workers is in an episode: bad for a while, and not good since."""
+
+    open: Mask  # whether it is, bool ``(W,)``
+    turning: Mask  # whether it was bad at the last look, or in an episode good, bool ``(W,)``
+    steps: FloatArray  # for which it has been that, ``(W,)``
+    lasted_s: FloatArray  # seconds that these took, ``(W,)``
+    since: IntArray  # first step of the latest bad ones, ``(W,)``
+
+    @classmethod
+    def none(cls, workers: int) -> DebouncedStates:
+        zero = np.zeros(workers)
+        return cls(zero > 0, zero > 0, zero, zero, zero.astype(np.int64))
+
+    def after(
+        self, bad: Mask, good: Mask, seen: Span, fresh: Span, unsettled: Mask | None = None
+    ) -> tuple[DebouncedStates, Mask]:
+        """Return the episodes after one more look, and for whom one began with it.
+
+        Between ``bad`` and ``good`` nothing is decided. ``seen`` is what was measured since the
+        look before; who was not measured stays as it is. ``fresh`` is the part of it that tells of
+        what is now, where that is new. For whom is ``unsettled``, the while begins again.
+        """
+        # Without news of a worker nothing about it changes.
+        told = seen.steps > 0
+        holds = np.where(self.open, good, bad) & told
+        new = holds & ~self.turning & ~self.open
+        goes_on = 1.0 if unsettled is None else ~unsettled
+        # If it turned with this look, only the part of the look after the turn counts.
+        steps = goes_on * (self.steps + np.where(new, fresh.steps, seen.steps))
+        lasted_s = goes_on * (self.lasted_s + np.where(new, fresh.lasted_s, seen.lasted_s))
+        turned = holds & (steps >= WHILE_STEPS) & (lasted_s >= WHILE_S)
+        # An episode that has begun or ended starts the next count at 0.
+        counts = holds & ~turned
+        after = DebouncedStates(
+            self.open ^ turned,
+            np.where(told, counts, self.turning),
+            np.where(told, np.where(counts, steps, 0.0), self.steps),
+            np.where(told, np.where(counts, lasted_s, 0.0), self.lasted_s),
+            np.where(new, fresh.first, self.since),
+        )
+        return after, turned & ~self.open
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeakSpeeds(WorkerArrays):
+    """The best speed that each of ``W`` workers has kept for a while.
+
+    A speed is kept as the time that a share took, so that a curve whose shape becomes better known
+    changes nothing about it. The lowest speed of a while counts.
+    """
+
+    share: IntArray  # at which the best one was seen, ``(W,)``; 0 if there is none yet
+    time_s: FloatArray  # that it took then, ``(W,)``
+    fixed_s: FloatArray  # of the curve that was believed then, ``(W,)``
+    per_sample_s: FloatArray  # the same, ``(W,)``
+    at: IntArray  # the share of the while that goes on, ``(W,)``; 0 if none does
+    longest_s: FloatArray  # that it took in this while, ``(W,)``
+    steps: FloatArray  # of this while so far, ``(W,)``
+    lasted_s: FloatArray  # seconds of it, ``(W,)``
+
+    @classmethod
+    def none(cls, workers: int) -> PeakSpeeds:
+        zero, no_share = np.zeros(workers), np.zeros(workers, dtype=np.int64)
+        return cls(no_share, zero, zero, zero, no_share, zero, zero, zero)
+
+    def after(self, now: CurveEstimates, shares: IntArray, seen: Span) -> PeakSpeeds:
+        told = seen.steps > 0
+        begins = told & (self.at == 0)
+        at = np.where(begins, shares, self.at)
+        time_s = now.time_s(at)
+        longest_s = np.where(told, np.maximum(self.longest_s, time_s), self.longest_s)
+        # What came before the first look of a while may have been at another speed.
+        goes_on = told & ~begins
+        steps = self.steps + np.where(goes_on, seen.steps, 0.0)
+        lasted_s = self.lasted_s + np.where(goes_on, seen.lasted_s, 0.0)
+        whole = goes_on & (steps >= WHILE_STEPS) & (lasted_s >= WHILE_S)
+        # Below 1 if a part of the while was slower, so that one quick look is no best speed.
+        kept = np.divide(time_s, longest_s, out=np.zeros_like(time_s), where=whole)
+        kept_at_least = np.where(whole, kept, 1.0)
+        better = whole & ~(self.speed(now) * kept <= 1.0)  # so is the first, which is nan
+        return PeakSpeeds(
+            np.where(better, at, self.share),
+            np.where(better, longest_s, self.time_s),
+            np.where(better, now.fixed_s / kept_at_least, self.fixed_s),
+            np.where(better, now.per_sample_s / kept_at_least, self.per_sample_s),
+            np.where(whole, shares, at),
+            np.where(whole, now.time_s(shares), longest_s),
+            np.where(whole, 0.0, steps),
+            np.where(whole, 0.0, lasted_s),
+        )
+
+    def speed(self, now: CurveEstimates) -> FloatArray:
+        """Return each worker's speed as a part of its best, ``(W,)``; nan if that is not known."""
+        unknown = np.full(len(self.share), np.nan)
+        return np.asarray(
+            np.divide(self.time_s, now.time_s(self.share), out=unknown, where=self.share > 0)
+        )
+
+    def speed_at(self, shares: IntArray, now: CurveEstimates) -> FloatArray:
+        """Return the same by the curves that were believed then, ``(W,)``.
+
+        It differs from `speed` as far as the shape of a curve is believed to be another one now.
+        """
+        unknown = np.full(len(self.share), np.nan)
+        then_s = self.fixed_s + self.per_sample_s * shares
+        return np.asarray(np.divide(then_s, now.time_s(shares), out=unknown, where=self.share > 0))
+
 
 USUAL_BELOW = 0.7
 """Part of its best speed below which a worker is named."""
@@ -103,13 +243,9 @@ class Alerts:
     ) -> tuple[Alerts, tuple[Alert, ...]]:
         """Return what is remembered after an exchange, and the alerts it gave rise to.
 
-        Args:
-            situation: after the exchange, with what it brought.
-            lockstep: whether workers wait for each other in every step. Where they do not, nobody
-                is too slow for the others.
-
-        Cost:
-            ``O(W)`` vectorised; a search for the best split for each alert.
+        ``lockstep`` says whether workers wait for each other in every step; where they do not,
+        nobody is too slow for the others. Cost: ``O(W)`` vectorised; a search for the best split
+        for each alert.
         """
         fleet, estimate, told = situation.fleet, situation.estimate, situation.observations
         at = self._of(tuple(worker.name for worker in fleet.workers))
@@ -212,7 +348,6 @@ class _Look:
         return cls(seen, now, measured, _span(seen, lasted_s, everything, len(shares)), lasted_s)
 
     def doubt(self, pasts: PeakSpeeds) -> FloatArray:
-        """Return how far off each speed may be, as a part of it."""
         return self.now.relative_std(pasts.share)
 
     def slow_run(self, speed: FloatArray, limit: float) -> Span:
@@ -305,17 +440,10 @@ def unneeded(times: TimeModel, fleet: Fleet, sure: FloatArray) -> Mask:
     """Return which workers are not worth their place, bool ``(W,)``.
 
     The best split of all ends no earlier than the worker that takes longest for the fewest samples
-    it may get. If the others can do the whole batch by then, they alone would be as fast.
-    Of several such workers the slowest goes first, and the next one is judged without it.
-
-    Args:
-        times: all workers' curves, in seconds.
-        fleet: their bounds and the global batch.
-        sure: part of each one's time that is beyond doubt, ``(W,)``; above 1 to look with some to
-            spare.
-
-    Cost:
-        ``O(W)`` vectorised, and as much again for each worker that is found.
+    it may get. If the others can do the whole batch by then, they alone would be as fast. Of
+    several such workers the slowest goes first, and the next one is judged without it: ``O(W)`` for
+    each. ``sure`` is the part of each one's time that is beyond doubt, ``(W,)``; above 1 to look
+    with some to spare.
     """
     least_s = times.at(fleet.lower) * sure
     out = np.zeros(len(fleet), dtype=np.bool_)
@@ -339,7 +467,6 @@ def _could_do_without(out: Mask, times: TimeModel, fleet: Fleet, by_s: float) ->
 
 
 def best_s(times: TimeModel, fleet: Fleet, without: Mask | None = None) -> float | None:
-    """Return the time in seconds of the best split; ``None`` if there is none."""
     lower, upper = fleet.lower, fleet.upper
     if without is not None:
         lower, upper = np.where(without, 0, lower), np.where(without, 0, upper)

@@ -26,9 +26,9 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf, sqrt
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf, isclose, sqrt
 
 Z95 = 1.959964
 """Half the width of a 95 % interval of a normal variable, in standard deviations."""
@@ -45,15 +45,10 @@ class GradientNorms:
 
     @classmethod
     def of(cls, samples: Sequence[float], squared: Sequence[float], mean: float) -> GradientNorms:
-        """Return what parts of these sizes tell.
+        """Return what parts tell whose mean gradients have these squared norms, ``|g_k|^2``.
 
-        Args:
-            samples: of each part, ``b_k``; parts without samples do not count.
-            squared: squared norm of each part's own mean gradient, ``|g_k|^2``.
-            mean: squared norm of the weighted mean of them.
-
-        Raises:
-            ValueError: there are not as many norms as parts, or no samples.
+        ``mean`` is the squared norm of their weighted mean. Parts without samples do not count;
+        `ValueError` if none has any.
         """
         there = [(b, a) for b, a in zip(samples, squared, strict=True) if b > 0]
         batch = sum(b for b, _ in there)
@@ -63,7 +58,6 @@ class GradientNorms:
 
     @property
     def tells(self) -> bool:
-        """Whether there are two parts to compare."""
         return self.parts > 1
 
     @property
@@ -95,12 +89,8 @@ class Interval:
 class NoiseEstimate:
     """What the measured steps of late have told, those longer ago less and less.
 
-    Kept are weighted sums over steps: of the weights, of their squares, and of ``S`` and ``|G|^2``
-    with their products, each step by its own unbiased estimate. So a split that changes from step
-    to step biases nothing.
-
-    Cost:
-        O(1) per step.
+    Kept are weighted sums over steps, each by its own unbiased estimate. So a split that changes
+    from step to step biases nothing.
     """
 
     weight: float = 0.0  # sum of the weights
@@ -113,10 +103,8 @@ class NoiseEstimate:
     def after(self, norms: GradientNorms, memory: float = 100.0) -> NoiseEstimate:
         """Return the estimate after another measured step; the same if the step tells nothing.
 
-        Args:
-            norms: of the step.
-            memory: measured steps after which one counts ``1 / e`` of what it did, above 0;
-                infinite to let all count alike.
+        After ``memory`` further steps one counts ``1 / e`` of what it did; infinite to let all
+        count alike.
         """
         if not norms.tells:
             return self
@@ -142,12 +130,10 @@ class NoiseEstimate:
 
     @property
     def noise(self) -> float:
-        """``S`` of late."""
         return self.sums[0] / self.weight if self.weight else 0.0
 
     @property
     def signal(self) -> float:
-        """``|G|^2`` of late."""
         return self.sums[1] / self.weight if self.weight else 0.0
 
     @property
@@ -190,3 +176,93 @@ class NoiseEstimate:
         part = 1.0 / (self.steps - 1.0)
         # Rounding may take a variance below 0.
         return max(ss - s * s, 0.0) * part, (sg - s * g) * part, max(gg - g * g, 0.0) * part
+
+
+# Sums of weights that are no whole numbers, and norms of equal gradients on devices of other kinds.
+_ROUNDING, _ALIKE = 1e-9, 1e-6
+
+# Steps that may be incomplete at a time. Ranks are never far apart, so what is older was lost.
+_MOST_OPEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """One or more parts of a measured step, as a worker tells of them."""
+
+    step: int  # its number
+    parts: int  # how many
+    weight: float  # of these parts, in samples (or whatever the loss is a mean over), above 0
+    batch: float  # ``B``, of all parts of the step
+    local: float  # sum of their squared norms times their weights, ``sum b_k |g_k|^2``
+    mean: float  # ``T``, squared norm of the step's own gradient, as this worker sees it
+    # Sum of their mean losses times their weights; ``None`` if one is not known.
+    loss: float | None = None
+
+    @property
+    def norms(self) -> GradientNorms:
+        return GradientNorms(self.parts, self.batch, self.local / self.weight, self.mean)
+
+    @property
+    def whole(self) -> bool:
+        return isclose(self.weight, self.batch, rel_tol=_ROUNDING)
+
+    @property
+    def mean_loss(self) -> float | None:
+        return None if self.loss is None else self.loss / self.weight
+
+    def joined(self, other: StepParts) -> StepParts | None:
+        weight = self.weight + other.weight
+        alike = self.step == other.step and self.batch == other.batch
+        # All ranks have the same gradient after its reduction, so another norm is another step.
+        if not alike or not isclose(self.mean, other.mean, rel_tol=_ALIKE):
+            return None
+        if weight > self.batch * (1 + _ROUNDING):
+            return None
+        return StepParts(
+            self.step,
+            self.parts + other.parts,
+            weight,
+            self.batch,
+            self.local + other.local,
+            self.mean,
+            None if self.loss is None or other.loss is None else self.loss + other.loss,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseOfRun:
+    """What a run's measured steps have told of the noise of its gradient so far.
+
+    Each worker tells of its own part of a step, when it comes to it: parts of one step may come in
+    different exchanges, in any order, or never where a worker is lost. A step is whole when the
+    parts that were told weigh as much as its batch, so nobody has to know who had samples in it.
+    """
+
+    estimate: NoiseEstimate = field(default_factory=NoiseEstimate)  # from the steps that are whole
+    steps: int = 0  # how many these are
+    # Steps of which parts are still to come, by number; those that never become whole make way for
+    # later ones.
+    open: tuple[StepParts, ...] = ()
+
+    def hear(self, told: Iterable[StepParts]) -> tuple[NoiseOfRun, tuple[StepParts, ...]]:
+        """Return what is known with more parts, and the steps that have become whole.
+
+        A step of one part tells nothing and is left out. Parts that cannot be of one step under the
+        same number are of different steps: the later ones are kept.
+        """
+        pending, whole = {parts.step: parts for parts in self.open}, list[StepParts]()
+        for parts in told:
+            before = pending.pop(parts.step, None)
+            both = parts if before is None else before.joined(parts) or parts
+            if not both.whole:
+                pending[parts.step] = both
+            elif both.norms.tells:
+                whole.append(both)
+        # Older steps weigh less, so the estimate must get them in order, however they came.
+        whole.sort(key=lambda parts: parts.step)
+        estimate = self.estimate
+        for parts in whole:
+            estimate = estimate.after(parts.norms)
+        # Only now: in a long exchange more steps than these may be open until it is put together.
+        kept = sorted(pending.values(), key=lambda parts: parts.step)[-_MOST_OPEN:]
+        return NoiseOfRun(estimate, self.steps + len(whole), tuple(kept)), tuple(whole)

@@ -10,14 +10,9 @@ def loss_factor(world_size: int, local_weight: float, global_weight: float) -> f
     ``g_k`` the gradient of the rank's mean loss. Scaling each loss by ``W * n_k / N`` makes
     that ``sum_k (n_k / N) g_k``, which is the gradient of the mean over the union batch.
 
-    Args:
-        world_size: ``W``, the ranks the engine averages over.
-        local_weight: ``n_k``, the samples (or tokens) this loss is the mean over; for a
-            micro-batch its own, not its worker's.
-        global_weight: ``N``, the sum over all ranks and micro-batches of the step.
-
-    Returns:
-        The factor; 0 where the weight is 0, also when the whole step weighs nothing.
+    ``n_k`` are the samples (or tokens) that this loss is the mean over; for a micro-batch its own,
+    not its worker's. ``N`` is the sum over all ranks and micro-batches of the step. Where the
+    weight is 0, so is the factor, also when the whole step weighs nothing.
 
     Source:
         Dynamic Batching (Tyagi & Sharma, ACSOS 2020, arXiv 2305.12213, eq. 3) weighs with

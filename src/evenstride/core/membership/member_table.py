@@ -13,6 +13,13 @@ leaving        has been told that it will be taken away: gets no samples, still 
 leaving early  the same, of one that was still joining
 gone           not in the group
 =============  ===========================================================================
+
+`leave` says what to do about a worker that is leaving, by the time that is left. A notice gives
+little of it: 120 s on some clouds, 30 s on others, next to none on a signal. So the worker's
+samples go to the others at once, the state is saved, and it ends by itself with nothing lost; the
+others would notice one that was taken only when connections break. Where notices may be withdrawn,
+it goes on taking part without samples until shortly before its time, and the state is saved once
+more then.
 """
 
 from __future__ import annotations
@@ -117,11 +124,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The members of one generation, in rank order.
-
-    Raises:
-        ConfigError: two members have one name, or one is gone.
-    """
+    """The members of one generation, in rank order; no name twice, and nobody who is gone."""
 
     generation: int = 0  # 0 for the first; counts the process groups
     members: tuple[Member, ...] = ()  # all who are in the group
@@ -143,7 +146,6 @@ class Membership:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The names of all members, in rank order."""
         return tuple(member.worker for member in self.members)
 
     @property
@@ -157,7 +159,6 @@ class Membership:
         return tuple(of[MemberState.SERVING] or of[MemberState.LEAVING])
 
     def standing(self, worker: str) -> MemberState:
-        """Return the standing of a worker; whoever is not in the group is gone."""
         known = (m.standing for m in self.members if m.worker == worker)
         return next(known, MemberState.GONE)
 
@@ -211,3 +212,51 @@ def _reason(happening: Happening) -> str:
         when = f" in {max(happening.left_s, 0.0):.0f} s"
     why = f" ({happening.why})" if happening.why else ""
     return f"{happening.worker} {_TOLD[happening.change]}{when}{why}"
+
+
+# A save may take so many times as long as the latest did.
+_SAVE_SPREAD = 1.5
+# Time for the decision to reach all, beyond the steps that are drawn already.
+_DECISION_S = 1.0
+# A worker ends before the time that its notice names by this much at least: it may take so long
+# until the next exchange, and clocks differ.
+_EARLY_S = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class DepartureOrder:
+    """What is done about one notice."""
+
+    save: bool  # whether the state is saved now
+    go: bool  # whether the worker ends after that
+    reason: str  # a clause for people
+
+
+def needed_s(save_s: float, ahead_s: float) -> float:
+    return _SAVE_SPREAD * save_s + ahead_s + _DECISION_S
+
+
+def leave(
+    left_s: float | None, save_s: float | None, ahead_s: float, *, final: bool, again: bool
+) -> DepartureOrder:
+    """Return what to do about a worker that is to leave.
+
+    It is taken away in ``left_s``; ``None`` if it should go as soon as possible. A checkpoint takes
+    ``save_s``; ``None`` if the run takes none. The decision takes effect in ``ahead_s``, after the
+    steps that are drawn already. ``final`` says that the notice will not be withdrawn, ``again``
+    that the state was saved for it before.
+    """
+    if save_s is None:
+        return DepartureOrder(False, False, "the run saves no checkpoints")
+    needs_s = needed_s(save_s, ahead_s)
+    if left_s is not None and left_s < needs_s:
+        short = f"{max(left_s, 0):.0f} s are too short for a checkpoint ({needs_s:.0f} s)"
+        return DepartureOrder(False, True, f"{short}, so it ends")
+    # To stay, there must be time for two saves: one now and one just before the worker goes.
+    if final or left_s is None or left_s < 2 * needs_s + _EARLY_S:
+        return DepartureOrder(True, True, "the state is saved, then it ends")
+    if again:
+        return DepartureOrder(False, False, "it takes part without samples until then")
+    return DepartureOrder(
+        True, False, "the state is saved, and it takes part without samples until then"
+    )

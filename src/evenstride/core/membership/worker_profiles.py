@@ -12,19 +12,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray
-from evenstride.core.fleet import Worker
-from evenstride.core.time_model.curve_estimates import CurveEstimates
 
 # By how much a speed may have changed meanwhile, as a standard deviation: of the very same worker,
 # of a like device on the same host, and of one elsewhere.
 _DOUBT = (0.05, 0.15, 0.3)
 # Workers that are remembered at most; those of the latest fleets stay.
 MOST_PROFILES = 20_000
+
+
+class WorkerPlace(Protocol):
+    """Where a worker runs; a `Worker` of a fleet, or its profile."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def slot(self) -> int | None: ...
+    @property
+    def name(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +55,7 @@ class WorkerProfile:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> WorkerProfile:
-        """Return the profile that `to_plain` wrote.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Return the profile that `to_plain` wrote; `ValueError` if it is none."""
         try:
             curve = tuple(float(number) for number in plain["curve"])
             profile = cls(**{**plain, "curve": curve})
@@ -61,21 +68,20 @@ class WorkerProfile:
 
 
 def profiles_of(
-    workers: Sequence[Worker], now: CurveEstimates, noise: FloatArray, steps: IntArray
+    workers: Sequence[WorkerPlace], curves: FloatArray, noise: FloatArray, steps: IntArray
 ) -> tuple[WorkerProfile, ...]:
-    """Return the profiles of those workers that have been measured; see `Estimate`."""
-    known = np.flatnonzero(steps > 0).tolist()
+    """Return the profiles of those that have been measured; ``curves`` are rows, ``(5, W)``."""
     return tuple(
         WorkerProfile(
             workers[rank].host,
             workers[rank].device,
             workers[rank].slot,
             workers[rank].name,
-            tuple(now.rows[:, rank].tolist()),
+            tuple(curves[:, rank].tolist()),
             float(noise[rank]),
             int(steps[rank]),
         )
-        for rank in known
+        for rank in np.flatnonzero(steps > 0).tolist()
     )
 
 
@@ -90,34 +96,40 @@ def merged(
     return tuple(by_place.values())[-MOST_PROFILES:]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Recollection:
+    """What is remembered of ``n`` workers that a run has not measured."""
+
+    ranks: IntArray  # whose it is, ``(n,)``
+    curves: FloatArray  # rows of `CurveEstimates`, ``(5, n)``
+    doubt: FloatArray  # standard deviation of each one's speed since then, as a part, ``(n,)``
+    noise: FloatArray  # relative variance of one step's time, ``(n,)``
+    steps: IntArray  # learned from, ``(n,)``
+
+
 def recalled(
-    steps: IntArray, workers: Sequence[Worker], known: Sequence[WorkerProfile]
-) -> tuple[IntArray, CurveEstimates, FloatArray, IntArray]:
-    """Return what is remembered of workers that this run has not measured, for `Estimate.knowing`.
+    steps: IntArray, workers: Sequence[WorkerPlace], known: Sequence[WorkerProfile]
+) -> Recollection:
+    """Return what is remembered of workers that this run has not measured.
 
     Each profile stands for one worker at most as long as there is another that is as alike; of
-    equally alike ones, the first in order of rank gets the first.
-
-    Cost:
-        ``O(W + P)`` for ``P`` profiles.
+    equally alike ones, the first in order of rank gets the first. Cost: ``O(W + P)`` for ``P``
+    profiles.
     """
     # What this run has measured is newer than any profile.
     missing = [rank for rank in range(len(workers)) if not steps[rank]]
     found = _matched(missing, workers, known) if missing and known else {}
     profiles = [profile for profile, _ in found.values()]
-    rows = np.array([profile.curve for profile in profiles]).reshape(-1, 5).T
-    doubt = np.array([doubt for _, doubt in found.values()])
-    # Doubt about the speed only, since the shape belongs to model and device.
-    curves = CurveEstimates(rows).times(1.0, doubt**2)
-    return (
+    return Recollection(
         np.array(list(found), dtype=np.int64),
-        curves,
+        np.array([profile.curve for profile in profiles]).reshape(-1, 5).T,
+        np.array([doubt for _, doubt in found.values()]),
         np.array([profile.noise for profile in profiles]),
         np.array([profile.steps for profile in profiles], dtype=np.int64),
     )
 
 
-def _keys(one: WorkerProfile | Worker) -> tuple[tuple[object, ...], ...]:
+def _keys(one: WorkerPlace) -> tuple[tuple[object, ...], ...]:
     """Return what the same worker, a like one on the same host, and a like one elsewhere share."""
     # Without a fingerprint, a like device cannot be distinguished from another one.
     if not one.device:
@@ -130,7 +142,7 @@ def _place(profile: WorkerProfile) -> tuple[object, ...]:
 
 
 def _matched(
-    missing: list[int], workers: Sequence[Worker], known: Sequence[WorkerProfile]
+    missing: list[int], workers: Sequence[WorkerPlace], known: Sequence[WorkerProfile]
 ) -> dict[int, tuple[WorkerProfile, float]]:
     """Return for ranks a profile that is like them, and the doubt about it; most alike first."""
     # One that stands for nobody yet comes before others; where all do, that of another worker of

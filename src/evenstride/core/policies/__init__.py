@@ -20,9 +20,9 @@ _PLAIN = {
     "adaptive": "adaptive.Adaptive",
     "dbs": "dbs.Dbs",
     "dynamic-batching": "dynamic_batching.DynamicBatching",
-    "lb-bsp-cpu": "lb_bsp_cpu.LbBspCpu",
-    "lb-bsp-gpu": "lb_bsp_gpu.LbBspGpu",
-    "omnilearn": "omnilearn.OmniLearn",
+    "lb-bsp-cpu": "lb_bsp.LbBspCpu",
+    "lb-bsp-gpu": "lb_bsp.LbBspGpu",
+    "omnilearn": "dynamic_batching.OmniLearn",
     "uniform": "static.Uniform",
 }
 _FORM = "{}:{}"
@@ -34,11 +34,8 @@ def policy_from_spec(text: str) -> Policy[Any]:
 
     ``adaptive`` is a policy as it comes, ``static:20,100`` has its shares after the colon, and
     ``dynamic-batching:dead_band=0.1,window=5`` or ``lb-bsp-cpu(predictor=ema)`` change settings
-    by name.
-
-    Raises:
-        UnknownPolicy: there is no policy of that name.
-        ConfigError: what follows the name is not understood.
+    by name. `UnknownPolicy` if there is none of that name, `ConfigError` if what follows is not
+    understood.
 
     >>> policy_from_spec("static:20,100")
     GivenShares(shares=(20, 100))
@@ -78,7 +75,6 @@ def spec_of(policy: Policy[Any]) -> str:
 
 
 def is_policy(value: object) -> bool:
-    """Return whether a value has what the `Policy` protocol asks for."""
     return (
         not isinstance(value, type)
         and hasattr(value, "opening_steps")

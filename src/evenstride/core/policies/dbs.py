@@ -30,8 +30,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from evenstride.core.allocation.opening_splits import equal_split
-from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.allocation.integer_splits import apportion
+from evenstride.core.allocation.speedup import equal_split
 from evenstride.core.arrays import FloatArray, IntArray, Shares
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.policy import Decision, Keep, Move, Situation
@@ -61,7 +61,6 @@ class Means:
 
     @property
     def mean_s(self) -> FloatArray:
-        """Mean times in seconds, 0 for workers without one."""
         return np.asarray(self.total_s / np.maximum(self.steps, 1))
 
 

@@ -1,35 +1,7 @@
-"""Dynamic Batching: a proportional controller on smoothed step times.
+"""Dynamic Batching, a proportional controller on smoothed step times, and its successor OmniLearn.
 
-Source:
-    Tyagi & Sharma, "Taming Resource Heterogeneity in Distributed ML Training with Dynamic
-    Batching", ACSOS 2020, arXiv 2305.12213. With ``mu_k`` the moving average of the times since
-    the last change and ``X_k = b_k / mu_k``, the error ``tau_k = mu_k - mean(mu)`` gives
-    ``delta_k = -X_k tau_k``; clamp to the bounds; if ``max |delta_k| / b_k`` then exceeds the
-    dead-band of 0.05, all workers change, else none. An upper bound is learned: if raising a
-    worker's batch lowered its throughput, the former batch becomes its most.
-
-How we differ:
-    * The rule does not conserve the global batch (by AM-HM it always grows). The result is
-      renormalised, which the authors' code does and the paper's text leaves out; the paper's
-      literal rule is `proportional_step`.
-    * The constant of the moving average is not in the paper: 0.3 here.
-    * ``window`` steps at the new shares precede a change: 1, as the paper acts at every
-      iteration outside the dead-band. (The example in the authors' code has 10.)
-    * In training it acts at exchanges, every 4 to 512 steps, not at every iteration.
-    * The paper takes any loss of throughput after a raise for a reason to cap a worker, for good.
-      Under noise half of all raises lose a little, so all would be capped wrongly: here the loss
-      must be more than ``drop``, a part of the throughput, of which the paper says nothing. And
-      one slow step loses more than any margin, so it must show in the average of ``proof`` steps
-      at the raised share; it is judged once, when there are so many. A true change of speed in
-      these steps, or a long spike in the latest of them, still caps a worker for good. Where noise
-      makes each step a change, nothing is ever proven. (``proof=1`` judges at once, as published.)
-    * The open loop goes by cores where all ranks train on CPUs, as in the paper, and else by
-      measured FLOP/s. A scenario that declares both for all workers is split by FLOP/s.
-    * When learned upper bounds leave no room for the global batch they are not heeded.
-    * Shares change at a step boundary; the paper kills and restarts the job. A change takes
-      effect some steps after the times it came from; times at any other share than the one in
-      force are passed over, so the controller never acts twice on the same error.
-    * Told of several steps at once, it averages all of them, one by one, and changes at most once.
+`DynamicBatching` acts whenever step times differ, `OmniLearn` once an epoch, with a dead-band for
+each worker. Each class has its source, and how we differ.
 """
 
 from __future__ import annotations
@@ -39,13 +11,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from evenstride.core.allocation.opening_splits import equal_split, split_by
-from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.allocation.integer_splits import apportion
+from evenstride.core.allocation.speedup import equal_split, split_by
 from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.fleet import Fleet, as_array, as_shares
+from evenstride.core.policies.dbs import Epoch, epoch_of
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
 from evenstride.core.time_model.observation import SHORTEST_S
+from evenstride.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,14 +34,46 @@ class Smoothed:
 
     @classmethod
     def begin(cls, learned: IntArray, former: IntArray, throughput: FloatArray) -> Smoothed:
-        """Return the memory right after a change."""
         zeros = np.zeros(len(learned))
         return cls(zeros, zeros.astype(np.int64), learned, former, throughput)
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
-    """The closed loop, started from the open one (cores on CPUs, else FLOP/s, else equal)."""
+    """The closed loop, started from the open one (cores on CPUs, else FLOP/s, else equal).
+
+    Source:
+        Tyagi & Sharma, "Taming Resource Heterogeneity in Distributed ML Training with Dynamic
+        Batching", ACSOS 2020, arXiv 2305.12213. With ``mu_k`` the moving average of the times
+        since the last change and ``X_k = b_k / mu_k``, the error ``tau_k = mu_k - mean(mu)`` gives
+        ``delta_k = -X_k tau_k``; clamp to the bounds; if ``max |delta_k| / b_k`` then exceeds the
+        dead-band of 0.05, all workers change, else none. An upper bound is learned: if raising a
+        worker's batch lowered its throughput, the former batch becomes its most.
+
+    How we differ:
+        * The rule does not conserve the global batch (by AM-HM it always grows). The result is
+          renormalised, which the authors' code does and the paper's text leaves out; the paper's
+          literal rule is `proportional_step`.
+        * The constant of the moving average is not in the paper: 0.3 here.
+        * ``window`` steps at the new shares precede a change: 1, as the paper acts at every
+          iteration outside the dead-band. (The example in the authors' code has 10.)
+        * In training it acts at exchanges, every 4 to 512 steps, not at every iteration.
+        * The paper takes any loss of throughput after a raise for a reason to cap a worker, for
+          good. Under noise half of all raises lose a little, so all would be capped wrongly: here
+          the loss must be more than ``drop``, a part of the throughput, of which the paper says
+          nothing. And one slow step loses more than any margin, so it must show in the average of
+          ``proof`` steps at the raised share; it is judged once, when there are so many. A true
+          change of speed in these steps, or a long spike in the latest of them, still caps a
+          worker for good. Where noise makes each step a change, nothing is ever proven.
+          (``proof=1`` judges at once, as published.)
+        * The open loop goes by cores where all ranks train on CPUs, as in the paper, and else by
+          measured FLOP/s. A scenario that declares both for all workers is split by FLOP/s.
+        * When learned upper bounds leave no room for the global batch they are not heeded.
+        * Shares change at a step boundary; the paper kills and restarts the job. A change takes
+          effect some steps after the times it came from; times at any other share than the one in
+          force are passed over, so the controller never acts twice on the same error.
+        * Told of several steps at once, it averages all, one by one, and changes at most once.
+    """
 
     # Largest change, as a part of a share, that is not worth making.
     dead_band: float = field(default=0.05, metadata=within(float))
@@ -87,7 +93,6 @@ class DynamicBatching:
     opening_steps: ClassVar[int] = 0
 
     def init(self, fleet: Fleet) -> tuple[Smoothed, Move]:
-        """Return the open-loop split."""
         shares = split_by("flops", fleet) or split_by("cores", fleet)
         reason = "open loop: split by declared resources"
         if shares is None:
@@ -122,7 +127,9 @@ class DynamicBatching:
 
     def _smooth(self, state: Smoothed, situation: Situation) -> Smoothed:
         mean_s, steps = state.mean_s.copy(), state.steps.copy()
-        for worker, busy_s in situation.in_force.step_by_step():
+        seen = situation.in_force
+        for here, at in seen.step_by_step():
+            worker, busy_s = seen.worker[here], seen.busy_s[at]
             # The first time is the average; from 0 the average would take many steps to come up.
             part = np.where(steps[worker] > 0, self.smoothing, 1.0)
             mean_s[worker] += part * (np.maximum(busy_s, SHORTEST_S) - mean_s[worker])
@@ -162,3 +169,96 @@ def _upper(fleet: Fleet, learned: IntArray) -> IntArray:
     upper = np.maximum(upper, fleet.lower)
     # A run must go on, so bounds that were only learned give way.
     return upper if int(upper.sum()) >= fleet.global_batch else fleet.upper
+
+
+@dataclass(frozen=True, slots=True)
+class OmniLearn:
+    """In proportion to the mean speeds of the epoch that has just ended, unless nearly so.
+
+    Source:
+        Tyagi & Sharma, OmniLearn, TPDS 2025, arXiv 2503.17469, and the authors' code
+        (github.com/sahiltyagi4/OmniLearn). At the end of an epoch, with ``t_k`` the mean compute
+        time of worker ``k`` in it and ``X_k = b_k / t_k``, the candidate is
+        ``c_k = b_k - X_k (t_k - mean t)``; a worker keeps ``b_k`` if ``|c_k - b_k| / c_k`` is under
+        the dead-band of 0.2. The result is clamped to ``b_min = 16`` and ``b_max = 96``, where
+        workers begin with 32; what the clamps cut off or add is spread over all workers equally,
+        and so is, after that, what the sum differs from ``B``. Either may lead out of the clamps
+        again.
+
+    How we differ:
+        * The authors round each worker up, so the sum is ``B`` or somewhat more, and they scale
+          the gradients by the sum there is. Here it is rounded to ``B`` by largest remainder.
+        * The bounds of the workers hold in the end; ``b_min`` and ``b_max`` are as soft as they are
+          in the code, so no global batch is infeasible because of them. Unless ``b_max`` is set, it
+          is three times an equal share, as the authors' is of their 32: with 96, workers with a
+          batch of more each would stay equal for ever.
+        * ``t_k`` is the whole time at work (data, compute, and what is between steps).
+        * It decides at the first exchange after an epoch of the training loader, and keeps the
+          split until then. ``epoch_steps`` counts steps instead, and 100 steps are an epoch where
+          the data's is not known, as in `dbs`.
+        * Steps at an earlier share, the first of a pass and tails do not count.
+        * Only the shares are set: no scaling of the learning rate, no asynchronous mode.
+    """
+
+    # Steps that count as an epoch; 0 for an epoch of the data.
+    epoch_steps: int = field(default=0, metadata=within(int))
+    # Smallest change, as a part of the new share, that a worker makes.
+    dead_band: float = field(default=0.2, metadata=within(float))
+    b_min: int = field(default=16, metadata=within(int))  # share below which a candidate is raised
+    # Share above which a candidate is lowered; 0 for three times an equal share.
+    b_max: int = field(default=0, metadata=within(int))
+
+    def __post_init__(self) -> None:
+        check_settings("policy omnilearn", self)
+        if 0 < self.b_max < self.b_min:
+            raise ConfigError(
+                f"policy omnilearn: b_min is {self.b_min} and b_max {self.b_max}; b_max must be "
+                "at least b_min, or 0 for three times an equal share"
+            )
+
+    # The first epoch is trained on equal shares.
+    opening_steps: ClassVar[int] = 0
+
+    def init(self, fleet: Fleet) -> tuple[Epoch, Move]:
+        return Epoch.begin(len(fleet)), Move(equal_split(fleet), "equal split for the first epoch")
+
+    def decide(self, state: Epoch, situation: Situation) -> tuple[Epoch, Decision]:
+        """Add the new times; at the end of an epoch, change who is outside the dead-band."""
+        state, fleet = state.including(situation, self.epoch_steps), situation.fleet
+        too_early = state.unfinished(situation, self.epoch_steps)
+        if too_early is not None:
+            return state, Keep(too_early)
+        now = epoch_of(situation, self.epoch_steps, situation.step)
+        following = Epoch.begin(len(fleet), now)
+        shares = as_array(situation.shares)
+        target = self._target(shares, state.means.mean_s, fleet)
+        after = as_shares(apportion(target, fleet.global_batch, fleet.lower, fleet.upper))
+        if after == situation.shares:
+            return following, Keep(f"no worker is off by {self.dead_band:.0%} of its share")
+        return following, Move(after, "step times of the epoch differ")
+
+    def _target(self, shares: IntArray, mean_s: FloatArray, fleet: Fleet) -> FloatArray:
+        working, target = shares > 0, np.zeros(len(shares))
+        batches = shares[working].astype(np.float64)
+        candidate = proportional_step(batches, mean_s[working])
+        # As a part of the candidate, as published, not of the batch in force.
+        small = np.abs(candidate - batches) < self.dead_band * candidate
+        highest = self.b_max or max(self.b_min, 3.0 * fleet.global_batch / len(batches))
+        target[working] = spread_equally(
+            np.where(small, batches, candidate), self.b_min, highest, fleet.global_batch
+        )
+        # Spreading what the clamps cut off may lead below 0, and weights cannot.
+        return np.maximum(target, 0.0)
+
+
+def spread_equally(candidate: FloatArray, b_min: int, b_max: float, total: int) -> FloatArray:
+    """Return candidates clamped, with what their sum then lacks or exceeds spread equally.
+
+    To spread first what the clamps cut off and then the error of the sum comes to the same.
+
+    >>> import numpy as np
+    >>> spread_equally(np.array([10.0, 50.0, 120.0]), 16, 96, 180).tolist()
+    [22.0, 56.0, 102.0]
+    """
+    clamped = np.clip(candidate, b_min, b_max)
+    return np.asarray(clamped - (clamped.sum() - total) / len(candidate))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from evenstride.core.allocation.opening_splits import Resource, equal_split, known_of, split_by
+from evenstride.core.allocation.speedup import Resource, equal_split, known_of, split_by
 from evenstride.core.arrays import Shares
 from evenstride.core.fleet import Fleet
 from evenstride.core.policy import Decision, Keep, Move, Situation
@@ -49,11 +49,7 @@ class Static:
     opening_steps: ClassVar[int] = 0
 
     def init(self, fleet: Fleet) -> tuple[None, Move]:
-        """Return the split in proportion to the resource.
-
-        Raises:
-            ConfigError: the resource of some worker is not known.
-        """
+        """Return the split by the resource; `ConfigError` if that of some worker is not known."""
         shares = split_by(self.by, fleet)
         if shares is None:
             raise ConfigError(_not_known(self.by, fleet))
@@ -74,11 +70,7 @@ class GivenShares:
     opening_steps: ClassVar[int] = 0
 
     def check_workers(self, workers: int) -> None:
-        """Raise unless there is a share for each worker.
-
-        Raises:
-            ConfigError: there is not.
-        """
+        """Raise `ConfigError` unless there is a share for each worker."""
         if len(self.shares) != workers:
             raise ConfigError(
                 f"policy static gives {len(self.shares)} shares, but there are {workers} "
@@ -86,11 +78,7 @@ class GivenShares:
             )
 
     def init(self, fleet: Fleet) -> tuple[None, Move]:
-        """Return the given split.
-
-        Raises:
-            ConfigError: it does not fit the number of workers, the global batch or the bounds.
-        """
+        """Return the given split; `ConfigError` if it fits not batch, workers and bounds."""
         self.check_workers(len(fleet))
         if sum(self.shares) != fleet.global_batch:
             raise ConfigError(

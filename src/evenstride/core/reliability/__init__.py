@@ -5,35 +5,30 @@ Start with `checkpoint_interval`. Planner, simulator and `Checkpointer` share it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from evenstride._importing import later
-
-if TYPE_CHECKING:
-    from evenstride.core.reliability.checkpoint_interval import (
-        NextSave,
-        Observed,
-        Saving,
-        daly_s,
-        due_in_s,
-        expected_losses,
-        next_save_in_s,
-        saves_per_s,
-        young_s,
-    )
-    from evenstride.core.reliability.lifetimes import Bathtub, Exponential, Lifetime, TwoRates
-    from evenstride.core.reliability.survival_fit import (
-        ChosenModel,
-        FittedLifetime,
-        Lives,
-        choose,
-        distance,
-        fit_bathtub,
-        fit_exponential,
-        fit_two_rates,
-        kaplan_meier,
-        log_likelihood,
-    )
+from evenstride.core.reliability.checkpoint_interval import (
+    NextSave,
+    Observed,
+    Saving,
+    daly_s,
+    due_in_s,
+    expected_losses,
+    next_save_in_s,
+    saves_per_s,
+    young_s,
+)
+from evenstride.core.reliability.lifetimes import Bathtub, Exponential, Lifetime, TwoRates
+from evenstride.core.reliability.survival_fit import (
+    ChosenModel,
+    FittedLifetime,
+    Lives,
+    choose,
+    distance,
+    fit_bathtub,
+    fit_exponential,
+    fit_two_rates,
+    kaplan_meier,
+    log_likelihood,
+)
 
 __all__ = [
     "Bathtub",
@@ -60,33 +55,3 @@ __all__ = [
     "saves_per_s",
     "young_s",
 ]
-
-__getattr__ = later(
-    __name__,
-    {
-        "checkpoint_interval": (
-            "NextSave",
-            "Observed",
-            "Saving",
-            "daly_s",
-            "due_in_s",
-            "expected_losses",
-            "next_save_in_s",
-            "saves_per_s",
-            "young_s",
-        ),
-        "lifetimes": ("Bathtub", "Exponential", "Lifetime", "TwoRates"),
-        "survival_fit": (
-            "ChosenModel",
-            "FittedLifetime",
-            "Lives",
-            "choose",
-            "distance",
-            "fit_bathtub",
-            "fit_exponential",
-            "fit_two_rates",
-            "kaplan_meier",
-            "log_likelihood",
-        ),
-    },
-)

@@ -14,11 +14,8 @@ second, each moment's own. To first order time is lost at a rate of ``C n + h / 
 saves per second, and what minimises the whole of it minimises it at each moment (Ling, Mi and
 Lin 2001). So the next save is due when the density, summed up from the last one on, reaches one.
 
-What does not work is to ask for the next interval with the least loss per useful time on its own.
-Where the hazard falls, as it does on young machines, such an interval grows for ever: the calm
-to come makes up for the loss now. Saving first and enjoying the calm then would be better.
-
-Rates are of this run as well as of the model: see `Observed`.
+To ask for the next interval with the least loss per useful time on its own does not work: where the
+hazard falls, as on young machines, such an interval grows for ever.
 """
 
 from __future__ import annotations
@@ -163,14 +160,9 @@ class NextSave:
 
 
 def expected_losses(lifetime: Lifetime, from_s: FloatArray, to_s: FloatArray) -> float:
-    """Return how many of some machines a model lets expect to lose between two ages of each.
+    """Return how many machines a model lets expect to lose between two ages of each, ``(W,)``.
 
-    Machines that are older than the model allows count with its mean rate.
-
-    Args:
-        lifetime: the model.
-        from_s: their ages at first, ``(W,)``.
-        to_s: their ages at last, ``(W,)``.
+    Ages are in seconds. Machines that are older than the model allows count with its mean rate.
     """
     return float(_hazard(lifetime, from_s, to_s).sum())
 

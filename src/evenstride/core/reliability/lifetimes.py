@@ -17,7 +17,6 @@ first hours (``tau1``), few in the middle, and the rest near the limit (``b``, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import exp, inf, isfinite, log
 from typing import Protocol
@@ -161,9 +160,6 @@ def inverted(lifetime: Lifetime, part: Ages, latest_s: FloatArray) -> FloatArray
 
 
 _HALVINGS = 80
-_FIRST_WIDTH = 0.5  # of the simplex
-_LATE = 3.0  # times tau2: when the late phase begins at the soonest
-_WIDEST = 100.0  # times the oldest age: no time constant is longer
 _LARGEST = 700.0  # exponent whose power is still a float
 
 
@@ -259,88 +255,3 @@ class Bathtub:
             below = exp((middle - self.b_s) / self.tau2_s) - exp(-middle / self.tau1_s) < over
             low, high = (middle, high) if below else (low, middle)
         return high
-
-
-def lowest(function: Callable[[FloatArray], float], start: FloatArray, steps: int) -> FloatArray:
-    """Return where a function is lowest, by a simplex search from a point; both ``(n,)``.
-
-    Args:
-        function: infinite where it must not be.
-        start: a point at which it is finite.
-        steps: after which to stop, if it has not come to rest before.
-
-    Source:
-        Nelder and Mead, "A simplex method for function minimization", The Computer Journal 1965,
-        doi:10.1093/comjnl/7.4.308.
-    """
-    points = np.vstack([start, start + _FIRST_WIDTH * np.eye(len(start))])
-    values = np.array([function(point) for point in points])
-    for _ in range(steps):
-        order = np.argsort(values, kind="stable")
-        points, values = points[order], values[order]
-        # Both: corners on two sides of a valley can be equally high and far apart.
-        if values[-1] - values[0] < 1e-9 and np.ptp(points, axis=0).max() < 1e-5:
-            break
-        middle = points[:-1].mean(axis=0)
-        away = middle - points[-1]
-        _replace_worst(function, points, values, middle, away)
-    return np.asarray(points[np.argmin(values)])
-
-
-def _replace_worst(
-    function: Callable[[FloatArray], float],
-    points: FloatArray,
-    values: FloatArray,
-    middle: FloatArray,
-    away: FloatArray,
-) -> None:
-    """Reflect the worst corner, stretch or shrink it, or draw all towards the best; in place."""
-    reflected = function(middle + away)
-    if reflected < values[0]:
-        stretched = function(middle + 2.0 * away)
-        far = stretched < reflected
-        points[-1] = middle + (2.0 if far else 1.0) * away
-        values[-1] = min(stretched, reflected)
-    elif reflected < values[-2]:
-        points[-1], values[-1] = middle + away, reflected
-    else:
-        near = middle + (0.5 if reflected < values[-1] else -0.5) * away
-        shrunk = function(near)
-        if shrunk < min(reflected, values[-1]):
-            points[-1], values[-1] = near, shrunk
-        else:
-            points[1:] = 0.5 * (points[0] + points[1:])
-            values[1:] = [function(point) for point in points[1:]]
-
-
-def search_starts() -> list[FloatArray]:
-    """Return points of (logit of a, logs of tau1, of tau2 and of what the end is beyond)."""
-    return [
-        np.array([log(a / (1.0 - a)), log(early), log(late), log(beyond)])
-        for a in (0.25, 0.5, 0.9)
-        for early in (0.02, 0.1, 0.5)
-        for late, beyond in ((0.03, 0.02), (0.2, 0.1))
-    ]
-
-
-def searched(
-    point: FloatArray, oldest_s: float, resolution_s: float, max_life_s: float
-) -> Bathtub | None:
-    """Return the bathtub at a point, in units of the oldest age; nothing beyond the bounds.
-
-    The search goes over where the curve ends rather than over ``b``, so that it never ends before
-    the oldest machine did. And ``b`` is three times ``tau2`` at least: with a late phase from the
-    start on it would be no bathtub, but any smooth curve.
-    """
-    # Time constants far below the resolution cannot be distinguished.
-    least = log(0.1 * resolution_s / oldest_s)
-    # Beyond a logit of 15, a part is 0 or 1 but for three in ten million.
-    if not (np.abs(point[0]) < 15.0 and -15.0 < point[3] < log(_WIDEST)):
-        return None
-    if not all(least < value < log(_WIDEST) for value in point[1:3]):
-        return None
-    a, (tau1_s, tau2_s) = 1.0 / (1.0 + exp(-point[0])), (oldest_s * np.exp(point[1:3])).tolist()
-    end_s = oldest_s * (1.0 + exp(point[3]))
-    late = log(1.0 / a - 1.0 + exp(-end_s / tau1_s))
-    b_s = end_s - tau2_s * late
-    return Bathtub(a, tau1_s, tau2_s, b_s, max_life_s) if b_s >= _LATE * tau2_s else None

@@ -1,10 +1,14 @@
-"""What of an epoch a rank trains next: one batch as it was drawn."""
+"""What of an epoch a rank trains next: one batch as it was drawn, and who reads which shard."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from evenstride.core.sampling.shard_assignment import ShardAssignment
+import numpy as np
+
+from evenstride.core.arrays import IntArray, Shares
+from evenstride.core.sampling.permutation import Permutation
 
 
 class Draw(NamedTuple):
@@ -24,3 +28,149 @@ class Draw(NamedTuple):
     # Samples of this rank in the step that count, where workers keep step; other than the share
     # where shares are dealt out by cost.
     trained: int = 0
+
+
+Stretch = tuple[int, int]
+"""Samples of one shard in a row: the first one, and the one after the last."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardAssignment:
+    """Who reads what of an epoch in shards: for each worker, what is left of those it has begun.
+
+    For data that can be read in a row only (files of records, streams): a worker reads the shard it
+    has until that is used up, and takes the next one of the epoch's order then. When none is left,
+    it takes the second half of what another worker still has. All ranks know the shares of every
+    step, so all know who reads what without asking each other. So every sample is trained once per
+    epoch, every step has its full global batch, and no worker is done before the others; which
+    samples make up a step depends on the split.
+
+    Samples are numbered over all shards in a row. A worker whose data is loaded by several
+    processes has a *lane* for each, with a shard of its own, and its steps take turns on them.
+
+    Source:
+        Own. Halving what a busy worker has left is the usual rule of work stealing (Blumofe &
+        Leiserson, J. ACM 46(5), 1999, is the analysis of its random form, not used here).
+
+    >>> dealing = ShardAssignment.of((6, 4), lanes=(1, 1), seed=0, epoch=0, shuffle=False)
+    >>> dealing, indices = dealing.step(0, (3, 1), worker=0)
+    >>> indices.tolist()
+    [0, 1, 2]
+    >>> dealing.step(1, (4, 2), worker=0)[1].tolist()
+    [3, 4, 5, 9]
+    """
+
+    ends: IntArray  # int64 ``(S,)``, the number after each shard's last sample
+    order: IntArray  # int64 ``(S,)``, the order in which the epoch begins the shards
+    lanes: IntArray  # int64 ``(W,)``, how many each worker has
+    # Int64 ``(W, L)``, the next sample on each lane; ``L`` is the largest number of lanes.
+    low: IntArray
+    high: IntArray  # int64 ``(W, L)``, the end of what is left there
+    rest: tuple[Stretch, ...] = ()  # what an earlier run had begun; dealt out before any new shard
+    begun: int = 0  # shards dealt out so far
+
+    @classmethod
+    def of(
+        cls, lengths: Shares, lanes: tuple[int, ...], seed: int, epoch: int, *, shuffle: bool
+    ) -> ShardAssignment:
+        ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
+        order = np.arange(len(lengths), dtype=np.int64)
+        if shuffle:
+            order = Permutation(len(lengths), seed, epoch).at(order)
+        nothing = np.zeros((len(lanes), max(lanes)), dtype=np.int64)
+        return cls(ends, order, np.asarray(lanes, dtype=np.int64), nothing, nothing)
+
+    def step(self, step: int, shares: Shares, worker: int) -> tuple[ShardAssignment, IntArray]:
+        """Return what is left after a step, and which samples a worker trains in it, ``(n,)``.
+
+        For a worker without a share there is one index, -1: it takes part with any sample. Cost:
+        O(W), and for each shard that ends O(1), or O(W L) once no new one is left.
+        """
+        rows, lanes = np.arange(len(self.lanes)), step % self.lanes
+        wanted, table = np.asarray(shares, dtype=np.int64), _Table(self)
+        here = table.low[rows, lanes]
+        taken = np.minimum(wanted, table.high[rows, lanes] - here)
+        table.low[rows, lanes] += taken
+        mine: list[Stretch] = [(int(here[worker]), int(here[worker] + taken[worker]))]
+        missing = wanted - taken
+        # In order of rank, so that every rank deals out the same shards without asking.
+        for short in np.flatnonzero(missing).tolist():
+            read = table.read((short, int(lanes[short])), int(missing[short]))
+            if short == worker:
+                mine += read
+        if shares[worker]:
+            return table.closed(), np.concatenate([np.arange(*stretch) for stretch in mine])
+        return table.closed(), np.array([-1])
+
+    def save(self) -> dict[str, Any]:
+        """Return the position as plain values: what is left of every shard that was begun."""
+        rows = zip(self.low.tolist(), self.high.tolist(), self.lanes.tolist(), strict=True)
+        return {
+            "begun": self.begun,
+            "rest": [list(stretch) for stretch in self.rest],
+            "open": [list(map(list, zip(low[:n], high[:n], strict=True))) for low, high, n in rows],
+        }
+
+    def restored(self, saved: dict[str, Any]) -> ShardAssignment:
+        """Return a saved position in this epoch, for the workers and lanes there are now.
+
+        With as many of them each goes on where it was; otherwise what they had is dealt anew.
+        """
+        lanes = [[_stretch_of(pair) for pair in mine] for mine in saved["open"]]
+        table = _Table(self)
+        table.rest, table.begun = [_stretch_of(pair) for pair in saved["rest"]], saved["begun"]
+        if list(map(len, lanes)) == self.lanes.tolist():
+            for worker, mine in enumerate(lanes):
+                for lane, stretch in enumerate(mine):
+                    table.low[worker, lane], table.high[worker, lane] = stretch
+        else:
+            left = [(first, end) for mine in lanes for first, end in mine if first < end]
+            table.rest = left + table.rest
+        return table.closed()
+
+
+class _Table:
+    """A dealing while it changes."""
+
+    def __init__(self, before: ShardAssignment) -> None:
+        self._before = before
+        self.low, self.high = before.low.copy(), before.high.copy()
+        self.rest, self.begun = list(before.rest), before.begun
+
+    def read(self, lane: tuple[int, int], samples: int) -> list[Stretch]:
+        """Begin as many stretches on a lane as it takes to read some samples."""
+        read: list[Stretch] = []
+        while samples:
+            first, end = self._next(samples)
+            last = min(first + samples, end)
+            self.low[lane], self.high[lane] = last, end
+            if first < last:
+                read.append((first, last))
+            samples -= last - first
+        return read
+
+    def _next(self, samples: int) -> Stretch:
+        """Return what to begin next: what an earlier run left, a shard, or a part of another's."""
+        # That is the second half of what is left there, or as much as is wanted at once.
+        if self.rest:
+            return self.rest.pop(0)
+        if self.begun < len(self._before.order):
+            shard = int(self._before.order[self.begun])
+            self.begun += 1
+            return int(self._before.ends[shard - 1]) if shard else 0, int(self._before.ends[shard])
+        # Halving the longest one leaves both most to read in a row; of equals, the lower rank's.
+        left = self.high - self.low
+        longest = np.unravel_index(int(left.argmax()), left.shape)
+        assert left[longest] > 0, "a step has no more samples than are left"
+        end = int(self.high[longest])
+        self.high[longest] -= max((left[longest] + 1) // 2, min(samples, left[longest]))
+        return int(self.high[longest]), end
+
+    def closed(self) -> ShardAssignment:
+        rest = tuple(self.rest)
+        return replace(self._before, low=self.low, high=self.high, rest=rest, begun=self.begun)
+
+
+def _stretch_of(pair: Any) -> Stretch:
+    first, end = pair
+    return int(first), int(end)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from evenstride.core.allocation.proportional_split import apportion
-from evenstride.core.arrays import FloatArray, Shares
+from evenstride.core.allocation.integer_splits import apportion
+from evenstride.core.arrays import FloatArray, IntArray, Shares
 from evenstride.core.fleet import as_shares
+from evenstride.core.sampling.permutation import Permutation
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +32,21 @@ class EpochCursor:
 
     @property
     def end(self) -> int:
-        """Position at which the epoch is over."""
         return self.length - self.length % self.global_batch if self.drop_last else self.length
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to hand out."""
         return self.position >= self.end
 
     @property
     def steps(self) -> int:
-        """Steps of the whole epoch, counted from position 0."""
         return -(-self.end // self.global_batch)
 
     @property
     def window(self) -> range:
-        """Positions of the next step; empty when the epoch is done."""
         return range(self.position, min(self.position + self.global_batch, self.end))
 
     def commit(self, samples: int) -> EpochCursor:
-        """Return the cursor after a step over ``samples`` samples."""
         return replace(self, position=self.position + samples)
 
 
@@ -64,7 +61,6 @@ class Piece:
 
     @property
     def samples(self) -> int:
-        """Samples that count: 0 for a ghost."""
         return 0 if self.ghost else len(self.positions)
 
 
@@ -88,11 +84,7 @@ def step_shares(shares: Shares, window_size: int) -> Shares:
 
 
 def cut(window: range, shares: Shares) -> tuple[Piece, ...]:
-    """Return each worker's piece of the window, in rank order.
-
-    Args:
-        window: positions of the step, at least one.
-        shares: samples per worker; they must sum to the size of the window.
+    """Return each worker's piece of the window, in rank order; the shares sum to its size.
 
     >>> [p.positions for p in cut(range(10, 15), (2, 3))]
     [range(10, 12), range(12, 15)]
@@ -113,13 +105,9 @@ def cut(window: range, shares: Shares) -> tuple[Piece, ...]:
 def cut_by_cost(window: range, shares: Shares, costs: FloatArray) -> tuple[Piece, ...]:
     """Return each worker's piece of the window, of a cost in proportion to its share.
 
-    Pieces are consecutive, in rank order, as those of `cut`. Each end is where the costs before
-    it come nearest to the shares before it; every worker that has a share gets a sample.
-
-    Args:
-        window: positions of the step, at least as many as there are workers with a share.
-        shares: per worker, of any sum above 0.
-        costs: of each position, positive, ``(len(window),)``.
+    Pieces are consecutive, in rank order, as those of `cut`. Each end is where the costs of the
+    positions before it come nearest to the shares before it; every worker that has a share gets a
+    sample, so the window has as many positions at least.
 
     >>> [len(p.positions) for p in cut_by_cost(range(6), (1, 1), np.array([5.0, 1, 1, 1, 1, 1]))]
     [1, 5]
@@ -205,3 +193,73 @@ def even_windows(length: int, at_most: int) -> Iterator[range]:
     [4, 3, 3]
     """
     return _even_pieces(range(length), at_most)
+
+
+@dataclass(frozen=True)
+class EpochParts:
+    """An epoch in which every worker keeps to a contiguous part of the data set: who reads what.
+
+    For data on local disks: a worker reads one stretch of the data set per epoch instead of samples
+    from all over it. The parts are cut anew at the start of each epoch, in proportion to the
+    shares, so that they move little while speeds do; within an epoch shares stay as they are, so
+    that all parts end with the same step.
+
+    Source:
+        Ye et al., DBS, arXiv 2007.11831: parts in proportion to the speeds, re-cut every epoch.
+        The authors cut one permutation of the data set that is made once; here the data set
+        itself is cut, and each part shuffled in every epoch.
+
+    >>> parts = EpochParts(length=10, global_batch=4, shares=(1, 3), seed=0, epoch=0, shuffle=False)
+    >>> parts.bounds
+    (0, 3, 10)
+    >>> [parts.indices(1, np.arange(p, p + 3)).tolist() for p in (1, 5)]
+    [[3, 4, 5], [6, 7, 8]]
+    """
+
+    length: int  # samples in the data set
+    global_batch: int  # samples per step
+    shares: Shares  # of every full step, per worker; they sum to the global batch
+    seed: int  # of the order within the parts
+    epoch: int  # likewise
+    shuffle: bool = True  # whether a part is read in random order; false keeps the data set's own
+
+    @property
+    def full_steps(self) -> int:
+        return self.length // self.global_batch
+
+    @cached_property
+    def tail(self) -> Shares:
+        """Samples of each worker in the last, short step; zeros if there is none."""
+        left = self.length % self.global_batch
+        return step_shares(self.shares, left) if left else (0,) * len(self.shares)
+
+    @cached_property
+    def bounds(self) -> tuple[int, ...]:
+        """Where the parts begin and end in the data set, ``W + 1`` indices."""
+        sizes = [n * self.full_steps + k for n, k in zip(self.shares, self.tail, strict=True)]
+        return (0, *np.cumsum(sizes).tolist())
+
+    def indices(self, worker: int, positions: IntArray) -> IntArray:
+        """Return which samples of the data set a worker trains at positions of the epoch, ``(n,)``.
+
+        A worker without a share in a step is given a position of another's; it gets a sample of its
+        own part, or some sample if that is empty.
+        """
+        start, stop = self.bounds[worker], self.bounds[worker + 1]
+        if start == stop:
+            # An empty part at the end of the data set begins behind the last sample.
+            return np.full(len(positions), min(start, self.length - 1))
+        step, offset = np.divmod(positions, self.global_batch)
+        before = np.where(
+            step < self.full_steps, sum(self.shares[:worker]), sum(self.tail[:worker])
+        )
+        # A ghost asks for a position of another worker, which may lie outside of its part.
+        within = np.clip(step * self.shares[worker] + offset - before, 0, stop - start - 1)
+        if self.shuffle:
+            return start + self._order(worker).at(within)
+        return np.asarray(start + within)
+
+    def _order(self, worker: int) -> Permutation:
+        start, stop = self.bounds[worker], self.bounds[worker + 1]
+        # Of its own, as parts of equal length would have the same order otherwise.
+        return Permutation(stop - start, self.seed + (worker + 1) * 0x9E3779B97F4A7C15, self.epoch)

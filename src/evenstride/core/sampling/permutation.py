@@ -14,27 +14,22 @@ is favoured by more than one part in ``2**31``.
 
 *Out of range: walk on.* The digits can name ``a * b`` numbers, a few more than there are samples.
 What leaves the range goes through the network again until it is back, which is a bijection of the
-range. No number is met twice, so over all positions the network runs at most ``a * b / length``
-times on average. That is less than ``1 + a / length``: 1.034 at the shortest length, 1.00004 at a
-billion. For no single position it runs more than ``a`` times.
+range. On average the network runs less than ``1 + a / length`` times: 1.034 at the shortest length,
+1.00004 at a billion; and for no position more than ``a`` times.
 
-*Ten rounds.* With few rounds a network shows. How much was measured over 600 to 3,000 seeds, by
-collisions of digits and of differences and by the parity. Just told from a uniform permutation
-are six rounds at lengths of 64 and 144, five at 1,025 and four at 4,097; eight are nowhere.
-Patarin advises more than six where many permutations of few numbers are made. The size ``a`` is
-even: with two odd sizes the parity of a round is fixed, and where the length is ``a * b`` all
-orders would have the same.
+*Ten rounds.* How much few rounds show was measured over 600 to 3,000 seeds, by collisions of digits
+and of differences and by the parity. Just told from a uniform permutation are six rounds at lengths
+of 64 and 144, five at 1,025 and four at 4,097; eight are nowhere. Patarin advises more than six
+where many permutations of few numbers are made. The size ``a`` is even: with two odd sizes the
+parity of a round is fixed, and where the length is ``a * b`` all orders would have the same.
 
-*Short data sets: sorting.* Two short digits give too few orders: at a length of eight not even
-ten rounds look uniform. Up to 1,024 samples the whole order is made, by sorting the indices by
-54 random bits each. It is uniform but for the chance of equal bits, under ``2**-34``; among those
-the smaller index comes first.
+*Short data sets: sorting.* At a length of eight not even ten rounds look uniform. Up to 1,024
+samples the whole order is made, by sorting the indices by 54 random bits each. It is uniform but
+for the chance of equal bits, under ``2**-34``; among those the smaller index comes first.
 
-None of this is meant to withstand someone who looks for the seed.
-
-The numbers come from SplitMix64 on arrays, which gives the same ones on every machine. Its state is
-counted up by the golden ratio, and an output is the state mixed. So any output can be had at once,
-and numbers that are close together have outputs that have nothing in common.
+None of this is meant to withstand someone who looks for the seed. The numbers come from SplitMix64
+on arrays, which gives the same ones on every machine: its state is counted up by the golden ratio,
+and an output is the state mixed, so any output can be had at once.
 
 Source:
     Steele, Lea & Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014,
@@ -75,12 +70,7 @@ _LAST_SHIFT = constant(31)
 
 
 def mix(z: UintArray, spare: UintArray) -> None:
-    """Turn each state into its output, in place.
-
-    Args:
-        z: states, of any shape with at least one dimension.
-        spare: another array of that shape, to work in.
-    """
+    """Turn each state into its output, in place; ``spare`` is another array of that shape."""
     for shift, factor in _MIXING:
         np.right_shift(z, shift, spare)
         np.bitwise_xor(z, spare, z)
@@ -90,7 +80,6 @@ def mix(z: UintArray, spare: UintArray) -> None:
 
 
 def outputs(state: np.uint64, count: int) -> UintArray:
-    """Return the first ``count`` outputs after a state, ``(count,)``."""
     z = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN + state
     mix(z, np.empty_like(z))
     return z
@@ -118,10 +107,7 @@ class Permutation:
 
     The order is a function of the three arguments, by integer arithmetic of its own: it is the
     same on every machine and under every version of numpy. Orders of other seeds, epochs or
-    lengths have nothing to do with it.
-
-    Raises:
-        ConfigError: there is no such data set or epoch.
+    lengths have nothing to do with it. `ConfigError` if there is no such data set or epoch.
 
     Cost:
         For ``n`` positions ``O(n)`` time and, beside the result, under 0.5 MB, whatever the length;
@@ -133,9 +119,8 @@ class Permutation:
         doi:10.1007/978-3-642-14623-7_33; walking on until the range is reached again is from
         Black & Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002,
         doi:10.1007/3-540-45760-7_9. We subtract the digit where they add to it, so that one
-        function serves both directions, and sort where the domain is small. The round function is
-        SplitMix64 of Steele, Lea & Flood, OOPSLA 2014, doi:10.1145/2660193.2660195; the number of
-        rounds heeds Patarin, "Generic Attacks on Feistel Schemes", ASIACRYPT 2001,
+        function serves both directions, and sort where the domain is small. The number of rounds
+        heeds Patarin, "Generic Attacks on Feistel Schemes", ASIACRYPT 2001,
         doi:10.1007/3-540-45682-1_14.
 
     >>> order = Permutation(length=10**12, seed=1, epoch=0)
@@ -169,16 +154,10 @@ class Permutation:
         return high, -(-self.length // high)
 
     def at(self, positions: IntArray) -> IntArray:
-        """Return the samples at some positions of the epoch.
+        """Return the samples at some positions of the epoch, ``(n,)`` indices into the data set.
 
-        Args:
-            positions: ``(n,)`` integers of 0 to ``length - 1``, in any order, repeated or not.
-
-        Returns:
-            ``(n,)`` indices into the data set; distinct positions have distinct indices.
-
-        Raises:
-            ConfigError: something else than such positions was given.
+        Positions are integers of 0 to ``length - 1``, in any order, repeated or not; `ConfigError`
+        for anything else.
         """
         self._check(positions, "position")
         if self.length <= SORTED_LENGTH:
@@ -186,17 +165,7 @@ class Permutation:
         return self._walked(positions, _rounds(self._state()))
 
     def position_of(self, indices: IntArray) -> IntArray:
-        """Return the positions at which some samples come: the inverse of `at`, at the same cost.
-
-        Args:
-            indices: ``(n,)`` integers of 0 to ``length - 1``, in any order, repeated or not.
-
-        Returns:
-            ``(n,)`` positions in the epoch.
-
-        Raises:
-            ConfigError: something else than such indices was given.
-        """
+        """Return the positions at which samples come: the inverse of `at`, at the same cost."""
         self._check(indices, "index")
         if self.length <= SORTED_LENGTH:
             order = _sorted_order(self.length, self._state())

@@ -5,19 +5,14 @@ Start with `mode_specs`. What carries a mode out is in `runtime.synchronisation`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from evenstride._importing import later
-
-if TYPE_CHECKING:
-    from evenstride.core.sync_modes.mode_specs import (
-        AllReduce,
-        Asynchronous,
-        DelayedMode,
-        LocalSgd,
-        ParameterServerMode,
-        StaleSynchronous,
-    )
+from evenstride.core.sync_modes.mode_specs import (
+    AllReduce,
+    Asynchronous,
+    DelayedMode,
+    LocalSgd,
+    ParameterServerMode,
+    StaleSynchronous,
+)
 
 __all__ = [
     "AllReduce",
@@ -27,17 +22,3 @@ __all__ = [
     "ParameterServerMode",
     "StaleSynchronous",
 ]
-
-__getattr__ = later(
-    __name__,
-    {
-        "mode_specs": (
-            "AllReduce",
-            "Asynchronous",
-            "DelayedMode",
-            "LocalSgd",
-            "ParameterServerMode",
-            "StaleSynchronous",
-        ),
-    },
-)

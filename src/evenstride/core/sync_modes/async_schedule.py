@@ -2,29 +2,304 @@
 
 These are the rules of ``asp`` and ``ssp``. The simulator and the first parameter server both follow
 them; they add only the time at which something happens, and the answers to workers that wait.
+
+*Samples.* Where all workers take a step together, the position in the data is one number. Where
+each takes its own, it is not: a worker may still train an early piece when later ones are done, and
+may be lost with it. So `WorkQueue` keeps for every worker what it has been given and has not
+trained yet. Whatever a lost worker had is given again, before anything new.
+
+*Clocks.* A worker's clock is the number of updates it has made. With bounded staleness ``s`` a
+worker may begin its next update while its clock is at most ``s`` above that of the slowest worker
+that is still there. From this follow, for any speeds:
+
+- whoever is making an update is at most ``s`` ahead of the slowest, and whoever has made one at
+  most ``s + 1``;
+- the slowest may always begin, so that never all wait;
+- while an update is made, each other worker ends at most ``2 s + 1``: it was at most ``s`` behind
+  at the begin, and is at most ``s + 1`` ahead at the end. So the *staleness* of an update is at
+  most ``(W - 1)(2 s + 1)`` with ``W`` workers.
+
+*Staleness* is the number of updates that were applied between a worker's pull of the weights and
+its push of an update, without its own: the version of the weights just before the push is applied,
+less the version that was pulled, where a version counts the updates applied. A worker has one
+update under way at a time, so none of those in between is its own.
+
+Source:
+    Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server",
+    NIPS 2013. Not verified: its abstract and reviews were read, not its text. As others tell it,
+    the fastest is at most ``s`` clocks ahead of the slowest, which holds here for workers that
+    compute. There workers may read from caches that are older than the servers; here weights come
+    from the servers before each update.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from evenstride.core.sampling.work_queue import Piece, WorkQueue
-from evenstride.core.sync_modes.staleness import Clocks
+Piece = tuple[range, ...]
+"""Positions given at once, in stretches: what one update trains."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkQueue:
+    """One epoch's positions, handed out each exactly once: which are given, and which are trained.
+
+    Each method costs O(W), and as many steps as the worker concerned has pieces, or there are
+    stretches that have come back. Nothing depends on the samples. `ValueError` if there is no such
+    worker.
+
+    >>> handout, mine = WorkQueue.of(end=10, workers=2).give(0, 4)
+    >>> handout, yours = handout.give(1, 3)
+    >>> mine, yours
+    ((range(0, 4),), (range(4, 7),))
+    >>> handout = handout.trained(1).lost(0)
+    >>> handout.give(1, 6)[1], handout.position
+    ((range(0, 4), range(7, 9)), 3)
+    """
+
+    end: int  # positions of the epoch, ``0 .. end - 1``.
+    pieces: tuple[tuple[Piece, ...], ...]  # what each worker has in hand, oldest first
+    begun: int = 0  # positions below this one have been given before, at least once
+    # Positions that were given, came back untrained, and have not been given again: ascending, with
+    # gaps in between.
+    returned: Piece = ()
+
+    @classmethod
+    def of(cls, end: int, workers: int) -> WorkQueue:
+        if end < 0 or workers < 1:
+            raise ValueError(
+                f"{end} positions for {workers} workers: at least 0 for at least 1; count the "
+                "samples of the epoch and those who train them"
+            )
+        return cls(end, ((),) * workers)
+
+    @property
+    def left(self) -> int:
+        return self.end - self.begun + _count(self.returned)
+
+    @property
+    def out(self) -> int:
+        """Positions given and not trained yet."""
+        return sum(_count(piece) for pieces in self.pieces for piece in pieces)
+
+    @property
+    def position(self) -> int:
+        """Positions trained; not the first ones in general."""
+        return self.end - self.left - self.out
+
+    @property
+    def done(self) -> bool:
+        return not self.left and not self.out
+
+    def give(self, worker: int, samples: int) -> tuple[WorkQueue, Piece]:
+        """Return the handout after a worker was given a piece, and the piece, which may be empty.
+
+        It has at most so many samples: those that came back first, then new ones.
+        """
+        hand = self._hand(worker)
+        if samples < 0:
+            raise ValueError(f"{samples} samples for worker {worker}: at least 0; ask for a share")
+        first, rest = _split(self.returned, samples)
+        begun = min(self.begun + samples - _count(first), self.end)
+        new = (range(self.begun, begun),) if begun > self.begun else ()
+        piece = _joined((*first, *new))
+        if not piece:
+            return self, ()
+        given = replace(self, begun=begun, returned=rest)
+        return given._with(worker, (*hand, piece)), piece
+
+    def trained(self, worker: int) -> WorkQueue:
+        """Return the handout after a worker's oldest piece was trained; it must have one."""
+        hand = self._hand(worker)
+        if not hand:
+            raise ValueError(
+                f"worker {worker} has trained a piece, but has none; give it one first, and book "
+                "each update once"
+            )
+        return self._with(worker, hand[1:])
+
+    def lost(self, worker: int) -> WorkQueue:
+        """Return the handout after all of a worker's pieces came back; it may get new ones."""
+        back = _joined([*self.returned, *(s for piece in self._hand(worker) for s in piece)])
+        return replace(self, returned=back)._with(worker, ())
+
+    def _hand(self, worker: int) -> tuple[Piece, ...]:
+        if not 0 <= worker < len(self.pieces):
+            raise ValueError(
+                f"there is no worker {worker}: there are {len(self.pieces)}, counted from 0; name "
+                "one of them"
+            )
+        return self.pieces[worker]
+
+    def _with(self, worker: int, hand: tuple[Piece, ...]) -> WorkQueue:
+        pieces = self.pieces
+        return replace(self, pieces=(*pieces[:worker], hand, *pieces[worker + 1 :]))
+
+
+def _count(stretches: Iterable[range]) -> int:
+    return sum(len(stretch) for stretch in stretches)
+
+
+def _split(stretches: Piece, samples: int) -> tuple[Piece, Piece]:
+    for place, stretch in enumerate(stretches):
+        if len(stretch) > samples:
+            first = (*stretches[:place], stretch[:samples]) if samples else stretches[:place]
+            return first, (stretch[samples:], *stretches[place + 1 :])
+        samples -= len(stretch)
+    return stretches, ()
+
+
+def _joined(stretches: Iterable[range]) -> Piece:
+    joined = list[range]()
+    for stretch in sorted(stretches, key=lambda stretch: stretch.start):
+        if joined and joined[-1].stop == stretch.start:
+            joined[-1] = range(joined[-1].start, stretch.stop)
+        else:
+            joined.append(stretch)
+    return tuple(joined)
+
+
+_CELLS = 16  # staleness 0 to 15 each; what is above has one together
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """How many updates each worker has made. `ValueError` for a worker that is not there, or lost.
+
+    >>> clocks = Clocks.of(2, staleness=1).ticked(0)
+    >>> clocks.may_begin(0), clocks.ticked(0).may_begin(0), clocks.ticked(0).may_begin(1)
+    (True, False, True)
+    >>> clocks.ticked(0).lost(1).may_begin(0)
+    True
+    """
+
+    # By how many updates a worker that begins another may be ahead of the slowest, at least 0;
+    # ``None`` if nobody waits.
+    staleness: int | None
+    clocks: tuple[int | None, ...]  # per worker; ``None`` for those that are lost
+
+    @classmethod
+    def of(cls, workers: int, staleness: int | None) -> Clocks:
+        if workers < 1 or (staleness is not None and staleness < 0):
+            raise ValueError(
+                f"{workers} workers with a staleness of {staleness}: at least 1 with at least 0; "
+                "None is no bound"
+            )
+        return cls(staleness, (0,) * workers)
+
+    @property
+    def slowest(self) -> int:
+        """The lowest clock of those who are there; 0 if nobody is."""
+        return min(self._there, default=0)
+
+    def ahead(self, worker: int) -> int:
+        return self._clock(worker) - self.slowest
+
+    def may_begin(self, worker: int) -> bool:
+        """Return whether a worker may begin its next update; one that may not asks again later.
+
+        It is to pull the weights after it was allowed to, not while it waits: they would be older.
+        """
+        ahead = self.ahead(worker)
+        return self.staleness is None or ahead <= self.staleness
+
+    def ticked(self, worker: int) -> Clocks:
+        return self._with(worker, self._clock(worker) + 1)
+
+    def lost(self, worker: int) -> Clocks:
+        """Return the clocks without a worker that nobody waits for any more."""
+        self._clock(worker)
+        return self._with(worker, None)
+
+    def aligned(self) -> Clocks:
+        """Return the clocks after a barrier: all who are there have that of the fastest.
+
+        To be called when all are there and none has an update under way, as at the end of an
+        epoch: otherwise who had done less would have to be waited for in the next one as well.
+        """
+        # The fastest rather than the slowest, so that no clock goes back.
+        fastest = max(self._there, default=0)
+        return replace(self, clocks=tuple(None if c is None else fastest for c in self.clocks))
+
+    @property
+    def _there(self) -> list[int]:
+        return [clock for clock in self.clocks if clock is not None]
+
+    def _clock(self, worker: int) -> int:
+        clock = self.clocks[worker] if 0 <= worker < len(self.clocks) else None
+        if clock is None:
+            there = ", ".join(str(k) for k, c in enumerate(self.clocks) if c is not None) or "none"
+            raise ValueError(
+                f"worker {worker} has no clock: there are {there}; it is lost, or was never there"
+            )
+        return clock
+
+    def _with(self, worker: int, clock: int | None) -> Clocks:
+        return replace(self, clocks=(*self.clocks[:worker], clock, *self.clocks[worker + 1 :]))
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """What was seen of the staleness of updates, as this module defines it.
+
+    >>> Staleness().counted(0).counted(3).to_dict()["mean"]
+    1.5
+    """
+
+    count: int = 0  # updates
+    total: int = 0  # their staleness summed up
+    maximum: int = 0  # the largest; 0 if there is none
+    # Updates of staleness 0 to 15, and above: 17 counts.
+    histogram: tuple[int, ...] = (0,) * (_CELLS + 1)
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+    def counted(self, staleness: int) -> Staleness:
+        """Return the statistics with one more update; `ValueError` for a staleness below 0."""
+        if staleness < 0:
+            raise ValueError(
+                f"an update of staleness {staleness}: at least 0; subtract the version pulled from "
+                "the one before the push is applied"
+            )
+        cells = list(self.histogram)
+        cells[min(staleness, _CELLS)] += 1
+        most = max(self.maximum, staleness)
+        return Staleness(self.count + 1, self.total + staleness, most, tuple(cells))
+
+    def merged(self, other: Staleness) -> Staleness:
+        return Staleness(
+            self.count + other.count,
+            self.total + other.total,
+            max(self.maximum, other.maximum),
+            tuple(a + b for a, b in zip(self.histogram, other.histogram, strict=True)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return count, mean, maximum and histogram as plain values; the last cell is above 15."""
+        return {
+            "count": self.count,
+            "mean": self.mean,
+            "maximum": self.maximum,
+            "histogram": list(self.histogram),
+        }
+
+
+def staleness_report(workers: Sequence[Staleness]) -> dict[str, Any]:
+    """Return the staleness of all updates, and under ``workers`` of each worker's."""
+    together = Staleness()
+    for one in workers:
+        together = together.merged(one)
+    return {**together.to_dict(), "workers": [one.to_dict() for one in workers]}
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncSchedule:
     """The epoch that is being handed out, and for whom workers wait.
-
-    Args:
-        queue: which samples are given, and which of them are trained.
-        clocks: how many updates each worker has made.
-        idle: workers that keep their clock, but have nothing to train: nobody waits for them.
-
-    Cost:
-        O(W) each, and as for `WorkQueue`.
 
     >>> schedule = AsyncSchedule.of(workers=2, staleness=0).opened(samples=10)
     >>> schedule, piece = schedule.given(0, 4)
@@ -33,26 +308,18 @@ class AsyncSchedule:
     ((range(0, 4),), False, True)
     """
 
-    queue: WorkQueue
-    clocks: Clocks
+    queue: WorkQueue  # which samples are given, and which of them are trained
+    clocks: Clocks  # how many updates each worker has made
+    # Workers that keep their clock, but have nothing to train: nobody waits for them
     idle: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, workers: int, staleness: int | None) -> AsyncSchedule:
-        """Return the schedule before the first epoch.
-
-        Args:
-            workers: how many there are, at least 1.
-            staleness: the bound for `Clocks`; ``None`` if nobody waits.
-
-        Raises:
-            ValueError: either is too small.
-        """
+        """Return the schedule before the first epoch; without a staleness, nobody waits."""
         return cls(WorkQueue.of(0, workers), Clocks.of(workers, staleness))
 
     @property
     def latest_start(self) -> float:
-        """The highest clock with which a worker may begin an update."""
         staleness = self.clocks.staleness
         return math.inf if staleness is None else self._slowest + staleness
 
@@ -62,11 +329,7 @@ class AsyncSchedule:
         return clock is not None and clock <= self.latest_start
 
     def ahead(self, worker: int) -> int:
-        """Return by how many updates a worker is ahead of the slowest that is waited for.
-
-        Raises:
-            ValueError: there is no such worker, or it is lost.
-        """
+        """Return by how many updates a worker is ahead of the slowest that is waited for."""
         self.clocks.ahead(worker)
         return int(max((self.clocks.clocks[worker] or 0) - self._slowest, 0))
 
@@ -105,11 +368,7 @@ class AsyncSchedule:
         return replace(self.returned(worker), clocks=self.clocks.lost(worker))
 
     def counting(self, counted: Sequence[bool]) -> AsyncSchedule:
-        """Wait for these workers from now on, and for nobody else.
-
-        Args:
-            counted: whether each is waited for, ``(W,)``.
-        """
+        """Wait for these workers from now on, ``(W,)``, and for nobody else."""
         pairs = list(zip(self.clocks.clocks, counted, strict=True))
         left = replace(self.clocks, clocks=tuple(c if here else None for c, here in pairs))
         # A new worker starts at the slowest clock. From 0, all others would wait until it has made

@@ -16,6 +16,7 @@ A mode says what it forgoes of the promises that ``bsp`` keeps, in whole sentenc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -137,8 +138,8 @@ class StaleSynchronous(Mode):
 
     Source:
         Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
-        server", NIPS 2013; see `evenstride.core.sync_modes.staleness` for the rule and how far it
-        was checked.
+        server", NIPS 2013; see `evenstride.core.sync_modes.async_schedule` for the rule and how far
+        it was checked.
     """
 
     name: ClassVar[str] = "ssp"
@@ -245,9 +246,8 @@ SYNC_NAMES = tuple(kind.name for kind in _KINDS)
 def rate_factor(rate: str, staleness: int) -> float:
     """Return what an update's step size is multiplied by.
 
-    Args:
-        rate: ``constant`` is 1; ``staleness`` is one over the staleness, where that is above 1.
-        staleness: of the update, see `evenstride.core.sync_modes.staleness`.
+    A rate of ``constant`` is 1; ``staleness`` is one over the update's staleness, where that is
+    above 1 (see `evenstride.core.sync_modes.async_schedule`).
 
     Source:
         Zhang et al., "Staleness-aware async-SGD for distributed deep learning", IJCAI 2016,
@@ -261,14 +261,10 @@ def rate_factor(rate: str, staleness: int) -> float:
 
 
 def sync_from_spec(text: str) -> SyncMode:
-    """Return the mode that a specification names.
+    """Return the mode that a specification names: a name as it comes, or with settings.
 
-    Args:
-        text: a name as it comes, or with settings: ``ssp(staleness=2,servers=2)``, which is the
-            form of ``str(mode)``, or ``ssp:staleness=2,servers=2`` as policies have it.
-
-    Raises:
-        ConfigError: there is no such mode or setting, or a value is outside its range.
+    ``ssp(staleness=2,servers=2)`` is the form of ``str(mode)``, ``ssp:staleness=2,servers=2`` that
+    of policies. `ConfigError` if there is no such mode or setting, or a value is outside its range.
 
     >>> sync_from_spec("asp:rate=staleness")
     Asynchronous(servers=1, rate='staleness')
@@ -284,3 +280,77 @@ def sync_from_spec(text: str) -> SyncMode:
         f"{', '.join(SYNC_NAMES)}; settings go in parentheses: ssp(staleness=3), "
         "local-sgd(every=8)"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPosition:
+    """Where a step stands in a run; the same on all ranks.
+
+    Rounds of training on one's own are counted from where an epoch begins, or from where that
+    training does if it is later; the last of an epoch is as long as what is left. So whether a step
+    ends a round follows from the committed position alone: a restored run goes on in the same
+    rounds, and every epoch that has ended leaves one model behind, for evaluation and for
+    checkpoints.
+    """
+
+    step: int  # steps of the run that were committed before it, also before a restart
+    position: int  # samples of the epoch that were committed before it
+    window: int  # samples of the step, over all ranks
+    end: int  # samples of an epoch that are trained
+    global_batch: int  # samples of a full step
+    last: bool = False  # whether the run is to end after it
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether nothing of the epoch, or of the run, is left after the step."""
+        return self.last or self.position + self.window >= self.end
+
+
+def on_their_own(mode: LocalSgd, place: RoundPosition) -> bool:
+    """Return whether each worker's optimizer steps by its own gradient in a step."""
+    return place.step >= mode.after
+
+
+def ends_round(mode: LocalSgd, place: RoundPosition) -> bool:
+    """Return whether the weights are averaged after a step.
+
+    >>> mode = LocalSgd(every=3)  # and 5 steps to an epoch
+    >>> [ends_round(mode, RoundPosition(5 + s, 4 * s, 4, 20, 4)) for s in range(5)]
+    [False, False, True, False, True]
+    """
+    if not on_their_own(mode, place):
+        return False
+    in_epoch = -(-place.position // place.global_batch)
+    before = min(in_epoch, place.step - mode.after)
+    return place.ends_epoch or (before + 1) % mode.every == 0
+
+
+def place(sizes_bytes: Sequence[int], servers: int) -> tuple[int, ...]:
+    """Return the server of each parameter: whole ones, the largest first, to who has least.
+
+    `ConfigError` if there are more servers than parameters, or none of the latter. Cost: ``O(n log
+    n + n s)`` for ``n`` parameters and ``s`` servers.
+
+    >>> place([400, 100, 250, 40], servers=2)
+    (0, 1, 1, 1)
+    """
+    if not sizes_bytes:
+        raise ConfigError(
+            "the model has no parameters that are trained, so there is nothing for parameter "
+            "servers to hold; leave requires_grad on for some, or do not watch it"
+        )
+    if not 1 <= servers <= len(sizes_bytes):
+        raise ConfigError(
+            f"{servers} parameter servers were asked for, and the model has {len(sizes_bytes)} "
+            f"parameters that are trained, each held by one server; ask for 1 to "
+            f"{len(sizes_bytes)} servers"
+        )
+    held_bytes, held = [0] * servers, [0] * servers
+    places = [0] * len(sizes_bytes)
+    for index in sorted(range(len(sizes_bytes)), key=lambda i: (-sizes_bytes[i], i)):
+        # By number where bytes are equal, so that parameters without elements are dealt out, too.
+        server = min(range(servers), key=lambda s: (held_bytes[s], held[s], s))
+        places[index] = server
+        held_bytes[server] += sizes_bytes[index]
+        held[server] += 1
+    return tuple(places)

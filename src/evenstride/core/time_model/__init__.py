@@ -1,7 +1,7 @@
 """From measured step times to a believed time curve for every worker.
 
-Start with `kalman`, the estimate; `change_detection` tells it what is news. `step_times` has the
-curves themselves, and `observation` what was measured.
+Start with `estimates`, which has the curves and all that is believed of them. `kalman` learns it
+from what was measured (`observation`), and `change_detection` tells it what is news.
 """
 
 from __future__ import annotations
@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING
 from evenstride._importing import later
 
 if TYPE_CHECKING:
-    from evenstride.core.time_model.step_times import TimeModel
+    from evenstride.core.time_model.estimates import TimeModel
 
 __all__ = ["TimeModel"]
 
-__getattr__ = later(
-    __name__,
-    {
-        "step_times": ("TimeModel",),
-    },
-)
+__getattr__ = later(__name__, {"estimates": __all__})

@@ -19,12 +19,13 @@ Source:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray, Mask
-from evenstride.core.control.exchange_interval import HICCUP_S
+from evenstride.core.control.schedule import HICCUP_S
+from evenstride.core.time_model.estimates import HAZARD, LEAST_ODDS, Changes
 
 # Further than this, in standard deviations and in parts, a time is no noise. Holding back a slow
 # one costs a step at most; taking a spike for a fact about the curve costs more.
@@ -37,9 +38,8 @@ _HICCUP_PART = 0.75
 # CUSUM: half the smallest shift worth finding and the alarm level, in standard deviations. A
 # false alarm then comes about once in 140,000 steps of normal noise (Siegmund's approximation).
 _SLACK, _ALARM = 0.5, 10.0
-# Chance per step that the speed changes, and what is believed of spikes before any was seen.
-_HAZARD, _SPIKES_FIRST, _STEPS_FIRST = 1e-3, 0.5, 100.0
-_LEAST = math.log(_HAZARD)  # of what is worth remembering of the odds that a change was none
+# What is believed of spikes before any was seen.
+_SPIKES_FIRST, _STEPS_FIRST = 0.5, 100.0
 
 
 def _fast_std(workers: int) -> float:
@@ -93,74 +93,6 @@ class Residuals:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Changes:
-    """What is remembered of ``W`` workers' recent residuals; all arrays have last dimension W."""
-
-    run: FloatArray  # slow outliers in a row that are held back
-    run_odds: FloatArray  # logarithm of the chance of such a run without a change
-    run_low: FloatArray  # least of their times as parts of their predictions
-    run_high: FloatArray  # largest of them
-    lasting: FloatArray  # slow changes that were followed by times at the new speed
-    # Logarithm of the chance that the latest change was none, or has passed since.
-    mistaken: FloatArray
-    spikes: FloatArray  # steps that turned out to be spikes
-    steps: FloatArray  # steps judged
-    cusum: FloatArray  # ``(2, W)``, how far residuals have drifted up and down
-    since: FloatArray  # ``(2, W)``, steps since each of the two was last 0
-    sums: FloatArray  # ``(2, W)``, sum since then of the times as parts of what was predicted then
-    begun: Mask  # ``(2, W)``, whether the latest time was the first of those
-
-    @classmethod
-    def none(cls, workers: int) -> Changes:
-        flat, pair = np.zeros(workers), np.zeros((2, workers))
-        mistaken = np.full(workers, _LEAST)
-        return cls(flat, flat, flat, flat, flat, mistaken, flat, flat, pair, pair, pair, pair > 0)
-
-    def judge(self, seen: Residuals) -> tuple[Changes, Judgement]:
-        workers, steps = seen.workers, seen.steps
-        fast, slow = self._faster(seen), seen.slow
-        far = fast | slow
-        watched = self._watched(workers, slow)
-        run = _SlowRuns.of(self, seen.at(watched))
-        drift = _Drift.of(self, seen, far)
-        # Far times are left to the other two tests, which need fewer steps.
-        drifting = np.flatnonzero(drift.alarm & ~far)
-        length, _, _ = drift.since_begun(drifting)
-        # A hiccup slows down many short steps, so a drift must outlast one too.
-        drifting = drifting[length * seen.time_s[drifting] >= HICCUP_S]
-        length, mean, side = drift.since_begun(drifting)
-
-        ratio, told = np.where(fast, seen.part, 1.0), steps.astype(np.float64)
-        jumped, confirmed = fast.copy(), watched[run.confirmed]
-        # The whole run shows the new speed, so it counts as that many steps.
-        ratio[confirmed], told[confirmed] = run.level[run.confirmed], run.length[run.confirmed]
-        ratio[drifting], told[drifting] = mean, length
-        jumped[confirmed] = jumped[drifting] = True
-        drifted = np.zeros(len(jumped), dtype=np.int64)
-        drifted[drifting] = 1 - 2 * side
-
-        after = replace(self, **{name: getattr(self, name).copy() for name in self.__slots__})
-        after.steps[workers] += steps
-        run.put(after, usual=~far[watched])
-        drift.put(after, workers, keep=~jumped, skip=far)
-        return after, Judgement(jumped, slow & ~jumped, ratio, told, drifted)
-
-    def _watched(self, workers: IntArray | slice, slow: Mask) -> IntArray:
-        """Return the places of those who are slow now, or were and are not yet done with it."""
-        return np.flatnonzero(slow | (self.run[workers] > 0) | (self.mistaken[workers] > _LEAST))
-
-    def _faster(self, seen: Residuals) -> Mask:
-        """Return which times are too short to be noise."""
-        # A time cannot fall by more than all of itself, so noise is measured in logarithms on the
-        # way down; the doubt about a curve, which is a sum, is not.
-        furthest = np.maximum(_fast_std(len(self.run)) * seen.std, _FAR_PART)
-        # Nor is it a change if that doubt is likelier than one, or than a false alarm before.
-        odds = -2.0 * self.mistaken[seen.workers]
-        unlikely = (1.0 - seen.part) ** 2 > odds * seen.doubt**2
-        return np.asarray((-np.log(seen.part) > furthest) & (unlikely | seen.foreseen))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Judgement:
     """What some workers' new times mean, arrays of shape ``(n,)``."""
 
@@ -174,6 +106,54 @@ class Judgement:
 
     def at(self, places: IntArray) -> Judgement:
         return Judgement(*(getattr(self, name)[places] for name in self.__slots__))
+
+
+def judge(before: Changes, seen: Residuals) -> tuple[Changes, Judgement]:
+    workers, steps = seen.workers, seen.steps
+    fast, slow = _faster(before, seen), seen.slow
+    far = fast | slow
+    watched = _watched(before, workers, slow)
+    run = _SlowRuns.of(before, seen.at(watched))
+    drift = _Drift.of(before, seen, far)
+    # Far times are left to the other two tests, which need fewer steps.
+    drifting = np.flatnonzero(drift.alarm & ~far)
+    length, _, _ = drift.since_begun(drifting)
+    # A hiccup slows down many short steps, so a drift must outlast one too.
+    drifting = drifting[length * seen.time_s[drifting] >= HICCUP_S]
+    length, mean, side = drift.since_begun(drifting)
+
+    ratio, told = np.where(fast, seen.part, 1.0), steps.astype(np.float64)
+    jumped, confirmed = fast.copy(), watched[run.confirmed]
+    # The whole run shows the new speed, so it counts as that many steps.
+    ratio[confirmed], told[confirmed] = run.level[run.confirmed], run.length[run.confirmed]
+    ratio[drifting], told[drifting] = mean, length
+    jumped[confirmed] = jumped[drifting] = True
+    drifted = np.zeros(len(jumped), dtype=np.int64)
+    drifted[drifting] = 1 - 2 * side
+
+    after = before.copy()
+    after.steps[workers] += steps
+    run.put(after, usual=~far[watched])
+    drift.put(after, workers, keep=~jumped, skip=far)
+    return after, Judgement(jumped, slow & ~jumped, ratio, told, drifted)
+
+
+def _watched(before: Changes, workers: IntArray | slice, slow: Mask) -> IntArray:
+    """Return the places of those who are slow now, or were and are not yet done with it."""
+    return np.flatnonzero(
+        slow | (before.run[workers] > 0) | (before.mistaken[workers] > LEAST_ODDS)
+    )
+
+
+def _faster(before: Changes, seen: Residuals) -> Mask:
+    """Return which times are too short to be noise."""
+    # A time cannot fall by more than all of itself, so noise is measured in logarithms on the
+    # way down; the doubt about a curve, which is a sum, is not.
+    furthest = np.maximum(_fast_std(len(before.run)) * seen.std, _FAR_PART)
+    # Nor is it a change if that doubt is likelier than one, or than a false alarm before.
+    odds = -2.0 * before.mistaken[seen.workers]
+    unlikely = (1.0 - seen.part) ** 2 > odds * seen.doubt**2
+    return np.asarray((-np.log(seen.part) > furthest) & (unlikely | seen.foreseen))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,7 +195,7 @@ class _SlowRuns:
         alike = np.log(high / low) <= _ALIKE_STD * std
         # Where speeds change often, in this worker or in all, less is needed to believe it.
         often = before.lasting[workers] + before.lasting.mean() - 0.5
-        hazard = np.maximum(_HAZARD, often / (before.steps[workers] + _STEPS_FIRST))
+        hazard = np.maximum(HAZARD, often / (before.steps[workers] + _STEPS_FIRST))
         # If the times differ, one of them must have been a spike too, which is less likely.
         change = np.log(hazard) + np.where(alike, 0.0, np.log(rate))
         confirmed = slow & (length * seen.time_s >= seen.hiccup_s) & (odds < change)
@@ -240,16 +220,16 @@ class _SlowRuns:
         lasted = before + np.where(self.slow, 0.0, np.log(self.spike_rate) * self.steps)
         # Only changes that lasted are counted. Counting the others makes the next one likelier to
         # be believed, which feeds on itself.
-        after.lasting[workers] += (before > _LEAST) & (lasted <= _LEAST) & usual
+        after.lasting[workers] += (before > LEAST_ODDS) & (lasted <= LEAST_ODDS) & usual
         # And a first sign that was believed, and fast again at once, was a spike, or a very short
         # change: it counts half.
         after.spikes[workers] += 0.5 * ((before > 0) & ~self.slow & ~usual)
         # The surer the change, the sooner times at the new speed settle that it was one.
-        unclear = np.maximum(self.odds - _LEAST, _LEAST + 0.1)
-        mistaken = np.where(self.slow, before, np.where(usual, lasted, _LEAST))
+        unclear = np.maximum(self.odds - LEAST_ODDS, LEAST_ODDS + 0.1)
+        mistaken = np.where(self.slow, before, np.where(usual, lasted, LEAST_ODDS))
         # Of one so small that its end would not stand out from noise, nothing could be told later.
-        mistaken = np.where(self.confirmed, np.where(self.clear, unclear, _LEAST), mistaken)
-        after.mistaken[workers] = np.maximum(mistaken, _LEAST)
+        mistaken = np.where(self.confirmed, np.where(self.clear, unclear, LEAST_ODDS), mistaken)
+        after.mistaken[workers] = np.maximum(mistaken, LEAST_ODDS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

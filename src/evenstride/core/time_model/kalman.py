@@ -15,16 +15,14 @@ took in is forgotten when the next time contradicts it (`previous`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray, Mask
-from evenstride.core.time_model.change_detection import Changes, Judgement, Residuals
-from evenstride.core.time_model.curve_estimates import CurveEstimates, Which
+from evenstride.core.time_model.change_detection import Judgement, Residuals, judge
+from evenstride.core.time_model.estimates import Changes, CurveEstimates, Estimate, Firsts, Which
 from evenstride.core.time_model.observation import Measurements
-from evenstride.core.time_model.step_times import TimeModel
 
 # Before anything is known about the shape, this part of the fastest worker's time is fixed.
 # A slower worker's fixed time would be the same if only its arithmetic were slower, and longer
@@ -45,19 +43,15 @@ _BACK_DOUBT = 0.5
 # A first step at a new share is slow if it takes so many times its prediction. After so many of
 # them in a row the next one counts: a worker whose share changes all the time is not ignored.
 _SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 3
-# Shares that each worker is known to have had. And the bounds of what is remembered of the cost
-# of new ones: two cheap first steps show that there is none, until a dear one is seen.
-_HAD, _COST = 8, (-2, 2)
-# How far a worker that was never measured may be off the middle of the others.
-_GUESS_STD = 0.5
+# Bounds of what is remembered of the cost of new shares: two cheap first steps show that there is
+# none, until a dear one is seen.
+_COST = (-2, 2)
 # Relative drift of the speed per square root of a step, and the doubt that never averages out.
 # Little, because `Changes` finds changes: a drift that follows them by itself took 9 to 12 steps.
 _DRIFT, _MODEL_STD = 0.0005, 0.004
-# Relative variance of one step's time: at first, and its bounds; and the fewest and most steps
-# that it is a mean of (of fewer, it would itself be so noisy that every test of it misfires).
-# The first noise is a compromise: with 5 %, noise of 20 % is not recognised; with 10 % and more,
-# cold starts of calm, unequal workers take longer.
-_NOISE_FIRST, _NOISE_LEAST, _NOISE_MOST = 0.09**2, 0.005**2, 0.5**2
+# Bounds of the relative variance of one step's time; and the fewest and most steps that it is a
+# mean of (of fewer, it would itself be so noisy that every test of it misfires).
+_NOISE_LEAST, _NOISE_MOST = 0.005**2, 0.5**2
 _NOISE_STEPS = 4.0, 150.0
 # Up to so many steps, no worker is taken to be calmer than all of them who are as new are
 # together, as these tell it sooner.
@@ -66,62 +60,26 @@ _NOISE_ALONE = 8
 _NOISE_FAR = 6.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Firsts:
-    """What is remembered of ``W`` workers' first steps at shares that are new to them.
+def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
+    """Return the estimate after some observations, each worker's own in order of step.
 
-    A compiler, an autotuner or a growing allocator slows down such a step, and the next one is
-    usual. So a slow first step changes nothing by itself: the next step at that share tells. This
-    holds until the worker has shown that new shares cost it nothing: from then on a slow step is
-    evidence of a slower worker, whatever the share.
+    Observations of ghosts and of steps flagged as not modelled are passed over.
+
+    Cost:
+        ``O(W)`` vectorised per observation of the worker that has the most of them.
     """
-
-    share: IntArray  # of each worker's latest step; 0 before the first
-    had: IntArray  # ``(_HAD, W)``, the latest shares that were new to it; 0 where there are fewer
-    row: IntArray  # slow first steps in a row that did not count
-    slow_s: FloatArray  # time of the latest step if it was a slow first one, else 0
-    # First steps that were slow without a change of speed, less those that were not; kept within
-    # ``_COST``.
-    cost: IntArray
-
-    @classmethod
-    def none(cls, workers: int) -> Firsts:
-        none = np.zeros(workers, dtype=np.int64)
-        return cls(none, np.zeros((_HAD, workers), dtype=np.int64), none, np.zeros(workers), none)
-
-    def new(self, workers: IntArray, shares: IntArray) -> Mask:
-        """Return which shares are new to their workers."""
-        new = self.share[workers] != shares
-        at = np.flatnonzero(new)
-        # A share that the worker has had before is warm for compilers and allocators.
-        new[at] = (self.had[:, workers[at]] != shares[at]).all(axis=0)
-        return np.asarray(new)
-
-    def after(self, batch: _Batch, first: _First) -> Firsts:
-        """Return the memory after one observation each of some workers."""
-        w = batch.workers
-        moved, before_s = self.share[w] != batch.share, self.slow_s[w]
-        if not (moved.any() or self.row[w].any() or before_s.any()):
-            return self
-        # The second step at a share tells what the slow first one was.
-        second = ~moved & (before_s > 0)
-        # A change of speed would have made the second step as slow as the first.
-        dear = first.dropped | (second & (_SLOW_FIRST * batch.time_s < before_s))
-        # A first step that may still turn out either way is counted when the second has come.
-        cheap = (first.new | second) & ~dear & ~first.open
-        share, had, row = self.share.copy(), self.had, self.row.copy()
-        slow_s, cost = self.slow_s.copy(), self.cost.copy()
-        if first.new.any():
-            whose = first.workers[first.new]
-            had = had.copy()
-            had[1:, whose] = had[:-1, whose]
-            had[0, whose] = batch.share[first.new]
-        share[w], row[w] = batch.share, np.where(batch.cold, row[w] + 1, 0)
-        slow_s[w] = np.where(first.open, batch.time_s, 0.0)
-        # The very first step of a worker compares with no prediction.
-        known = self.share[w] > 0
-        cost[w] = np.clip(cost[w] + known * (1 * dear - 1 * cheap), *_COST)
-        return Firsts(share, had, row, slow_s, cost)
+    # Steps that are not modelled count here, as they pass between two exchanges all the same.
+    interval_s = np.zeros(len(estimate.steps))
+    np.add.at(interval_s, measured.worker, measured.steps * measured.median_s)
+    usable = measured.only(measured.modelled & (measured.share > 0))
+    # In turns, because a worker's later time is judged by what its earlier one has taught.
+    for turn in usable.turns():
+        first, told = _First.of(estimate, usable, turn)
+        batch = _Batch.of(told, turn, interval_s, first.excused(estimate))
+        fresh = estimate.steps[batch.workers] == 0
+        after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
+        estimate = replace(after, firsts=_firsts_after(estimate.firsts, batch, first))
+    return estimate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,136 +120,6 @@ class _First:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Estimate:
-    """What is believed about ``W`` workers' step times, with its uncertainty."""
-
-    now: CurveEstimates  # the curves
-    former: CurveEstimates  # the curves before each worker's latest change of speed; zero if none
-    # The curves before each worker's latest time was learned; zero if none.
-    previous: CurveEstimates
-    # The curves before times began to drift up, and down; only meaningful where they do.
-    anchors: tuple[CurveEstimates, CurveEstimates]
-    noise: FloatArray  # ``(W,)``, relative variance of one step's time
-    latest: FloatArray  # ``(W,)``, latest time as a part of its prediction; not a number if none
-    steps: IntArray  # ``(W,)``, steps learned from; 0 means the worker is unknown
-    changes: Changes  # what is remembered of the latest residuals
-    firsts: Firsts  # what is remembered of first steps at new shares
-
-    @classmethod
-    def unknown(cls, workers: int) -> Estimate:
-        none = CurveEstimates.unknown(workers)
-        return cls(
-            now=none,
-            former=none,
-            previous=none,
-            anchors=(none, none),
-            noise=np.full(workers, _NOISE_FIRST),
-            latest=np.full(workers, np.nan),
-            steps=np.zeros(workers, dtype=np.int64),
-            changes=Changes.none(workers),
-            firsts=Firsts.none(workers),
-        )
-
-    def taking(self, other: Estimate, pairs: list[tuple[int, int]]) -> Estimate:
-        """Return this estimate with what another one knows of some workers."""
-        if not pairs:
-            return self
-        here, there = np.array(pairs, dtype=np.int64).T
-        taken: Estimate = _taking(self, other, here, there)
-        return taken
-
-    def knowing(
-        self, workers: Which, curves: CurveEstimates, noise: FloatArray, steps: IntArray
-    ) -> Estimate:
-        """Return the estimate with curves of workers that it does not know yet.
-
-        Args:
-            workers: which.
-            curves: of these.
-            noise: relative variance of one step's time of each, ``(n,)``.
-            steps: that each curve was learned from, ``(n,)``.
-        """
-        if not len(steps):
-            return self
-        everyone = np.ones(len(steps), dtype=np.bool_)
-        up, down = (anchor.put(workers, everyone, curves) for anchor in self.anchors)
-        now = self.now.put(workers, everyone, curves)
-        noises, counts = self.noise.copy(), self.steps.copy()
-        noises[workers], counts[workers] = noise, steps
-        return replace(self, now=now, anchors=(up, down), noise=noises, steps=counts)
-
-    @property
-    def known(self) -> bool:
-        """Whether every worker has been observed."""
-        return bool((self.steps > 0).all())
-
-    def known_at(self, shares: IntArray) -> bool:
-        """Return whether every worker that has a share there has been observed."""
-        return bool(((self.steps > 0) | (np.asarray(shares) == 0)).all())
-
-    @property
-    def model(self) -> TimeModel:
-        """The mean curves; only meaningful where `steps` is above 0."""
-        return TimeModel.affine(self.now.fixed_s, self.now.per_sample_s)
-
-    def guessed(self) -> Estimate:
-        """Return the estimate with a guess for workers that are still unknown: the middle one.
-
-        Only for a split until they have been measured; it counts them as known.
-        """
-        unknown = self.steps == 0
-        if not unknown.any():
-            return self
-        middle = np.median(self.now.rows[:2, ~unknown], axis=1)
-        alike = np.ones(len(self.steps))
-        guess = CurveEstimates.certain(middle[0] * alike, middle[1] * alike)
-        guess = guess.times(1.0, _GUESS_STD**2 * alike)
-        steps = np.maximum(self.steps, 1)
-        return replace(self, now=guess.where(unknown, self.now), steps=steps)
-
-    def relative_std(self, shares: IntArray) -> FloatArray:
-        """Return the standard deviation of each predicted mean time, as a part of it."""
-        return self.now.relative_std(shares)
-
-    def learn(self, measured: Measurements) -> Estimate:
-        """Return the estimate after some observations, each worker's own in order of step.
-
-        Observations of ghosts and of steps flagged as not modelled are passed over.
-
-        Cost:
-            ``O(W)`` vectorised per observation of the worker that has the most of them.
-        """
-        # Steps that are not modelled count here, as they pass between two exchanges all the same.
-        interval_s = np.zeros(len(self.steps))
-        np.add.at(interval_s, measured.worker, measured.steps * measured.median_s)
-        usable = measured.only(measured.modelled & (measured.share > 0))
-        estimate = self
-        # In turns, because a worker's later time is judged by what its earlier one has taught.
-        for turn in usable.turns():
-            first, told = _First.of(estimate, usable, turn)
-            batch = _Batch.of(told, turn, interval_s, first.excused(estimate))
-            fresh = estimate.steps[batch.workers] == 0
-            after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
-            estimate = replace(after, firsts=estimate.firsts.after(batch, first))
-        return estimate
-
-
-def _taking(into: Any, other: Any, here: IntArray, there: IntArray) -> Any:
-    """Copy rows between two values of one kind: arrays, or tuples and classes made of them."""
-    if isinstance(into, CurveEstimates):
-        every = np.ones(len(here), dtype=np.bool_)
-        return into.put(here, every, other.of(there))
-    if isinstance(into, np.ndarray):
-        taken = into.copy()
-        taken[..., here] = other[..., there]
-        return taken
-    if isinstance(into, tuple):
-        return tuple(_taking(a, b, here, there) for a, b in zip(into, other, strict=True))
-    parts = {f.name: (getattr(into, f.name), getattr(other, f.name)) for f in fields(into)}
-    return type(into)(**{name: _taking(*pair, here, there) for name, pair in parts.items()})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
     """One observation each of some workers, as arrays of shape ``(n,)``."""
 
@@ -327,21 +155,39 @@ class _Batch:
 
     def at(self, places: IntArray) -> _Batch:
         ranks = np.arange(len(self.share)) if isinstance(self.workers, slice) else self.workers
-        return _Batch(
-            ranks[places],
-            self.share[places],
-            self.time_s[places],
-            self.least_s[places],
-            self.steps[places],
-            self.spread[places],
-            self.interval_s[places],
-            self.cold[places],
-        )
+        rest = (getattr(self, name)[places] for name in self.__slots__[1:])
+        return _Batch(ranks[places], *rest)
 
     def variance(self, noise: FloatArray) -> FloatArray:
         """Relative variance of the medians (pi/2 times a mean's, for three steps or more)."""
         median_cost = np.where(self.steps > 2, np.pi / 2, 1.0)
         return np.asarray(noise * median_cost / self.steps + _MODEL_STD**2)
+
+
+def _firsts_after(before: Firsts, batch: _Batch, first: _First) -> Firsts:
+    w = batch.workers
+    moved, before_s = before.share[w] != batch.share, before.slow_s[w]
+    if not (moved.any() or before.row[w].any() or before_s.any()):
+        return before
+    # The second step at a share tells what the slow first one was.
+    second = ~moved & (before_s > 0)
+    # A change of speed would have made the second step as slow as the first.
+    dear = first.dropped | (second & (_SLOW_FIRST * batch.time_s < before_s))
+    # A first step that may still turn out either way is counted when the second has come.
+    cheap = (first.new | second) & ~dear & ~first.open
+    share, had, row = before.share.copy(), before.had, before.row.copy()
+    slow_s, cost = before.slow_s.copy(), before.cost.copy()
+    if first.new.any():
+        whose = first.workers[first.new]
+        had = had.copy()
+        had[1:, whose] = had[:-1, whose]
+        had[0, whose] = batch.share[first.new]
+    share[w], row[w] = batch.share, np.where(batch.cold, row[w] + 1, 0)
+    slow_s[w] = np.where(first.open, batch.time_s, 0.0)
+    # The very first step of a worker compares with no prediction.
+    known = before.share[w] > 0
+    cost[w] = np.clip(cost[w] + known * (1 * dear - 1 * cheap), *_COST)
+    return Firsts(share, had, row, slow_s, cost)
 
 
 def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
@@ -375,7 +221,7 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
     curves = estimate.now.of(w).times(1.0, np.asarray(_DRIFT**2 * batch.steps))
     variance = batch.variance(estimate.noise[w])
     residuals = _residuals(estimate, batch, curves, variance)
-    changes, judged = estimate.changes.judge(residuals)
+    changes, judged = judge(estimate.changes, residuals)
     # Worked out for all, as nearly all times are usual; what was held back is left out below.
     after = curves.observed(batch.share, batch.time_s, variance)
     if judged.jumped.any():  # seldom, and of few workers
@@ -422,7 +268,6 @@ def _residuals(
 def _jumped(
     estimate: Estimate, batch: _Batch, curves: CurveEstimates, judged: Judgement
 ) -> CurveEstimates:
-    """Return the curves after what looks like a change of speed."""
     # By preference: those from before times began to drift, if these explain the new time (the
     # drift was spikes, then); those from before the latest change, if the speed has returned; else
     # the present ones at another speed.
@@ -481,11 +326,9 @@ def _anchored(
 def _common_noise(noise: FloatArray, before: IntArray, seen: FloatArray, steps: IntArray) -> float:
     """Return the noise of workers of whom each alone has hardly shown any, if it is the same.
 
-    Args:
-        noise: believed of each so far, ``(n,)``.
-        before: steps seen of each, the first of which tells nothing if it was alone, ``(n,)``.
-        seen: what the new times tell, ``(n,)``.
-        steps: that they are of, ``(n,)``.
+    ``noise`` is believed of each so far; ``before`` are the steps seen of each, the first of which
+    tells nothing if it was alone; ``seen`` is what the new times tell, and ``steps`` what they are
+    of.
     """
     # The first belief counts as a few steps, so that a lone step cannot outvote it.
     known = _NOISE_STEPS[0] + np.maximum(before - 1.0, 0.0).sum()

@@ -47,21 +47,24 @@ class Observation:
         return len(self.busy_s)
 
 
+@dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """The most memory that one worker has held between two exchanges."""
+
+    worker: int  # rank
+    samples: int  # of the largest batch it held at once
+    peak_bytes: int | None  # the most it held meanwhile; ``None`` if not known
+    limit_bytes: int | None  # the most it can have at this moment; ``None`` if not known
+
+
 class Measurements:
     """Observations of many workers as columns, so that thousands of them are decided on at once.
 
-    Iterating gives them one by one. Two are equal when they hold the same observations.
-
-    Args:
-        worker: rank of each, int64 ``(n,)``.
-        share: samples of each, int64 ``(n,)``.
-        first_step: first step of each, int64 ``(n,)``.
-        steps: number of steps of each, int64 ``(n,)``.
-        busy_s: the busy times of all of them, one observation after the other, ``(sum steps,)``.
-        wait_s: the same of the waits.
-        sums_s: data, outside and control-wait seconds of each, ``(3, n)``.
-        modelled: whether each says anything about speed, bool ``(n,)``.
-        loads: processor and memory load of each one's machine, ``(2, n)``.
+    Iterating gives them one by one. Two are equal when they hold the same observations. The first
+    four are int64 ``(n,)``. ``busy_s`` and ``wait_s`` have the times of all of them, one
+    observation after the other, ``(sum steps,)``; ``sums_s`` the data, outside and control-wait
+    seconds of each, ``(3, n)``; ``modelled`` says whether each tells anything about speed,
+    ``(n,)``; and ``loads`` are the processor and memory load of each one's machine, ``(2, n)``.
     """
 
     def __init__(
@@ -84,11 +87,7 @@ class Measurements:
 
     @classmethod
     def of(cls, observations: Iterable[Observation]) -> Measurements:
-        """Return the columns of some observations.
-
-        Raises:
-            ValueError: one of them has not both times of each step.
-        """
+        """Return the columns of some observations, each with both times of all its steps."""
         seen = tuple(observations)
         if not all(len(o.wait_s) == o.steps for o in seen):
             raise ValueError("each step has both times, at work and waiting")
@@ -111,7 +110,6 @@ class Measurements:
 
     @classmethod
     def joined(cls, parts: Sequence[Measurements]) -> Measurements:
-        """Return what several have measured, one after the other."""
         if not parts:
             return cls.of(())
         columns = zip(*(part.__reduce__()[1] for part in parts), strict=True)
@@ -160,7 +158,6 @@ class Measurements:
 
     @cached_property
     def median_s(self) -> FloatArray:
-        """Median busy time of each observation, ``(n,)``."""
         return self._medians(self.busy_s)
 
     def step_of_times(self) -> IntArray:
@@ -179,14 +176,14 @@ class Measurements:
         least_s = np.minimum.reduceat(self.wait_s[order], begins)
         return least_s, np.diff(np.append(begins, len(step)))
 
-    def step_by_step(self) -> Iterator[tuple[IntArray, FloatArray]]:
-        """Yield every worker's next step, in order: ranks and busy times of one step of each."""
+    def step_by_step(self) -> Iterator[tuple[IntArray, IntArray]]:
+        """Yield one step of each worker, then the next: which observations, and which times."""
         starts = np.cumsum(self.steps) - self.steps
         # In the order in which the steps were trained, for averages that weigh the latest most.
         for turn in self.turns():
             for step in range(int(self.steps[turn].max(initial=0))):
                 here = turn[self.steps[turn] > step]
-                yield self.worker[here], self.busy_s[starts[here] + step]
+                yield here, starts[here] + step
 
     def _medians(self, times_s: FloatArray) -> FloatArray:
         if (self.steps == 1).all():
@@ -215,7 +212,6 @@ class Measurements:
         return np.where(self.steps < 4, np.nan, variance)
 
     def only(self, mask: Mask) -> Measurements:
-        """Return the observations that a mask of shape ``(n,)`` selects."""
         if mask.all():
             return self
         of_times = np.repeat(mask, self.steps)
@@ -232,15 +228,13 @@ class Measurements:
         )
 
     def first_s(self, places: IntArray) -> FloatArray:
-        """Return the busy time of the first step of some observations."""
         return np.asarray(self.busy_s[(np.cumsum(self.steps) - self.steps)[places]])
 
     def without_slow_first(self, places: IntArray, factor: float) -> Measurements:
         """Return the observations without first steps that are slower than those after them.
 
-        Args:
-            places: of observations of at least two steps; the others stay whole.
-            factor: how many times the median of the later steps a slow first step takes.
+        ``places`` are of observations of at least two steps. A slow first step takes more than
+        ``factor`` times the median of the later ones.
         """
         if not len(places):
             return self
@@ -259,7 +253,6 @@ class Measurements:
         return Measurements(*columns, *times_s, self.sums_s, self.modelled, self.loads)
 
     def renumbered(self, worker: IntArray) -> Measurements:
-        """Return the same observations as those of other workers, ``(n,)``."""
         columns = (self.share, self.first_step, self.steps, self.busy_s, self.wait_s)
         return Measurements(worker, *columns, self.sums_s, self.modelled, self.loads)
 
@@ -317,13 +310,8 @@ def communication_s(measured: Measurements, shares: Shares) -> float | None:
 def medians(values: FloatArray, owner: IntArray, owners: int) -> FloatArray:
     """Return the median of each owner's values (the mean of the middle two of an even count).
 
-    Args:
-        values: of all owners, ``(m,)``.
-        owner: whose each is, from 0 to ``owners - 1``, ``(m,)``.
-        owners: how many there are; those without a value get 0.
-
-    Cost:
-        ``O(m log m)``, vectorised.
+    ``owner`` says whose each is, from 0 to ``owners - 1``; those without a value get 0. Cost: ``O(m
+    log m)`` for ``m`` values, vectorised.
     """
     counts = np.bincount(owner, minlength=owners)
     if len(values) == owners and counts.all():  # one each

@@ -5,23 +5,187 @@ alone. Workers whose times scatter no more than their doubt explains are taken f
 get their kind's mean (`kinds_of`). Kinds that would be cut further, were there not enough of
 them, are drawn together only as far as their scatter leaves room for.
 
+What sets kinds apart is found by cutting the workers, in order of speed, until no part scatters
+more than chance lets it. All parts are cut in one pass over everybody: many small parts would
+cost more than the arithmetic in them.
+
 Source:
-    Drawing estimates together is empirical Bayes (Efron & Morris, JASA 1973), with the variance
-    between workers taken as zero in a kind, and by DerSimonian & Laird (1986) in what was not cut
-    into kinds.
+    Cutting where the sum of squares falls most is Fisher's grouping (JASA 1958), stopped by a
+    chi-squared test of the scatter; ours. Drawing estimates together is empirical Bayes (Efron &
+    Morris, JASA 1973), with the variance between workers taken as zero in a kind, and by
+    DerSimonian & Laird (1986) in what was not cut into kinds.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray
-from evenstride.core.time_model.clustering import excess, kinds_of, levels, looked_at
-from evenstride.core.time_model.curve_estimates import CurveEstimates
-from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.estimates import CurveEstimates, Estimate, Samples
 from evenstride.core.time_model.observation import medians
+
+# A part is cut again if its scatter is this many standard deviations above what chance gives.
+_DIFFER_STD = 2.0
+_WIDEST = 0.5  # no kind's times differ by more than this (in logarithms), however doubtful
+# If there are more, their workers keep their differences all the same, see `_drawn_together`.
+_MOST_KINDS = 24
+_TIE = 1.0 - 1e-9
+_MOST = 1024  # workers that are looked at to find the cuts; of more, some stand for all
+# Steps of the golden section fall in with no pattern in the order of the workers.
+_PLACES = np.arange(1, _MOST + 1) * 0.6180339887498949 % 1.0
+
+
+def kinds_of(curves: CurveEstimates, shares: IntArray) -> IntArray:
+    """Return the number of each worker's kind, from 0 without a gap, ``(W,)``; all are known.
+
+    Workers are compared near their own shares. Cost: ``O(W)`` for each halving of the kinds, some
+    five passes for the most of them, 24.
+    """
+    some = looked_at(len(shares))
+    all_are_seen = len(some) == len(shares)
+    seen, theirs = (curves, shares) if all_are_seen else (curves.of(some), shares[some])
+    kinds, mine = np.zeros(len(shares), dtype=np.int64), np.zeros(len(some), dtype=np.int64)
+    uncut, found = np.arange(len(some)), 1
+    while len(uncut) and found < _MOST_KINDS:
+        # `reduceat` sums over neighbours, so the members of a kind must lie next to each other.
+        uncut = uncut[np.argsort(mine[uncut], kind="stable")]
+        cuts = _Cuts.of(seen.of(uncut), theirs[uncut], mine[uncut], found)
+        uncut, found = uncut[np.isfinite(cuts.limit_s[mine[uncut]])], cuts.found
+        mine = cuts.applied(seen, mine)
+        # Cuts that were found on some workers are limits of time, so they apply to all the others.
+        kinds = mine if all_are_seen else cuts.applied(curves, kinds)
+    return kinds
+
+
+@lru_cache(maxsize=4)
+def looked_at(workers: int) -> IntArray:
+    """Return whom to look at: everybody, or of very many some, spread evenly over the ranks."""
+    few = workers <= _MOST
+    some = np.arange(workers) if few else np.unique((_PLACES * workers).astype(np.int64))
+    some.flags.writeable = False  # it is kept for the next call
+    return some
+
+
+def levels(curves: CurveEstimates, share: Samples) -> tuple[FloatArray, FloatArray]:
+    """Return the logarithms of times at a share, and the weight of each: one over variance."""
+    time_s = curves.time_s(share)
+    # A worker that is known exactly would have an infinite weight, so its doubt has a least value.
+    square_s = time_s * time_s
+    return np.log(time_s), square_s / np.maximum(curves.variance_s(share), 1e-12 * square_s)
+
+
+def excess(scatter: FloatArray, members: FloatArray | IntArray) -> FloatArray:
+    """Return how much larger a scatter is than what doubt explains; 0 if chance may explain it."""
+    free = np.maximum(members - 1.0, 0.0)
+    return np.where(scatter > free + _DIFFER_STD * np.sqrt(2.0 * free), scatter - free, 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cuts:
+    """One cut through some of the kinds found so far; arrays with a place for every kind."""
+
+    place: FloatArray  # the share at which a kind's members are compared
+    # Who takes longer there belongs to a kind of its own; infinite if nobody does.
+    limit_s: FloatArray
+    beyond: IntArray  # that kind's number
+    found: int  # kinds that there are now
+
+    @classmethod
+    def of(cls, curves: CurveEstimates, shares: IntArray, kinds: IntArray, found: int) -> _Cuts:
+        parts = _Parts.of(kinds)
+        places = parts.places(shares, curves.surest_share(shares))
+        level, weight = levels(curves, places[:, parts.each])
+        # About the mean, where the scatter is least; and `best_cuts` relies on it.
+        level -= (parts.sums(weight * level) / parts.sums(weight))[:, parts.each]
+        scatter = parts.sums(weight * level**2)
+        apart = np.maximum.reduceat(level, parts.starts, axis=1)
+        apart -= np.minimum.reduceat(level, parts.starts, axis=1)
+        # Very doubtful workers scatter no more than chance lets them, however far apart they are.
+        differ = (excess(scatter, parts.counts) > 0) | (apart > _WIDEST)
+        # At the first place where they differ: at one place alone, a worker that became slow was
+        # pooled with slow workers whose curves have another shape.
+        at = differ.argmax(axis=0)
+        place, here = places[at, np.arange(len(at))], (at[parts.each], np.arange(len(kinds)))
+        # Gaps between neighbours would not do: among a thousand workers they chain kinds together.
+        last, gain = parts.best_cuts(level[here], weight[here])
+        time_s = curves.rows[0] + curves.rows[1] * place[parts.each]
+        limit_s = time_s[last]
+        gain[~differ.any(axis=0)] = 0.0
+        gain[np.maximum.reduceat(time_s, parts.starts) <= limit_s] = 0.0  # a tie: nobody is later
+        # The clearest cuts first, because there may be more of them than kinds are left.
+        cut = np.argsort(-gain, kind="stable")[: min(np.count_nonzero(gain), _MOST_KINDS - found)]
+        return cls._through(parts.kinds[cut], place[cut], limit_s[cut], found)
+
+    @classmethod
+    def _through(cls, kinds: IntArray, place: FloatArray, limit_s: FloatArray, found: int) -> _Cuts:
+        after, new = found + len(kinds), np.arange(found, found + len(kinds))
+        # Kinds that are not cut keep an infinite limit, and so `applied` treats all alike.
+        cuts = cls(np.zeros(after), np.full(after, np.inf), np.arange(after), after)
+        cuts.place[kinds], cuts.limit_s[kinds], cuts.beyond[kinds] = place, limit_s, new
+        return cuts
+
+    def applied(self, curves: CurveEstimates, kinds: IntArray) -> IntArray:
+        late = curves.rows[0] + curves.rows[1] * self.place[kinds] > self.limit_s[kinds]
+        return np.where(late, self.beyond[kinds], kinds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """Workers in order of kind."""
+
+    kinds: IntArray  # that there are among them, ``(n,)``
+    starts: IntArray  # of each, the place of its first member, ``(n,)``
+    counts: IntArray  # of members, ``(n,)``
+    each: IntArray  # every worker's place in these three
+
+    @classmethod
+    def of(cls, kinds: IntArray) -> _Parts:
+        first = np.ones(len(kinds), dtype=np.bool_)
+        np.not_equal(kinds[1:], kinds[:-1], out=first[1:])
+        starts, each = np.flatnonzero(first), np.cumsum(first) - 1
+        return cls(kinds[starts], starts, np.bincount(each), each)
+
+    def sums(self, values: FloatArray) -> FloatArray:
+        """Sum the last axis over each kind's members."""
+        return np.asarray(np.add.reduceat(values, self.starts, axis=-1), dtype=np.float64)
+
+    def places(self, shares: IntArray, surest: FloatArray) -> FloatArray:
+        """Return the shares at which to compare the members of each kind, ``(4, n)``, at least 1.
+
+        The middle, the least and the largest of those they have, as curves of different shape may
+        cross at any one of them; and the middle of the ``surest``, as little is known at a share
+        that has just been decided.
+        """
+        mean = self.sums(shares.astype(np.float64)) / self.counts
+        least, most = (f.reduceat(shares, self.starts) for f in (np.minimum, np.maximum))
+        known = np.exp(self.sums(np.log(surest)) / self.counts)
+        places = np.array([mean, least, most, known])
+        return np.asarray(np.maximum(places, 1.0))
+
+    def best_cuts(self, level: FloatArray, weight: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Return who is last before the cut that takes most scatter from each kind, and how much.
+
+        Levels are of mean 0 in each kind; ties go to the quicker.
+        """
+        order = np.lexsort((level, self.each))
+        level, weight = level[order], weight[order]
+        whole = self.sums(weight)
+        before = self._running(weight)
+        # At the end of a kind nothing is left but rounding; nor is anything gained there.
+        after = np.maximum(whole[self.each] - before, 1e-12 * before)
+        gain = self._running(weight * level) ** 2 / (before * after)
+        best = np.maximum.reduceat(gain, self.starts)
+        near = gain >= _TIE * best[self.each]  # rounding hangs on the order of the workers
+        best_at = np.where(near, np.arange(len(gain)), len(gain))
+        return order[np.minimum.reduceat(best_at, self.starts)], np.asarray(best * whole)
+
+    def _running(self, values: FloatArray) -> FloatArray:
+        running = np.cumsum(values)
+        return running - (running - values)[self.starts][self.each]
+
 
 # A worker whose speed has just changed fits any kind: one that is so many times as doubtful as the
 # surest of its kind is left out, unless its doubt is small in itself (parts of its time), or as
@@ -32,14 +196,9 @@ _APART = 2.0  # in logarithms; more than the times of a kind differ by
 
 
 def pooled(estimate: Estimate, shares: IntArray) -> Estimate:
-    """Return the estimate with each worker at the mean of its kind.
+    """Return the estimate with each worker, all of them known, at the mean of its kind.
 
-    Args:
-        estimate: of ``W`` workers, all of them known.
-        shares: decided, int64 ``(W,)``; workers are compared near their own shares.
-
-    Cost:
-        ``O(W)``, vectorised; see `kinds_of`.
+    Workers are compared near their own shares. Cost: ``O(W)``, vectorised; see `kinds_of`.
     """
     kinds = kinds_of(estimate.now, shares)
     stray = _stray(estimate.now, shares, np.sqrt(estimate.noise), kinds)
@@ -80,7 +239,6 @@ def _drawn_together(
     # more so the less it belongs to them. (In or out would make a split flip at the border.)
 
     def whole(values: FloatArray | IntArray) -> FloatArray:
-        """Sum over each worker's kind."""
         return np.asarray(np.bincount(kinds, values)[kinds], dtype=np.float64)
 
     members = whole(np.ones(len(shares)))

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
-    from evenstride.integrations.torchft.live_loader import LiveLoader
-    from evenstride.integrations.torchft.live_stride import LiveStride
-    from evenstride.integrations.torchft.voting_optimizer import VotingOptimizer
+    from evenstride.integrations.torchft.live_gradients import VotingOptimizer
+    from evenstride.integrations.torchft.live_stride import LiveLoader, LiveStride
 
 __all__ = ["LiveLoader", "LiveStride", "VotingOptimizer"]
 
 _HOMES = {
-    "LiveLoader": "live_loader",
+    "LiveLoader": "live_stride",
     "LiveStride": "live_stride",
-    "VotingOptimizer": "voting_optimizer",
+    "VotingOptimizer": "live_gradients",
 }
 
 

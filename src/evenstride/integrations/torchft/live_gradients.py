@@ -10,14 +10,20 @@ up here, when the backward pass of a step's last batch ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from evenstride.core.sampling.draw import Draw
 from evenstride.errors import ConfigError, UsageError
 from evenstride.runtime.engines.watched_models import WatchedModels
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loss.batch_in_hand import BatchInHand
+from evenstride.runtime.loss.training_step import TrainingStep, WeightExchange
+from evenstride.runtime.timing.device_timer import RankClock
+from evenstride.runtime.timing.step_timer import StepTimer
 
 AddUp = Callable[[list[Tensor]], None]
 """Replaces tensors by their sums over all workers."""
@@ -26,23 +32,13 @@ _BUCKET_BYTES = 32 << 20
 
 
 class LiveGradients:
-    """Adds gradients up over the workers when a step's last backward pass ends.
-
-    Args:
-        watched: the models that are trained.
-        batch: in hand.
-        add_up: collective over the workers.
-    """
+    """Adds gradients up over the workers when a step's last backward pass ends."""
 
     def __init__(self, watched: WatchedModels, batch: BatchInHand, add_up: AddUp) -> None:
         self._watched, self._batch, self._add_up = watched, batch, add_up
 
     def add_up(self, draw: Draw) -> None:
-        """Replace the gradients of a step by their sums over all workers.
-
-        Raises:
-            UsageError: that has been done for this step.
-        """
+        """Replace the gradients of a step by their sums over all workers; once per step."""
         if self._batch.committed:
             raise UsageError(
                 f"a second backward pass has run in step {draw.step}, whose gradients "
@@ -55,13 +51,9 @@ class LiveGradients:
 def sum_gradients(parameters: Iterable[nn.Parameter], add_up: AddUp, *, counts: bool) -> None:
     """Replace gradients by their sums over the workers.
 
-    A parameter that no worker has used has no gradient afterwards either; one that some have
-    used has the same on all.
-
-    Args:
-        parameters: the same on every worker, in the same order.
-        add_up: collective over the workers.
-        counts: whether this worker has samples in the step.
+    A parameter that no worker has used has no gradient afterwards either; one that some have used
+    has the same on all. ``parameters`` are the same on every worker, in the same order. ``counts``
+    tells whether this worker has samples in the step.
 
     Cost:
         Memory of one more copy of the gradients while it runs.
@@ -114,12 +106,88 @@ def _unpack(bucket: list[nn.Parameter], flat: Tensor) -> None:
 
 
 def no_weights() -> None:
-    """Refuse weights.
-
-    Raises:
-        ConfigError: always.
-    """
+    """Refuse weights, with a `ConfigError`."""
     raise ConfigError(
         "weights were asked for, and live mode counts samples only; leave scale(weight=...) out, "
         "and make the loss a mean over samples"
     )
+
+
+def live_step(commit: Callable[[Draw], None], add_up: AddUp) -> TrainingStep:
+    """Return what happens to each step of a worker.
+
+    ``commit`` is called when a step's gradients are added up. A generation brings its own queue of
+    measured steps, and no step is trained before it.
+    """
+    clock, watched = RankClock(StepTimer([])), WatchedModels()
+    batch = BatchInHand(watched)
+    return TrainingStep(
+        1,
+        clock,
+        watched,
+        batch,
+        MicroBatchLimits(),
+        commit,
+        WeightExchange(no_weights, clock),
+        add_up=LiveGradients(watched, batch, add_up).add_up,
+    )
+
+
+class VotingOptimizer(Optimizer):
+    """Votes before it steps; see `LiveStride.optimizer`.
+
+    Args:
+        optimizer: that steps.
+        vote: returns whether the step may be kept; the same for all optimizers of a step.
+    """
+
+    def __init__(self, optimizer: Optimizer, vote: Callable[[], bool]) -> None:
+        # Nothing of the base class is used but its type, which schedulers ask for.
+        self.inner, self._vote = optimizer, vote
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step if this worker may keep the step in hand, else drop its gradients.
+
+        Raises:
+            UsageError: with a closure, which would run more than one backward pass.
+        """
+        if closure is not None:
+            raise UsageError(
+                "optimizer.step(closure) was called, and a step is voted on once, after its one "
+                "backward pass; use an optimizer that needs no closure"
+            )
+        if self._vote():
+            self.inner.step()
+        else:
+            self.inner.zero_grad()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients."""
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimizer that steps."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of the optimizer that steps."""
+        self.inner.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Give it more parameters."""
+        self.inner.add_param_group(param_group)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Those of the optimizer that steps."""
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> dict[Tensor, Any]:  # type: ignore[override]
+        """That of the optimizer that steps."""
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Those of the optimizer that steps."""
+        return self.inner.defaults

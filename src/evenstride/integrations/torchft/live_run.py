@@ -1,4 +1,4 @@
-"""One worker's running parts in live mode: step after step, who takes part, and what is kept."""
+"""One worker in live mode: step after step, who takes part, and what is kept."""
 
 from __future__ import annotations
 
@@ -13,35 +13,27 @@ import torch
 from evenstride._version import __version__
 from evenstride.core.sampling.draw import Draw
 from evenstride.errors import UsageError, WorkerLost
-from evenstride.integrations.torchft.live_generation import LeaderRecord, LiveGeneration
-from evenstride.integrations.torchft.live_gradients import LiveGradients, no_weights
+from evenstride.integrations.torchft.live_generation import (
+    Broken,
+    LeaderRecord,
+    LiveGeneration,
+    Quorum,
+    Shown,
+)
+from evenstride.integrations.torchft.live_gradients import live_step
 from evenstride.integrations.torchft.quorum import Quorums, WorkerEndpoint
-from evenstride.integrations.torchft.quorum_messages import Broken, Quorum, Shown
 from evenstride.runtime.coordination.agreement import Plain
-from evenstride.runtime.engines.watched_models import WatchedModels
+from evenstride.runtime.coordination.coordinator import Standing
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.failures.peers import myself
-from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loading.position import CommittedPosition
-from evenstride.runtime.loss.batch_in_hand import BatchInHand
-from evenstride.runtime.loss.token_weights import WeightExchange
-from evenstride.runtime.loss.training_step import TrainingStep
-from evenstride.runtime.timing.rank_clock import RankClock
-from evenstride.runtime.timing.step_timer import StepTimer
 
 logger = logging.getLogger("evenstride")
 
 
 @dataclass(frozen=True, slots=True)
 class LiveArguments:
-    """What the user asked of a `LiveStride`.
-
-    Args:
-        global_batch: samples per step, over all workers.
-        seed: of the order of the samples and of their randomness.
-        policy: specification of the policy.
-        min_share: fewest samples of this worker in a full step.
-        max_share: most samples of this worker in a step; ``None`` for no limit.
-    """
+    """What the user asked of a `LiveStride`; see there."""
 
     global_batch: int
     seed: int
@@ -51,34 +43,18 @@ class LiveArguments:
 
 
 class LiveRun:
-    """Position, weighting and generation of one worker.
-
-    Args:
-        asked: by the user.
-        endpoint: where the other workers are found.
-    """
+    """Position, weighting and generation of one worker: the `Coordinator` of live mode."""
 
     def __init__(self, asked: LiveArguments, endpoint: WorkerEndpoint) -> None:
         self.asked = asked
         self.quorums = Quorums(endpoint)
         self.progress = CommittedPosition(asked.seed, asked.global_batch)
-        # A generation brings its own queue, and no step is trained before it.
-        clock, watched = RankClock(StepTimer([])), WatchedModels()
-        batch = BatchInHand(watched)
-        self.step = TrainingStep(
-            1,
-            clock,
-            watched,
-            batch,
-            MicroBatchLimits(),
-            self._trained_one,
-            WeightExchange(no_weights, clock),
-            add_up=LiveGradients(watched, batch, self.quorums.add_up).add_up,
-        )
+        self.step = live_step(self.commit, self.quorums.add_up)
         self.layout: Plain = {}
         self.micro = False  # whether this worker's loader may cut a share into micro-batches
-        self.committed = False
+        self.committed = False  # whether the latest vote kept its step
         self.generation: LiveGeneration | None = None
+        self.standing = Standing(0, DrawBarrier(()))  # a loader is made before anybody has met
         self._lead = LeaderRecord(asked.policy, asked.global_batch)
         self._peer = myself(0)
         self._name = f"{self._peer.host}/{endpoint.name}"
@@ -88,13 +64,14 @@ class LiveRun:
         self._ready = False  # whether there is a generation for the next step
         self._trained: Draw | None = None
 
-    def stand(self) -> LiveGeneration:
-        """Return the generation of the next step; collective, between two steps.
+    def stand(self) -> Standing:
+        """Return where this worker stands in the next step; collective, between two steps.
 
-        Raises:
-            WorkerLost: there is no quorum.
-            EvenstrideError: the workers cannot train together, alike on every one of them.
+        `WorkerLost` says that there is no quorum. Any other error is alike on every worker.
         """
+        self._check_voted()
+        if self.generation is not None and self.committed and self.progress.cursor.done:
+            return self.standing  # the epoch is over: nobody meets before the next one
         while not self._ready:
             try:
                 with self.step.clock.waiting():
@@ -102,15 +79,20 @@ class LiveRun:
                 self._ready = True
             except Broken as error:
                 self._drop(error)
-        assert self.generation is not None, "it has just been formed"
-        return self.generation
+        return self.standing
+
+    def exchange(self) -> None:
+        """Do nothing: workers exchange when they have met, see `stand`."""
+
+    def commit(self, draw: Draw) -> None:
+        """Note a trained step, to be voted on when the optimizer steps."""
+        self._trained = draw
+
+    def explain_failure(self) -> None:
+        """Do nothing: the loss of a worker drops the step, and training goes on."""
 
     def vote(self) -> bool:
-        """Return whether the step in hand is kept; once per step, then the same again.
-
-        Raises:
-            UsageError: its last backward pass has not run.
-        """
+        """Return whether the step in hand is kept; once per step, then the same again."""
         if self._trained is None and not self._ready:
             return self.committed  # of another optimizer in the same step
         draw = self._trained
@@ -131,12 +113,7 @@ class LiveRun:
             logger.warning("step %d is dropped and comes again: a worker is gone", draw.step)
         return self.committed
 
-    def check_voted(self) -> None:
-        """Raise unless the step in hand has been voted on.
-
-        Raises:
-            UsageError: it has not.
-        """
+    def _check_voted(self) -> None:
         if self._trained is not None:
             raise UsageError(
                 f"the next batch was asked for, and step {self._trained.step} has not been voted "
@@ -173,6 +150,7 @@ class LiveRun:
         mine = self._shown(kept)
         formed = LiveGeneration(quorum, self._lead, self.quorums.gather, mine)
         self.generation, self._number = formed, formed.number
+        self.standing = Standing(quorum.rank, formed.gate)
         self.step.clock.timer.report_to(formed.recorder)
         self.go_to(formed.position)  # who is late trains where the others are, who are there
         self.step.limits.cut(micro=formed.micro)
@@ -214,14 +192,10 @@ class LiveRun:
         )
 
     def _weights(self) -> str:
-        """Return a digest of the weights."""
         digest = hashlib.sha256()
         for parameter in self.step.watched.parameters:
             digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
-
-    def _trained_one(self, draw: Draw) -> None:
-        self._trained = draw
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""

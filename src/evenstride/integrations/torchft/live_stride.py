@@ -15,14 +15,13 @@ from torch.optim import Optimizer
 
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.static import GivenShares
-from evenstride.errors import ConfigError, StepInFlight
-from evenstride.integrations.torchft.live_loader import LiveLoader
+from evenstride.errors import ConfigError
+from evenstride.integrations.torchft.live_gradients import VotingOptimizer
 from evenstride.integrations.torchft.live_run import LiveArguments, LiveRun
 from evenstride.integrations.torchft.quorum import WorkerEndpoint
-from evenstride.integrations.torchft.voting_optimizer import VotingOptimizer
-from evenstride.runtime.argument_checks import check_whole
 from evenstride.runtime.coordination.agreement import Plain
-from evenstride.runtime.engines.fsdp import is_sharded
+from evenstride.runtime.engines.watched_models import is_sharded
+from evenstride.runtime.loading.loader import Rank, TrainLoader
 from evenstride.runtime.loading.loader_agreement import check_micro_batch, layout, order_of
 from evenstride.runtime.loading.loader_options import (
     DataLoaderOptions,
@@ -30,8 +29,17 @@ from evenstride.runtime.loading.loader_options import (
     check_options,
 )
 from evenstride.runtime.loading.shards import Shards
+from evenstride.runtime.usage_errors import check_whole, in_flight
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+class LiveLoader(TrainLoader):
+    """An iterable over this worker's part of each global batch.
+
+    ``len(loader)`` is the number of steps of an epoch. A batch whose step was dropped comes again,
+    cut among the workers there are then; samples are the same.
+    """
 
 
 class LiveStride:
@@ -141,7 +149,7 @@ class LiveStride:
         run.progress.attach(order_of(dataset, {**shown, "lanes": (1,)}, asked, run.asked.seed))
         alike = ("length", "shuffle", "drop_last")
         run.lay_out({key: shown[key] for key in alike}, micro=max_micro_batch is not None)
-        self._loader = LiveLoader(run, dataset, asked, options)
+        self._loader = LiveLoader(Rank(run, run.step, run.progress), dataset, asked, options)
         return self._loader
 
     def watch(self, model: ModelT) -> ModelT:
@@ -258,10 +266,7 @@ class LiveStride:
         """
         batch = self._run.step.batch
         if batch.mid_step or batch.unstepped:
-            raise StepInFlight(
-                f"step {self.step} is between its backward pass and its optimizer step, so model "
-                "and position do not belong together; call state_dict() after optimizer.step()"
-            )
+            raise in_flight(self.step)
         return self._run.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -21,36 +21,23 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 from torchft import Manager, ProcessGroupGloo
 
 from evenstride.errors import WorkerLost
-from evenstride.integrations.torchft.quorum_messages import Broken, Quorum
+from evenstride.integrations.torchft.live_generation import Broken, Quorum
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEndpoint:
-    """How a worker finds the others.
+    """How a worker finds the others."""
 
-    Args:
-        name: of this worker, the same after a restart.
-        lighthouse: address of the Lighthouse.
-        host: name or address under which the other workers reach this one.
-        min_workers: fewest workers that a step may be trained by.
-        timeout_s: how long a collective, a vote or the transfer of weights may take.
-        quorum_timeout_s: how long a worker waits for a quorum.
-    """
-
-    name: str
-    lighthouse: str
-    host: str
-    min_workers: int
-    timeout_s: float
-    quorum_timeout_s: float
+    name: str  # of this worker, the same after a restart
+    lighthouse: str  # address of the Lighthouse
+    host: str  # name or address under which the other workers reach this one
+    min_workers: int  # fewest workers that a step may be trained by
+    timeout_s: float  # how long a collective, a vote or the transfer of weights may take
+    quorum_timeout_s: float  # how long a worker waits for a quorum
 
 
 class Quorums:
-    """This worker's side of torchft: quorum, collectives and vote.
-
-    Args:
-        endpoint: where the others are found.
-    """
+    """This worker's side of torchft: quorum, collectives and vote."""
 
     def __init__(self, endpoint: WorkerEndpoint) -> None:
         timeout = timedelta(seconds=endpoint.timeout_s)
@@ -86,9 +73,8 @@ class Quorums:
     def begin(self) -> Quorum:
         """Return the quorum of the next step, weights that are on their way or not.
 
-        Raises:
-            Broken: its workers could not be connected.
-            WorkerLost: the Lighthouse does not answer, or too few workers came in time.
+        `Broken` says that its workers could not be connected. `WorkerLost` says that the Lighthouse
+        does not answer, or that too few workers came in time.
         """
         self._known.clear()
         try:
@@ -106,8 +92,7 @@ class Quorums:
     def gather(self, text: str) -> list[str]:
         """Return the texts of all workers, in the order of their ranks; collective.
 
-        Raises:
-            Broken: a worker is gone.
+        `Broken` says that a worker is gone.
         """
         mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         try:

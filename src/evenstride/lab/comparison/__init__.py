@@ -1,4 +1,4 @@
 """Run one script under several policies or modes in turn, and compare them from their traces.
 
-Start with `policy_runs`.
+Start with `lab_session`.
 """

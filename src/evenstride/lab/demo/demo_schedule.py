@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
+
+from pydantic import TypeAdapter
 
 REPORT = "report.json"
 NEWS = "news.jsonl"
 TRACE = "adaptive.jsonl"
 
 
+class Filed:
+    """A dataclass that is kept in a file of JSON."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), default=os.fspath))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        return TypeAdapter(cls).validate_python(json.loads(path.read_text()))
+
+
 @dataclass(frozen=True, slots=True)
-class DemoSchedule:
+class DemoSchedule(Filed):
     """The schedule of a demo."""
 
     folder: Path  # the run's folder, for traces and the result
@@ -21,17 +37,6 @@ class DemoSchedule:
     block_steps: int = 40  # steps per block
     step_s: float = 0.15  # wanted time of a balanced step; many periods of the limits
     size_s: float = 1.5  # seconds of measuring per batch size in a calibration
-
-    def save(self, path: Path) -> None:
-        plain = {**asdict(self), "folder": str(self.folder), "data": str(self.data or "")}
-        path.write_text(json.dumps(plain))
-
-    @classmethod
-    def load(cls, path: Path) -> DemoSchedule:
-        plain = json.loads(path.read_text())
-        data = plain.pop("data")
-        folder = Path(plain.pop("folder"))
-        return cls(folder=folder, data=Path(data) if data else None, **plain)
 
 
 @dataclass(slots=True)
@@ -60,7 +65,7 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Filed):
     """What all ranks bring home, in rank order, and what they measured together."""
 
     global_batch: int  # samples per step
@@ -68,20 +73,3 @@ class Report:
     train_samples: int  # samples in the training set
     changes: int  # changes of the adaptive split
     ranks: list[RankReport]  # each rank's own report
-
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def load(cls, path: Path) -> Report:
-        plain = json.loads(path.read_text())
-        ranks = [_rank_report(mine) for mine in plain.pop("ranks")]
-        return cls(ranks=ranks, **plain)
-
-
-def _rank_report(plain: dict[str, Any]) -> RankReport:
-    blocks = [Block(**{**block, "shares": tuple(block["shares"])}) for block in plain["blocks"]]
-    before, after = (
-        {int(size): time_s for size, time_s in plain[name].items()} for name in ("before", "after")
-    )
-    return RankReport(before, after, blocks, plain["accuracy"])

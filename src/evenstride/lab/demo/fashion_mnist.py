@@ -21,11 +21,7 @@ FASHION_FILES = {
 
 
 def check_data(folder: Path | None) -> None:
-    """Raise unless a folder has all four files, or without one scikit-learn is there.
-
-    Raises:
-        ConfigError: something is missing.
-    """
+    """Raise unless a folder has all four files, or without one scikit-learn is there."""
     if folder is None:
         if not _has_digits():
             raise ConfigError(
@@ -49,11 +45,7 @@ def _has_digits() -> bool:
 
 
 def read_images(folder: Path, part: str) -> tuple[Bytes, Bytes]:
-    """Return the images, shape ``(samples, 28, 28)``, and labels of ``train`` or ``test``.
-
-    Raises:
-        ConfigError: a file is something else, or the two do not belong together.
-    """
+    """Return the images, shape ``(samples, 28, 28)``, and labels of ``train`` or ``test``."""
     images_name, labels_name = FASHION_FILES[part]
     images, labels = _read_idx(folder / images_name), _read_idx(folder / labels_name)
     if images.ndim != 3 or labels.shape != images.shape[:1]:

@@ -1,4 +1,4 @@
 """What this machine and its process group can do: devices, bandwidth, open ports, benches.
 
-Start with `checkup`.
+Start with `checkup`; `bench_run` measures what evenstride brings and costs here.
 """

@@ -1,9 +1,13 @@
-"""What a machine and a process group can do, measured."""
+"""What a machine and a process group can do, measured, and the ports on which jobs listen."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -16,10 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from evenstride._version import __version__
 from evenstride.core.gradients.weighting import loss_factor
+from evenstride.core.time_model.observation import median
 from evenstride.errors import ConfigError
-from evenstride.lab.doctor.bandwidth import reduce_s
-from evenstride.lab.doctor.open_ports import ports_of_jobs, ports_of_rank, tell_ports
-from evenstride.lab.limits.cpu_limits import open_limits
+from evenstride.lab.processes.cpu_limits import open_limits
 from evenstride.runtime.engines.device_support import (
     RankDevice,
     check_backends,
@@ -29,13 +32,16 @@ from evenstride.runtime.engines.device_support import (
 )
 from evenstride.runtime.engines.process_groups import take_down_group
 from evenstride.runtime.failures.peers import myself
-from evenstride.runtime.host.declared_resources import measured_flops_per_s, usable_cores
+from evenstride.runtime.host.machine_resources import measured_flops_per_s, usable_cores
+from evenstride.runtime.host.network_interfaces import is_loopback
+from evenstride.runtime.launching.torchrun_agent import is_agent
 
 Findings = dict[str, Any]
 
 _SMALL, _LARGE = 2, 2**20  # elements of float32, for latency and bandwidth
 # A rank this much slower than the fastest is worth naming.
 _SLOW = 0.8
+_SERVER = "evenstride.runtime.parameter_server.server_process"
 
 
 def examine_machine() -> Findings:
@@ -60,10 +66,6 @@ def examine_machine() -> Findings:
         "cpu_limits_caveat": caveat,
         "live_processes_seen": hasattr(os, "pidfd_open"),
     }
-
-
-def examine_ports() -> list[Findings]:
-    return [port.to_plain() for port in ports_of_jobs()]
 
 
 def examine_rank(rank: int) -> Findings:
@@ -140,6 +142,17 @@ def gradient_error() -> float:
     assert alone.weight.grad is not None, "the backward pass has run"
     difference = (net.weight.grad - alone.weight.grad).norm() / alone.weight.grad.norm()
     return float(difference)
+
+
+def reduce_s(elements: int, repeats: int = 9) -> float:
+    """Return the median time of an all-reduce of float32 numbers in seconds; collective."""
+    numbers, times_s = torch.zeros(elements), list[float]()
+    for _ in range(repeats):
+        dist.barrier()
+        started_s = time.perf_counter()
+        dist.all_reduce(numbers)
+        times_s.append(time.perf_counter() - started_s)
+    return median(tuple(times_s))
 
 
 def tell(findings: Findings) -> str:
@@ -252,3 +265,80 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port on which a process listens."""
+
+    address: str  # that it is bound to; ``0.0.0.0`` and ``::`` are all addresses of the machine
+    port: int  # its number
+    process: str  # which one of the job's it is, for people
+    pid: int  # process id
+    is_open: bool  # whether other machines can reach it, unless a firewall is in between
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def ports_of_jobs() -> list[Port]:
+    """Return the ports of all jobs of this user that run on this machine."""
+    return ports_of(psutil.process_iter())
+
+
+def ports_of_rank() -> list[Port]:
+    """Return the ports of this rank; local rank 0 adds those of the launcher's agent."""
+    me = psutil.Process()
+    agent = me.parent() if os.environ.get("LOCAL_RANK", "0") == "0" else None
+    return ports_of([me, *filter(None, [agent])])
+
+
+def ports_of(processes: Iterable[psutil.Process]) -> list[Port]:
+    """Return the ports of those processes that belong to a job, each once."""
+    found: dict[tuple[str, int], Port] = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+            if role := _role(process):
+                for address, number in _listening(process):
+                    port = Port(address, number, role, process.pid, not is_loopback(address))
+                    found.setdefault((address, number), port)  # children inherit sockets
+    return sorted(found.values(), key=lambda port: (port.process, port.pid, port.port))
+
+
+def tell_ports(ports: list[dict[str, Any]]) -> list[str]:
+    """Return lines about ports in their plain form; the last one says what to do."""
+    lines = []
+    for port in ports:
+        where = f"[{port['address']}]" if ":" in port["address"] else port["address"]
+        reach = "OPEN to other machines" if port["is_open"] else "this machine only"
+        process = f"{port['process']}, pid {port['pid']}"
+        lines.append(f"{where + ':' + str(port['port']):22} {process:30} {reach}")
+    lines = [f"{'' if n else 'ports':20} {line}" for n, line in enumerate(lines or ["none"])]
+    if count := sum(port["is_open"] for port in ports):
+        what = "1 port is" if count == 1 else f"{count} ports are"
+        lines.append(
+            f"{'warning':20} {what} open to other machines, and no port asks for a password: "
+            "anyone who reaches them can end the job or run code in it. On one machine, start it "
+            "with evenstride launch, which listens on loopback only. On several, close the ports "
+            "to all machines but those of the job (SECURITY.md)"
+        )
+    return lines
+
+
+def _role(process: psutil.Process) -> str:
+    """Return which process of a job it is; nothing if it is none."""
+    command = process.cmdline()
+    if "--store-only" in command:
+        return "store"
+    if is_agent("\0".join(command).encode()):
+        return "agent"
+    variables = process.environ()
+    if not {"RANK", "WORLD_SIZE", "MASTER_PORT"} <= variables.keys():
+        return ""
+    return "parameter server" if _SERVER in command else f"rank {variables['RANK']}"
+
+
+def _listening(process: psutil.Process) -> Iterator[tuple[str, int]]:
+    for connection in process.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN:
+            yield connection.laddr.ip, connection.laddr.port

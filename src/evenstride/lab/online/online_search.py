@@ -6,24 +6,36 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from evenstride.core.gradients.noise_scale import Z95
 from evenstride.errors import ConfigError
-from evenstride.lab.limits.speeds import check_fit, usable_cpus
-from evenstride.lab.online.online_request import CHECKPOINTS, OnlineRequest, OnlineResult
 from evenstride.lab.online.phase_measurements import facts_of, probe_of
-from evenstride.lab.online.phase_processes import Ground, PhaseProcesses, ScriptPhase, ground
-from evenstride.lab.online.search_journal import SearchJournal, Switch, opened
-from evenstride.lab.online.training_phase import QUICK_S, START_S, OnlineTraining
-from evenstride.lab.processes.trial_checkpoints import Trials, make_folder
-from evenstride.planner.tuning.online_forecast import (
+from evenstride.lab.online.search_journal import (
+    CHECKPOINTS,
+    OnlineRequest,
+    OnlineResult,
+    SearchJournal,
+    Switch,
+    opened,
+)
+from evenstride.lab.online.training_phase import (
+    QUICK_S,
+    START_S,
+    Ground,
+    OnlineTraining,
+    PhaseProcesses,
+    ScriptPhase,
+    ground,
+)
+from evenstride.lab.processes.speeds import check_fit, usable_cpus
+from evenstride.lab.processes.trial_checkpoints import Trials, make_folder, require_script
+from evenstride.planner.online_forecast import (
     Configuration,
     OnlineForecast,
     Probe,
     TrainingJob,
 )
-from evenstride.planner.tuning.online_policy import (
+from evenstride.planner.online_policy import (
     USUAL_SWITCH_S,
     OnlineDecision,
     OnlineStanding,
@@ -40,22 +52,17 @@ _LOOK_S = 0.5  # from one look into a trace to the next
 _TELL_S = 30.0  # from one word on how far training is to the next, where it stays
 _STOP_S = 120.0  # for a phase to save and end
 _NOISE_EVERY = 3
+_NO_STEP = (
+    "did not save and end when it was asked to; it must call its Checkpointer's step() after every "
+    "optimizer step, which it did not"
+)
 
 Say = Callable[[str], None]
 
 
 def search(asked: OnlineRequest, say: Say = lambda _: None) -> OnlineResult:
-    """Train a script to its end, and find workers and batch meanwhile.
-
-    However it ends, no process is left.
-
-    Raises:
-        ConfigError: it cannot be; the script does not take part, say.
-        LaunchError: a process failed.
-        LimitError: a limit could not be kept.
-    """
-    if not Path(asked.command[0]).is_file():
-        raise ConfigError(f"there is no script {asked.command[0]}; give the path of a Python file")
+    """Train a script to its end, and find workers and batch meanwhile; no process is left."""
+    require_script(asked.command[0])
     if asked.speeds:
         check_fit(asked.speeds, usable_cpus())
     make_folder(asked.folder)
@@ -210,7 +217,7 @@ class _Search:
     def _switch(self, at: OnlineTraining, to: Configuration) -> OnlineTraining | None:
         begun_s, step, step_s = time.monotonic(), at.crew.steps, self.journal.probes[-1].step_s
         following = self._training(to)
-        if not at.until(lambda: self._up(following), START_S, beside=following.crew):
+        if not at.until(lambda: following.crew.up, START_S, beside=following.crew):
             following.crew.kill()
             return None
         at.crew.stop()
@@ -231,9 +238,6 @@ class _Search:
         self._hand_over(at, following, (begun_s, last_s), (last - step) * step_s)
         at.crew.bury()
         return following
-
-    def _up(self, at: OnlineTraining) -> bool:
-        return at.crew.ready == at.crew.phase.workers
 
     def _hand_over(
         self,
@@ -309,12 +313,6 @@ class _Search:
             cost = overhead(self.journal.search_s, samples, per_s, now_s - at.first_s)
         total_s = now_s - self.started_s
         return OnlineResult(self.journal, self.foreseen, after, cost, total_s, self.continued)
-
-
-_NO_STEP = (
-    "did not save and end when it was asked to; it must call its Checkpointer's step() after every "
-    "optimizer step, which it did not"
-)
 
 
 def _phase(number: int, choice: Configuration) -> str:

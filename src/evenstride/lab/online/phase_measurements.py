@@ -15,14 +15,10 @@ from evenstride.core.time_model.observation import (
     median,
 )
 from evenstride.errors import TraceError
-from evenstride.planner.tuning.online_forecast import Configuration, Probe
-from evenstride.planner.workload.from_trace import noise_of
-from evenstride.planner.workload.leader_processes import Facts, facts, lives_of
-from evenstride.planner.workload.overheads import beside
-from evenstride.planner.workload.step_variability import drift
+from evenstride.planner.online_forecast import Configuration, Probe
+from evenstride.planner.workload.from_trace import Facts, beside, drift, facts, lives_of, noise_of
 from evenstride.planner.workload.workload_profile import Point
-from evenstride.trace.history import course_of
-from evenstride.trace.run_log import RunLog
+from evenstride.trace.run_log import RunLog, course_of
 
 _AHEAD_S = 600.0  # for which a mean is to hold
 _MOST_UNSETTLED = 200  # steps

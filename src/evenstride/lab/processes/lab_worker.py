@@ -1,20 +1,42 @@
-"""Run a training script as one worker of the lab.
+"""Run a training script as one worker of the lab, which starts under its limit.
 
 python -m evenstride.lab.processes.lab_worker SCRIPT ...
 
-The slow imports are done first, at full speed; then the worker waits until it is limited.
+The slow imports are done first, at full speed. Then the worker connects to the lab's Unix socket,
+says which one it is, and waits; the lab puts the process under its limit and lets all go at once.
+The connection stays open: its end is the worker's.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
+import socket
 import sys
 from pathlib import Path
 
 from evenstride._importing import import_to_train
-from evenstride.lab.processes.start_barrier import MUSTER_VARIABLE, report_for_duty
+from evenstride.errors import LaunchError
 from evenstride.runtime.launching.die_with_parent import die_with_parent
+
+MUSTER_VARIABLE = "_EVENSTRIDE_LAB_MUSTER"
+
+
+def report_for_duty(path: str, worker: int) -> socket.socket:
+    """Report to the lab as ``worker``, wait to be let loose, and return the connection."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+        connection.sendall((json.dumps({"worker": worker, "pid": os.getpid()}) + "\n").encode())
+        answer = connection.recv(8)
+    except OSError as error:
+        connection.close()
+        raise LaunchError(f"the lab is gone before worker {worker} began: {error}") from None
+    if answer != b"go\n":
+        connection.close()
+        raise LaunchError("the lab ended before the workers were let loose")
+    return connection
 
 
 def main(arguments: list[str]) -> None:

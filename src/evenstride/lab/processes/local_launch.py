@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import shutil
+import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from evenstride.errors import LaunchError, LimitError
-from evenstride.lab.limits.core_pinning import pin, place
-from evenstride.lab.limits.cpu_limits import Limits
-from evenstride.lab.limits.speeds import SpeedChange, Speeds, usable_cpus
-from evenstride.lab.processes.start_barrier import MUSTER_VARIABLE, Recruit, StartBarrier
+from evenstride.lab.processes.cpu_limits import Limits
+from evenstride.lab.processes.lab_worker import MUSTER_VARIABLE
+from evenstride.lab.processes.speeds import SpeedChange, Speeds, pin, place, usable_cpus
 from evenstride.runtime.launching.process_starters import (
     FromScratch,
     Starter,
@@ -79,7 +81,8 @@ def run(
         muster = StartBarrier(scratch, workers)
         running = _Running(launch, starter, scratch / "progress", folder)
         try:
-            running.start(_requests(launch, muster, running.progress, folder, stores))
+            for request in _requests(launch, muster, running.progress, folder, stores):
+                running.pids.append(starter.start(request))
             recruits = muster.gather(_START_S, running.failure)
             for recruit in recruits:
                 limits.join(recruit.worker, recruit.pid)
@@ -119,28 +122,24 @@ class _Running:
     folder: Path
     pids: list[int] = field(default_factory=list)
 
-    def start(self, requests: Iterable[StartRequest]) -> None:
-        self.pids.extend(self.starter.start(request) for request in requests)
-
     def attend(
         self, pace: _Pace, servers: ServerLimits, watch: Callable[[LaunchProgress], None]
     ) -> float:
         """Change speeds as they are due, until all have ended; return the seconds it took."""
-        launch, started_s = self.launch, time.monotonic()
-        waiting = list(launch.changes)
-        while set(self.pids) - self.starter.ended().keys():
-            standing = LaunchProgress(read_steps(self.progress), time.monotonic() - started_s)
+        launch, waiting = self.launch, list(self.launch.changes)
+
+        def look(elapsed_s: float) -> None:
+            standing = LaunchProgress(read_steps(self.progress), elapsed_s)
             for change in [c for c in waiting if c.due(standing.step, standing.elapsed_s)]:
                 pace.set(change.speeds)
                 waiting.remove(change)
             servers.look(training=standing.step > 0 or bool(launch.alone))
             watch(standing)
-            if standing.elapsed_s > launch.deadline_s:
-                raise LaunchError(f"the workers were still running after {launch.deadline_s:.0f} s")
             self._check()
-            time.sleep(_POLL_S)
+
+        took_s = await_ends(self.starter, self.pids, launch.deadline_s, look, "the workers were")
         self._check()
-        return time.monotonic() - started_s
+        return took_s
 
     def failure(self) -> str | None:
         """Return what went wrong with a process that has ended badly, with its last output."""
@@ -156,13 +155,29 @@ class _Running:
             raise LaunchError(why)
 
 
-class ServerLimits:
-    """Finds the servers that workers have started, and lifts the limits they inherited.
+def await_ends(
+    starter: Starter,
+    pids: Sequence[int],
+    deadline_s: float,
+    look: Callable[[float], None],
+    who: str = "the script was",
+) -> float:
+    """Wait until processes have ended; return the seconds it took.
 
-    Args:
-        limits: of the workers.
-        workers: their processes.
+    ``look`` is called some 20 times a second, with the seconds so far.
     """
+    started_s = time.monotonic()
+    while set(pids) - starter.ended().keys():
+        elapsed_s = time.monotonic() - started_s
+        look(elapsed_s)
+        if elapsed_s > deadline_s:
+            raise LaunchError(f"{who} still running after {deadline_s:.0f} s")
+        time.sleep(_POLL_S)
+    return time.monotonic() - started_s
+
+
+class ServerLimits:
+    """Finds the servers that workers have started, and lifts the limits they inherited."""
 
     def __init__(self, limits: Limits, workers: Sequence[int]) -> None:
         self._limits, self._workers = limits, workers
@@ -229,3 +244,60 @@ def _scratch() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Recruit:
+    """A worker that waits to be let loose."""
+
+    worker: int
+    pid: int
+
+
+class StartBarrier:
+    """The lab's end of the socket at which workers report; see `lab_worker`.
+
+    The path of its folder must be short: Unix limits that of a socket to about 100 bytes.
+    """
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self.path = folder / "muster"
+        self._workers = workers
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self.path))
+        self._listener.listen(workers)
+        self._connections: list[socket.socket] = []
+
+    def gather(self, deadline_s: float, failed: Callable[[], str | None]) -> list[Recruit]:
+        """Return all workers once they have come, in the order of their numbers."""
+        recruits: list[Recruit] = []
+        end_s = time.monotonic() + deadline_s
+        while len(recruits) < self._workers:
+            if (why := failed()) is not None:
+                raise LaunchError(why)
+            if time.monotonic() > end_s:
+                raise LaunchError(
+                    f"{len(recruits)} of {self._workers} workers came up within {deadline_s:.0f} s"
+                )
+            if select.select([self._listener], [], [], 0.1)[0]:
+                recruits.append(self._admit())
+        return sorted(recruits, key=lambda recruit: recruit.worker)
+
+    def release(self) -> None:
+        for connection in self._connections:
+            connection.sendall(b"go\n")
+
+    def close(self) -> None:
+        for connection in (*self._connections, self._listener):
+            connection.close()
+        self.path.unlink(missing_ok=True)
+
+    def _admit(self) -> Recruit:
+        connection, _ = self._listener.accept()
+        self._connections.append(connection)
+        with connection.makefile("r") as told:
+            line = told.readline()
+        if not line.endswith("\n"):
+            raise LaunchError("a worker ended while it reported for duty")
+        plain = json.loads(line)
+        return Recruit(plain["worker"], plain["pid"])

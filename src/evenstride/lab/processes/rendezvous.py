@@ -53,11 +53,7 @@ class BoundRendezvous(RendezvousHandler):
     """A rendezvous whose agent of rank 0 serves the process group's store, anew in each round.
 
     A store per round, because workers that meet in the store of an earlier round wait forever.
-
-    Args:
-        inner: finds the other agents.
-        address: of this machine, to serve the store on.
-        resources: what to close at shutdown.
+    ``inner`` finds the other agents; ``resources`` are closed at shutdown.
     """
 
     def __init__(
@@ -88,7 +84,6 @@ class BoundRendezvous(RendezvousHandler):
         return self._inner.is_closed()
 
     def set_closed(self) -> None:
-        """Close the rendezvous to all agents."""
         self._inner.set_closed()  # type: ignore[no-untyped-call]
 
     def num_nodes_waiting(self) -> int:
@@ -98,18 +93,13 @@ class BoundRendezvous(RendezvousHandler):
         return self._inner.get_run_id()
 
     def shutdown(self) -> bool:
-        """Close the rendezvous and its stores."""
         done = self._inner.shutdown()
         self._resources.close()
         return done
 
 
 def create(params: RendezvousParameters) -> BoundRendezvous:
-    """Return the rendezvous that torchrun's arguments describe.
-
-    Raises:
-        ConfigError: other machines cannot reach an address that was given.
-    """
+    """Return the rendezvous that torchrun's arguments describe."""
     resources = contextlib.ExitStack()
     store: Store
     interfaces = ON_LOOPBACK
@@ -153,13 +143,9 @@ def _agents_store(
 
 
 def hosting_address(host: str, given: str | None) -> str | None:
-    """Return the address of this machine on which to serve the store at ``host``.
+    """Return this machine's address to serve the store at ``host`` on; ``None`` if it is another's.
 
-    Returns:
-        The address; ``None`` if the store is on another machine.
-
-    Raises:
-        ConfigError: the name stands for loopback here, where other machines cannot reach it.
+    A name that stands for loopback here is refused: other machines cannot reach it.
     """
     try:
         address = resolve(host)
@@ -176,11 +162,7 @@ def hosting_address(host: str, given: str | None) -> str | None:
 
 
 def own_address(given: str | None, store: StoreEndpoint) -> str:
-    """Return this machine's address for the others: as given, or else the one towards the store.
-
-    Raises:
-        ConfigError: the given one is not this machine's, or is loopback and the store is not.
-    """
+    """Return this machine's address for the others: as given, or else the one towards the store."""
     towards = address_towards(store.host, store.port)
     if given is None:
         return towards

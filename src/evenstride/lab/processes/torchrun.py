@@ -87,11 +87,7 @@ class Torchrun:
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
-    """Return the fewest and the most nodes of ``4`` or ``1:4``.
-
-    Raises:
-        ConfigError: it is neither, or the fewest are more than the most.
-    """
+    """Return the fewest and the most nodes of ``4`` or ``1:4``."""
     found = _NODES.fullmatch(text.strip())
     fewest, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= fewest <= most:
@@ -103,11 +99,7 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 
 def parse_per_node(text: str) -> str:
-    """Return the number of workers per machine, as torchrun reads it.
-
-    Raises:
-        ConfigError: it is neither a number nor a word that torchrun knows.
-    """
+    """Return the number of workers per machine, as torchrun reads it."""
     if text in ("auto", "gpu", "cpu") or (text.isascii() and text.isdecimal() and int(text) > 0):
         return text
     raise ConfigError(
@@ -117,11 +109,7 @@ def parse_per_node(text: str) -> str:
 
 
 def parse_store(text: str) -> StoreEndpoint:
-    """Return the endpoint of ``HOST``, ``HOST:PORT`` or ``[IPV6]:PORT``.
-
-    Raises:
-        ConfigError: it is none of them, or stands for all addresses of a machine.
-    """
+    """Return the endpoint of ``HOST``, ``HOST:PORT`` or ``[IPV6]:PORT``."""
     host, port = _HOST.match(text), ""
     if host is not None:
         port = text[host.end() :]
@@ -179,12 +167,7 @@ def offers_of_torch() -> Offers:
 def torchrun(request: Request, offers: Offers | None = None) -> Torchrun:
     """Return the command for this machine; it is the same on every machine of the job.
 
-    Args:
-        request: what is asked for.
-        offers: what the torchrun that will run it knows; everything if ``None``.
-
-    Raises:
-        ConfigError: several machines could never find each other.
+    Without ``offers``, the torchrun that will run it knows everything.
     """
     offers = offers or Offers()
     alone = request.nodes[1] == 1

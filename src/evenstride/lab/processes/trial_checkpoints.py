@@ -14,15 +14,10 @@ from evenstride.runtime.trial import BEGUN, NOTES, notes_in, sentence
 
 
 class Trials:
-    """A folder for the checkpoints of a command's runs.
+    """A folder for the checkpoints of a command's runs, made if it is not there yet.
 
-    Args:
-        folder: made if it is not there yet.
-        restore: whether a run starts from the newest checkpoint in the script's own folder.
-        temporary: whether the folder is deleted when the command ends.
-
-    Raises:
-        ConfigError: the folder cannot be made.
+    With ``restore``, a run starts from the newest checkpoint in the script's own folder. A
+    ``temporary`` folder is deleted when the command ends.
     """
 
     def __init__(self, folder: Path, *, restore: bool, temporary: bool = False) -> None:
@@ -62,12 +57,7 @@ class Trials:
 
 @contextlib.contextmanager
 def temporary_trials(within: Path | None, *, restore: bool) -> Iterator[Trials]:
-    """Yield a new folder for checkpoints, which is deleted afterwards.
-
-    Args:
-        within: folder to make it in; ``None`` for that of temporary files.
-        restore: whether a run starts from the newest checkpoint in the script's own folder.
-    """
+    """Yield a new folder for checkpoints, in another or that of temporary files; see `Trials`."""
     with tempfile.TemporaryDirectory(
         prefix="checkpoints-", dir=within, ignore_cleanup_errors=True
     ) as name:
@@ -75,11 +65,7 @@ def temporary_trials(within: Path | None, *, restore: bool) -> Iterator[Trials]:
 
 
 def _begun_ns(folder: Path) -> int:
-    """Make a folder, and return when it was made, by the clock of its file system.
-
-    Raises:
-        ConfigError: it cannot be made.
-    """
+    """Make a folder, and return when it was made, by the clock of its file system."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         marker = folder / BEGUN
@@ -94,11 +80,6 @@ def _begun_ns(folder: Path) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder, if it is not there yet.
-
-    Raises:
-        ConfigError: it cannot be made.
-    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -108,10 +89,5 @@ def make_folder(folder: Path) -> None:
 
 
 def require_script(script: str) -> None:
-    """Raise unless a script is there.
-
-    Raises:
-        ConfigError: it is not.
-    """
     if not Path(script).is_file():
         raise ConfigError(f"there is no script {script}; give the path of a Python file")

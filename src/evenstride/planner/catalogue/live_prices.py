@@ -31,26 +31,16 @@ _INSTEAD = "give a catalogue in a file, or use the one that comes with evenstrid
 class GpuhuntItem(Protocol):
     """What gpuhunt says of a machine, its ``CatalogItem``; memory in GiB, prices per hour."""
 
-    @property
-    def provider(self) -> str: ...
-    @property
-    def instance_name(self) -> str: ...
-    @property
-    def location(self) -> str: ...
-    @property
-    def price(self) -> float: ...
-    @property
-    def cpu(self) -> int | None: ...
-    @property
-    def memory(self) -> float | None: ...
-    @property
-    def gpu_count(self) -> int | None: ...
-    @property
-    def gpu_name(self) -> str | None: ...
-    @property
-    def gpu_memory(self) -> float | None: ...
-    @property
-    def spot(self) -> bool: ...
+    provider: str
+    instance_name: str
+    location: str
+    price: float
+    cpu: int | None
+    memory: float | None
+    gpu_count: int | None
+    gpu_name: str | None
+    gpu_memory: float | None
+    spot: bool
 
 
 def live_catalogue(on: date, clouds: Iterable[str] = CLOUDS) -> Catalogue:
@@ -95,14 +85,10 @@ def _gpuhunt() -> Any:
 
 
 def catalogue_of(items: Iterable[GpuhuntItem], on: date, source: str) -> Catalogue:
-    """Return gpuhunt's answer as a catalogue.
+    """Return gpuhunt's answer as a catalogue; refusals count its items from 1.
 
     It has a machine twice, on demand and as spot; both become one offer. Not used are machines of
-    which nothing but the price is known, a spot price of what cannot be had on demand, and
-    repetitions. Refusals count the answer's items from 1.
-
-    Raises:
-        ConfigError: nothing can be used.
+    which only the price is known, a spot price of what cannot be had on demand, and repetitions.
     """
     found = _Found(on)
     for number, item in enumerate(items, start=1):
@@ -131,7 +117,6 @@ class _Found:
     refusals: list[Refusal] = field(default_factory=list)
 
     def add(self, number: int, item: GpuhuntItem) -> None:
-        """Take an item; raises a `ValueError` if it cannot be used."""
         offer = _offer(item, self.on)
         key = (*offer.key, offer.accelerator, offer.accelerators)
         if key in (self.spot if item.spot else self.demand):
@@ -142,7 +127,6 @@ class _Found:
             self.demand[key] = offer
 
     def offers(self) -> tuple[Offer, ...]:
-        """Return the offers, with the spot prices of those that have one."""
         for key in self.spot.keys() - self.demand.keys():
             why = "it has a spot price, and none on demand"
             self.refusals.append(Refusal(self.spot[key][0], key[3], why))

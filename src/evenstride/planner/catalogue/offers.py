@@ -1,7 +1,7 @@
-"""Machines on offer and what they cost, with the date of every price.
+"""Machines on offer: their prices, with dates, and what their accelerators can do at most.
 
-A price is what it was on some day. How far it may be off today, `price_interval` says by rules that
-are stated there; nothing here knows what day it is.
+A price is what it was on some day. `price_interval` states the rules by which it may be off today;
+nothing here knows what day it is.
 """
 
 from __future__ import annotations
@@ -27,44 +27,26 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A type of machine in one place, and its prices.
+    """A type of machine in one place, and its prices; ``None`` is for what is not known."""
 
-    Args:
-        instance_type: as the cloud names it.
-        usd_per_h: price on demand in dollars per hour, above 0.
-        cloud: that offers it, in lower case; empty if it is none.
-        region: of the cloud.
-        zone: of the region; empty if the price holds in all.
-        accelerator: name of one; empty without any.
-        accelerators: how many; a part of one is possible.
-        vcpus: virtual processors; ``None`` if not known.
-        memory_gib: in GiB; ``None`` if not known.
-        spot_usd_per_h: price of a machine that may be taken away; ``None`` if there is none.
-        spot_kind: whether that is ``"listed"`` by the cloud or ``"estimated"`` from the price on
-            demand and a saving of another day; empty without a spot price.
-        interruption: which part of such machines is taken away in a month, from and to, 0 to 1;
-            ``None`` if not known.
-        priced_on: day of the price on demand; ``None`` if not known.
-        spot_on: that of the spot price, or of its saving.
-
-    Raises:
-        ConfigError: a price is not above 0, or the band is none.
-    """
-
-    instance_type: str
-    usd_per_h: float
-    cloud: str = ""
+    instance_type: str  # as the cloud names it
+    usd_per_h: float  # on demand, above 0
+    cloud: str = ""  # in lower case; empty if it is none
     region: str = ""
-    zone: str = ""
-    accelerator: str = ""
-    accelerators: float = 0.0
-    vcpus: float | None = None
+    zone: str = ""  # empty if the price holds in all of the region
+    accelerator: str = ""  # name of one; empty without any
+    accelerators: float = 0.0  # how many; a part of one is possible
+    vcpus: float | None = None  # virtual processors
     memory_gib: float | None = None
+    # Price of a machine that may be taken away; ``None`` if there is none
     spot_usd_per_h: float | None = None
+    # Whether that is ``listed`` by the cloud, or ``estimated`` from the price on demand and a
+    # saving of another day; empty without a spot price
     spot_kind: str = ""
+    # Which part of such machines is taken away in a month, from and to, 0 to 1
     interruption: tuple[float, float] | None = None
-    priced_on: date | None = None
-    spot_on: date | None = None
+    priced_on: date | None = None  # day of the price on demand
+    spot_on: date | None = None  # that of the spot price, or of its saving
 
     def __post_init__(self) -> None:
         spot = self.spot_usd_per_h
@@ -105,19 +87,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What is on offer.
+    """Offers, and the rows of the source that cannot be used."""
 
-    Args:
-        offers: that can be used, in the order in which they were read.
-        refusals: rows that cannot.
-        source: where all that is from.
-        notes: what else was found, one sentence each.
-    """
-
-    offers: tuple[Offer, ...]
+    offers: tuple[Offer, ...]  # that can be used, in the order in which they were read
     refusals: tuple[Refusal, ...]
-    source: str
-    notes: tuple[str, ...] = ()
+    source: str  # where all that is from
+    notes: tuple[str, ...] = ()  # what else was found, one sentence each
 
     def select(
         self,
@@ -127,13 +102,10 @@ class Catalogue:
         types: Iterable[str] = (),
         accelerators: Iterable[str] = (),
     ) -> Catalogue:
-        """Return the offers that are asked for; the rest of the catalogue stays.
+        """Return the catalogue with those offers only; names are compared without regard to case.
 
-        Names are compared without regard to case. Each must be in the catalogue; whether there is
-        an offer with all of them is another question, and the answer may be none.
-
-        Raises:
-            ConfigError: a name is not in the catalogue; the message has the nearest ones.
+        Each name must be in the catalogue. Whether an offer has all of them is another question,
+        and the answer may be none.
         """
         asked: tuple[tuple[str, Iterable[str], Callable[[Offer], str]], ...] = (
             ("cloud", clouds, lambda offer: offer.cloud),
@@ -195,7 +167,8 @@ def price_interval(offer: Offer, on: date, *, spot: bool = False) -> Interval:
     low, high = offer.usd_per_h * _CHEAPER**years, offer.usd_per_h * _DEARER**years
     if not spot:
         return Interval(offer.usd_per_h, low, high)
-    value, width = _spot_usd_per_h(offer), _spot_width(_years(offer.spot_on, on))
+    value = _spot_usd_per_h(offer)
+    width = hypot(_SPOT_AT_ONCE, _SPOT_YEARLY * sqrt(_years(offer.spot_on, on)))
     between = _between(offer)
     cheapest, dearest = value * exp(-width), value * exp(width)
     most = min(dearest * _DEARER**between, max(value, high))
@@ -213,10 +186,6 @@ def _spot_usd_per_h(offer: Offer) -> float:
 
 def _years(day: date | None, on: date) -> float:
     return _UNDATED_YEARS if day is None else abs((on - day).days) / _DAYS_OF_A_YEAR
-
-
-def _spot_width(years: float) -> float:
-    return hypot(_SPOT_AT_ONCE, _SPOT_YEARLY * sqrt(years))
 
 
 def _between(offer: Offer) -> float:
@@ -246,3 +215,82 @@ def price_label(offer: Offer, *, spot: bool = False) -> str:
 
 def _day(day: date | None) -> str:
     return "undated" if day is None else day.isoformat()
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """What one worker's device can do at most."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    gib: float | None = None
+
+
+ACCELERATORS: dict[str, Power] = {
+    name: Power(tflops * 1e12, gbytes * 1e9, gib)
+    for name, tflops, gbytes, gib in (
+        ("K520", 2.4, 160, 4),
+        ("K80", 4.1, 240, 12),
+        ("M60", 4.8, 160, 8),
+        ("P4", 5.5, 192, 8),
+        ("P100", 9.5, 732, 16),
+        ("V100", 15.7, 900, 16),
+        ("V100-32GB", 15.7, 900, 32),
+        ("T4", 8.1, 320, 16),
+        ("T4G", 8.1, 320, 16),
+        ("A10", 31.2, 600, 24),
+        ("A10G", 31.2, 600, 24),
+        ("L4", 30.3, 300, 24),
+        ("L40S", 91.6, 864, 48),
+        ("A100", 19.5, 1555, 40),
+        ("A100-80GB", 19.5, 2039, 80),
+        ("H100", 67.0, 3350, 80),
+        ("H200", 67.0, 4800, 141),
+    )
+}
+"""Peak of single precision and of the memory's bandwidth, one accelerator each, boards with two
+processors as two.
+
+Source:
+    The makers' data sheets as public tables repeat them: T4, V100, A100 and H100 were read there;
+    the others are from memory and not verified. Half-precision peaks are left out: they would make
+    every newer card look further ahead than arithmetic alone does, and the error of a transfer
+    covers it or not, as the workload happens to be.
+"""
+
+SHARED = ("t1.", "t2.", "t3.", "t3a.", "t4g.", "e2-micro", "e2-small", "e2-medium", "f1-", "g1-")
+"""How the names of machines begin whose processors are theirs for a part of the time only."""
+
+
+def power(offer: Offer) -> Power | None:
+    """Return what one worker of a machine can do; ``None`` if it is not known.
+
+    A machine without accelerators is one worker, in proportion to its virtual processors, unless it
+    shares these. Such a power compares with its own kind only.
+    """
+    if offer.accelerator:
+        return ACCELERATORS.get(offer.accelerator)
+    if not offer.vcpus or offer.instance_type.startswith(SHARED):
+        return None
+    return Power(offer.vcpus, offer.vcpus, offer.memory_gib)
+
+
+_NAMED = 8
+
+
+def selected(
+    catalogue: Catalogue, regions: Iterable[str] = (), types: Iterable[str] = ()
+) -> Catalogue:
+    """Return the offers of some regions and types."""
+    wanted, named = tuple(regions), tuple(types)
+    found = catalogue.select(regions=wanted, types=named)
+    if found.offers or not catalogue.offers:
+        return found
+    there = {offer.region for offer in catalogue.select(types=named).offers}
+    here = sorted({offer.instance_type for offer in catalogue.select(regions=wanted).offers})
+    more = f" and {len(here) - _NAMED} more" if len(here) > _NAMED else ""
+    raise ConfigError(
+        f"{catalogue.source} has no {' or '.join(named)} in {' or '.join(wanted)}: --types and "
+        f"--regions together leave nothing. The types are in {', '.join(sorted(there))}, and the "
+        f"regions have {', '.join(here[:_NAMED])}{more}; leave out one of the two, or change it"
+    )

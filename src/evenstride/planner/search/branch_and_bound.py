@@ -1,9 +1,15 @@
 """Look for the clusters that no other beats in time and cost, over mixes of two kinds and batches.
 
-Branch and bound. `lower_bounds` says what every choice takes and costs at least, pair by pair of
-kinds. Choices whose bound no judged choice beats are judged exactly, the most promising first,
-until none could gain anything (`SearchResult.gap` is 0) or the time is up. The gap then says how
-much one of the others could gain at most. Small spaces are always judged to the end.
+Branch and bound. `Bounds` says what every choice takes and costs at least, pair by pair of kinds,
+never above the exact figures. Choices whose bound no judged choice beats are judged exactly, the
+most promising first, until none could gain anything (`SearchResult.gap` is 0) or the time is up.
+The gap then says how much one of the others could gain at most. Small spaces are always judged to
+the end.
+
+All figures are at the probability that is asked for: one half is the expected case, and beyond it
+an end of the intervals, see `at_most`. A bound of the end follows from bounds of its parts. It
+grows with the time that training takes without losses, with how much longer losses make it on
+average, and with the end of that.
 """
 
 from __future__ import annotations
@@ -11,27 +17,194 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import inf
+from math import inf, log, sqrt
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.gradients.noise_scale import Z95
 from evenstride.errors import InfeasibleShares
-from evenstride.planner.search.candidates import Kind, by_place, undominated
-from evenstride.planner.search.lower_bounds import Bounds, Cells, Pair, cells, price
-from evenstride.planner.search.objective import Wishes
-from evenstride.planner.search.pareto import ParetoFront, frontier
-from evenstride.planner.search.step_time import StepEstimate, exact_step
+from evenstride.planner.search.objective import ParetoFront, Wishes
 from evenstride.planner.search.training_forecast import (
+    UNKNOWN_LINKS,
     ClusterChoice,
+    Kind,
     TrainingForecast,
     TrainingTask,
+    by_place,
     outlook,
     step_error,
+    undominated,
+)
+from evenstride.planner.spot_losses import high_stretches, mean_stretches
+from evenstride.planner.workload.step_time import (
+    Curve,
+    StepEstimate,
+    exact_step,
+    lateness,
+    least_compute_s,
 )
 
-__all__ = ["SMALL", "SearchResult", "Space", "frontier", "search"]
+Pair = tuple[Kind, Kind]
+_Shape = tuple[Curve, Curve, int, int, int | None, int | None, bool]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """Clusters and batches that are looked at of a pair of kinds."""
+
+    machines: IntArray  # of both kinds, ``(2, n)``; none of the second if they are the same
+    batch: IntArray  # by its number, ``(n,)``
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def some(self, which: IntArray) -> Cells:
+        return Cells(self.machines[:, which], self.batch[which])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Least:
+    """What steps take at least, arrays of ``(n,)``."""
+
+    compute_s: FloatArray  # of a step
+    error: FloatArray  # its deviation, as a part
+    useful_s: FloatArray  # the whole training, communication included, losses not
+
+
+def cells(most_machines: int, batches: int, *, mixed: bool) -> Cells:
+    """Return all clusters of one kind, or of two, crossed with batches."""
+    each = np.arange(1, most_machines + 1)
+    one, two = (axis.ravel() for axis in np.meshgrid(each, each, indexing="ij"))
+    few = one + two <= most_machines
+    counts = np.stack([one[few], two[few]] if mixed else [each, np.zeros_like(each)])
+    return Cells(np.tile(counts, (1, batches)), np.repeat(np.arange(batches), counts.shape[1]))
+
+
+class Bounds:
+    """What clusters take and cost at least."""
+
+    def __init__(
+        self, task: TrainingTask, batches: Sequence[int], most_workers: int, confidence: float
+    ) -> None:
+        self.task, self.batches = task, np.array(batches)
+        self._z = NormalDist().inv_cdf(confidence)
+        epochs = [task.epochs.at(batch) for batch in batches]
+        self._steps = np.array(
+            [
+                one.value * -(-task.samples // b)
+                for one, b in zip(epochs, batches, strict=True)
+                if one
+            ]
+        )
+        self._beside_s = np.array([one.value * task.beside_s for one in epochs if one])
+        ups = [log(one.high / one.value) if one.high < inf else inf for one in epochs if one]
+        self._unsure = np.array(ups if self._z else [0.0 for _ in ups])
+        self._late = lateness(most_workers)
+        sync_s = [task.ring.all_reduce_s(n) if n > 1 else 0.0 for n in range(most_workers + 1)]
+        self._sync_s = np.array(sync_s)
+        self._least: dict[_Shape, Least] = {}
+
+    def least(self, pair: Pair, some: Cells) -> Least:
+        """Return what is known of all cells of a pair but losses and prices; reckoned once.
+
+        ``some`` are all cells of one kind, or all of two: the same ones at each call.
+        """
+        one, two = pair
+        alone = not some.machines[1].any()
+        shape = (one.curve, two.curve, one.workers, two.workers)
+        known = (*shape, one.most_samples, two.most_samples, alone)
+        if known not in self._least:
+            most = (one.most_samples or inf, two.most_samples or inf)
+            batches, workers = self.batches[some.batch], _workers(pair, some)
+            compute_s, error = least_compute_s(
+                one.curve, two.curve, workers, batches, most, self._late
+            )
+            useful_s = self._useful_s(some, compute_s + self._sync_s[workers.sum(axis=0)])
+            self._least[known] = Least(compute_s, error, useful_s)
+        return self._least[known]
+
+    def of(
+        self,
+        pair: Pair,
+        some: Cells,
+        compute_s: FloatArray,
+        error: FloatArray,
+        *,
+        fine: bool = False,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the least time in seconds and the least cost in USD."""
+        workers = _workers(pair, some).sum(axis=0)
+        sync_s = self._sync_s[workers]
+        useful_s = self._useful_s(some, compute_s + sync_s)
+        mean, high = self._stretch(pair, some, useful_s, fine=fine)
+        per_h = [price(pair, some, end) for end in ("value", "high")]
+        if not self._z:
+            time_s = useful_s * mean
+            return time_s, time_s / 3600.0 * per_h[0]
+        with np.errstate(invalid="ignore"):  # what does not fit is infinite
+            part = self._part(some, error * compute_s, compute_s, sync_s)
+        unsure = np.hypot(self._unsure[some.batch], Z95 * part)
+        dear = np.log(per_h[1] / per_h[0])
+        time_s = useful_s * self._end(mean, high, unsure)
+        usd = useful_s / 3600.0 * per_h[0] * self._end(mean, high, np.hypot(unsure, dear))
+        return time_s, usd
+
+    def _useful_s(self, some: Cells, step_s: FloatArray) -> FloatArray:
+        return np.asarray(self._steps[some.batch] * step_s + self._beside_s[some.batch])
+
+    def _part(
+        self, some: Cells, error_s: FloatArray, compute_s: FloatArray, sync_s: FloatArray
+    ) -> FloatArray:
+        """Return the deviation of a step, as a part, so that its end is at least what it is."""
+        step_s = compute_s + sync_s
+        if self.task.links is None:
+            links_s = UNKNOWN_LINKS * sync_s  # none for a single worker
+            whole_s = step_s + self._beside_s[some.batch] / self._steps[some.batch]
+            # Where links are nearly all of a step, or steps a small part of the training, a little
+            # more compute makes the end sooner: the deviation falls by more than the time grows.
+            grows = self._z * links_s * whole_s <= step_s**2
+            error_s = np.where(grows, np.hypot(error_s, links_s), error_s)
+        return np.asarray(error_s / step_s)
+
+    def _stretch(
+        self, pair: Pair, some: Cells, useful_s: FloatArray, *, fine: bool
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return by what losses make it longer, on average and at the end, at least."""
+        one, two = pair
+        kinds = pair[:1] if one is two else pair
+        saves = self.task.saves.waiting(kind.transience for kind in kinds)
+        lost = (saves, one.transience, two.transience, some.machines)
+        if not one.spot and not two.spot:
+            return np.ones(len(some)), np.ones(len(some))
+        mean = mean_stretches(*lost, fine=fine)
+        if not self._z:
+            return mean, mean
+        return mean, np.maximum(high_stretches(*lost, np.maximum(useful_s, 1e-9)), mean)
+
+    def _end(self, mean: FloatArray, high: FloatArray, unsure: FloatArray) -> FloatArray:
+        """Return the end of a figure that is the stretch's mean times what is ``unsure``.
+
+        The least over all means between the bound and the end: a larger mean brings them together,
+        which counts for more only far out.
+        """
+        part, up = self._z / Z95, np.log(high / mean)
+        if part > 1.0:
+            up = np.minimum(up, unsure / sqrt(part**2 - 1.0))
+        return np.asarray(high * np.exp(part * np.hypot(unsure, up) - up))
+
+
+def _workers(pair: Pair, some: Cells) -> IntArray:
+    return np.asarray(some.machines * np.array([[pair[0].workers], [pair[1].workers]]))
+
+
+def price(pair: Pair, some: Cells, end: str) -> FloatArray:
+    """Return the price per hour of clusters, or an end of its interval."""
+    one, two = (getattr(kind.usd_per_h, end) for kind in pair)
+    return np.asarray(one * some.machines[0] + two * some.machines[1])
+
 
 SMALL = 20_000
 """Choices up to which all that could gain anything are judged, and all kinds are looked at."""
@@ -109,14 +282,9 @@ def _pairs(space: Space, chosen: Callable[[Sequence[Kind]], Sequence[Kind]]) -> 
 
 
 def _all(space: Space, grids: dict[bool, Cells]) -> int:
-    """Return how many choices there are of all kinds."""
     places = [len(kinds) for kinds in by_place(space.kinds).values()]
     mixes = sum(n * (n - 1) // 2 for n in places) if space.mixed else 0
     return sum(places) * len(grids[False]) + mixes * len(grids[True])
-
-
-def _count(pairs: Sequence[Pair], grids: dict[bool, Cells]) -> int:
-    return sum(len(grids[one is not two]) for one, two in pairs)
 
 
 # Choices that were not judged yet: their pair of kinds by its number, their cell (machines of both
@@ -140,8 +308,7 @@ def _lower_left(some: _Open) -> IntArray:
     order = order[np.isfinite(some["time_s"][order])]
     usd = some["usd"][order]
     before = np.concatenate([[inf], np.minimum.accumulate(usd)[:-1]])
-    found: IntArray = order[usd < before[: len(order)]]
-    return found
+    return np.asarray(order[usd < before[: len(order)]])
 
 
 class _Hunt:
@@ -160,10 +327,10 @@ class _Hunt:
         self._task, self._batches = task, batches
         self._pairs, self._grids = pairs, grids
         self._bounds = Bounds(task, batches, most, wishes.confidence)
-        self._front = ParetoFront.of((), wishes)
+        self._front = ParetoFront[TrainingForecast].of((), wishes)
         self._open = np.zeros(0, dtype=_OPEN)
         self._let_go = np.zeros(0, dtype=_OPEN)  # for want of room: the best of these
-        self._allowed: dict[int, tuple[ParetoFront, FloatArray]] = {}
+        self._allowed: dict[int, tuple[ParetoFront[TrainingForecast], FloatArray]] = {}
         # Equal steps, as of one cluster in many places, are reckoned once.
         self._steps: dict[tuple[object, ...], StepEstimate | None] = {}
         self._work, self._judged = 0.0, 0
@@ -234,18 +401,15 @@ class _Hunt:
 
     def settle(self, most_work: float) -> None:
         """Judge what may be better than the best, and then what may belong to the frontier."""
-        self._until(lambda front: front.aimed_gains, most_work - min(_FOR_THE_REST, most_work))
-        self._until(lambda front: front.gains, most_work)
+        self._until(most_work - min(_FOR_THE_REST, most_work), aimed=True)
+        self._until(most_work, aimed=False)
 
-    def _until(
-        self,
-        gains_of: Callable[[ParetoFront], Callable[[FloatArray, FloatArray], FloatArray]],
-        most_work: float,
-    ) -> None:
+    def _until(self, most_work: float, *, aimed: bool) -> None:
         while self._work <= most_work:
             self._drop_beaten()
             time_s, usd = self._open["time_s"], self._open["usd"]
-            order = self._front.order(time_s, usd, gains_of(self._front)(time_s, usd))[:_AT_ONCE]
+            gains = (self._front.aimed_gains if aimed else self._front.gains)(time_s, usd)
+            order = self._front.order(time_s, usd, gains)[:_AT_ONCE]
             if not len(order):
                 return
             self._look(order)
@@ -265,7 +429,6 @@ class _Hunt:
         self._open["usd"][exact] = inf
 
     def _look_closely(self, index: int) -> None:
-        """Bound a choice by its exact step."""
         self._work += _CLOSE
         choice, pair, some = self._choice(index)
         step = self._step(choice)
@@ -309,12 +472,11 @@ class _Hunt:
         return ClusterChoice(pair[:1], (first,), batch), pair, some
 
     def found(self) -> SearchResult:
-        """Return what was found so far."""
         self._drop_beaten()
         left = np.concatenate([self._let_go, self._open])
         return SearchResult(
             self._front.outlooks,
-            _count(self._pairs, self._grids),
+            sum(len(self._grids[one is not two]) for one, two in self._pairs),
             self._judged,
             float(self._front.aimed_gains(left["time_s"], left["usd"]).max(initial=0.0)),
             float(self._front.gains(left["time_s"], left["usd"]).max(initial=0.0)),

@@ -1,22 +1,80 @@
-"""The kinds of machines of a catalogue that could train a workload, and how quickly."""
+"""The kinds of machines of a catalogue that could train a workload, and how quickly.
+
+Google's N1 machines can be had without accelerators and with any of a few, all under one name. A
+time measured with one of them says nothing about the others, so `identified` tells them apart.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
-from evenstride.core.gradients.noise_scale import Interval
 from evenstride.errors import ConfigError
-from evenstride.planner.catalogue.accelerators import Power, power
-from evenstride.planner.catalogue.device_matching import identified, sorts_of
-from evenstride.planner.catalogue.offers import Offer, price_interval
-from evenstride.planner.search.step_time import Workers
-from evenstride.planner.spot.preemption_rate import PreemptionRate, from_offer
-from evenstride.planner.workload.step_curve import Curve, fitted, transferred
+from evenstride.planner.catalogue.offers import NO_ACCELERATOR, Offer, Power, power, price_interval
+from evenstride.planner.search.training_forecast import Kind
+from evenstride.planner.spot_losses import PreemptionRate, from_offer
+from evenstride.planner.workload.step_time import Curve, fitted, transferred
 from evenstride.planner.workload.workload_profile import DeviceProfile
 
+Sorts = Mapping[str, frozenset[str]]
+"""Accelerators that each type is on offer with, by its name; an empty name for none."""
+
+
+def sorts_of(offers: Iterable[Offer]) -> Sorts:
+    found = dict[str, set[str]]()
+    for offer in offers:
+        found.setdefault(offer.instance_type, set()).add(offer.accelerator)
+    return {name: frozenset(all_of) for name, all_of in found.items()}
+
+
+def identified(device: DeviceProfile, sorts: Sorts) -> tuple[str, str]:
+    """Return the type and the accelerator of a device that was measured.
+
+    A type with only one accelerator is known by its name. Else the device's own name tells, such as
+    ``Tesla T4``, or the accelerator behind the type's, as in ``n1-standard-8+T4`` or
+    ``n1-standard-8+none``. Raises a `ConfigError` where it could be several.
+
+    >>> sorts = {"n1-standard-8": frozenset({"", "T4"})}
+    >>> points = ({"samples": 8, "step_s": 0.1},)
+    >>> identified(DeviceProfile(type="n1-standard-8", device="Tesla T4", points=points), sorts)
+    ('n1-standard-8', 'T4')
+    """
+    there = sorts.get(device.type)
+    if there is None:
+        return _by_full_name(device.type, sorts)
+    if len(there) == 1:
+        return device.type, next(iter(there))
+    named = _parts(device.device)
+    fitting = [one for one in sorted(there) if one and _parts(one) <= named]
+    if not fitting:
+        raise ConfigError(_ambiguous(device, there))
+    return device.type, max(fitting, key=lambda one: len(_parts(one)))
+
+
+def _by_full_name(name: str, sorts: Sorts) -> tuple[str, str]:
+    own, plus, accelerator = name.rpartition("+")
+    wanted = "" if accelerator == NO_ACCELERATOR else accelerator
+    return (own, wanted) if plus and wanted in sorts.get(own, ()) else (name, "")
+
+
+def _parts(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def _ambiguous(device: DeviceProfile, there: Iterable[str]) -> str:
+    names = [f"{device.type}+{one or NO_ACCELERATOR}" for one in sorted(there)]
+    ran = f"ran on {device.device}" if device.device else "does not say on which device it ran"
+    return (
+        f"{device.type} is on offer with different accelerators, and what was measured {ran}; call "
+        f"it {', '.join(names[:-1])} or {names[-1]} (evenstride profile --type, or --as), or give "
+        "a --catalog in which the type is there with one of them only"
+    )
+
+
+_MOST_NAMED = 5  # spot machines in a refusal
 _LEAST_MEMORY = 0.5  # of that of the measured type
 
 
@@ -52,30 +110,26 @@ def rentable(
     known_offers: Iterable[Offer] = (),
     force: bool = False,
 ) -> Rentable:
-    """Return the kinds of machines that offers and measured devices make.
+    """Return the kinds of machines that offers and measured devices make, with prices of a day.
 
-    A type that was measured is taken as measured. Another one is carried over from the measured one
-    whose hardware is nearest, of the same kind: accelerators from accelerators, processors from
-    processors; see `transferred`.
-
-    Args:
-        offers: of a catalogue.
-        devices: of a profile.
-        on: day for which prices are asked.
-        spot: whether machines that may be taken away are planned with, too.
-        transfer: whether types that were not measured are; not those with a part of an accelerator.
-        known_offers: more offers, which tell what hardware the measured types have.
-        force: whether to take steps that a processor computed as those of a type's accelerator.
+    A measured type is taken as measured. With ``transfer``, another one is carried over from the
+    measured one whose hardware is nearest, of the same kind (accelerators from accelerators, see
+    `transferred`), but none with a part of an accelerator. ``known_offers`` tell what hardware the
+    measured types have. ``force`` takes steps that a processor computed as the accelerator's.
 
     Raises:
         ConfigError: a measured type is on offer with several accelerators, and it is not known with
-            which it was measured; or it has one, and its steps were computed by a processor.
+            which it was measured; or it has one, and a processor computed its steps.
     """
     all_offers = list(offers)
     told = (*known_offers, *all_offers)
-    sorts, by_sort = sorts_of(told), {(one.instance_type, one.accelerator): one for one in told}
+    sorts = sorts_of(told)
+    hardware = {(one.instance_type, one.accelerator): power(one) for one in told}
     own = [(device, *identified(device, sorts)) for device in devices]
-    known = [_known(device, of, with_, by_sort.get((of, with_))) for device, of, with_ in own]
+    known = [
+        _Known(device, of, fitted(device.points), hardware.get((of, with_)), with_)
+        for device, of, with_ in own
+    ]
     pretended = tuple(one.device.type for one in known if _pretends(one))
     if pretended and not force:
         raise ConfigError(_by_a_processor(next(one for one in known if _pretends(one))))
@@ -88,12 +142,11 @@ def rentable(
             continue
         named = offer.instance_type in several
         kinds += _kinds(offer, *found, on, spot=spot, told_apart=named)
-    types = {one.device.type for one in known if (one.type, one.accelerator) in by_sort}
+    types = {one.device.type for one in known if (one.type, one.accelerator) in hardware}
     return Rentable(tuple(kinds), tuple(unknown), tuple(sorted(types)), pretended)
 
 
 def _pretends(one: _Known) -> bool:
-    """Return whether a type has an accelerator, and a processor computed what was measured."""
     return bool(one.accelerator) and one.device.computed_on == "cpu"
 
 
@@ -122,11 +175,6 @@ def _several(offers: Iterable[Offer]) -> set[str]:
     return {name for name, times in count.items() if times > 1}
 
 
-def _known(device: DeviceProfile, of: str, accelerator: str, offer: Offer | None) -> _Known:
-    hardware = None if offer is None else power(offer)
-    return _Known(device, of, fitted(device.points), hardware, accelerator)
-
-
 def _curve(offer: Offer, known: list[_Known], *, transfer: bool) -> tuple[Curve, int | None] | None:
     """Return one worker's curve and the samples that fit it, if anything is known."""
     for one in known:
@@ -152,9 +200,9 @@ def _curve(offer: Offer, known: list[_Known], *, transfer: bool) -> tuple[Curve,
 def _room(known: _Known, hardware: Power) -> int | None:
     """Return the samples that fit hardware that was not measured; 0 if nobody knows.
 
-    A limit that was met is carried over in proportion to memory. Where none was met, it is known
-    of the sizes that were measured that they fit, and of less memory that less does; with less than
-    half, the model itself may not.
+    A limit that was met is carried over in proportion to memory. Where none was met, the measured
+    sizes are known to fit, and less memory fits less; with less than half, the model itself may
+    not.
     """
     device, own = known.device, _of(known)
     if not own.gib or not hardware.gib:
@@ -177,8 +225,12 @@ def _kinds(
     offer: Offer, curve: Curve, most: int | None, on: date, *, spot: bool, told_apart: bool
 ) -> Iterator[Kind]:
     kind = Kind(
-        *(offer.instance_type, offer.place, max(int(offer.accelerators), 1), curve),
-        *(price_interval(offer, on), most),
+        type=offer.instance_type,
+        place=offer.place,
+        workers=max(int(offer.accelerators), 1),
+        curve=curve,
+        usd_per_h=price_interval(offer, on),
+        most_samples=most,
         accelerators=accelerators_of(offer),
         told_apart=told_apart,
     )
@@ -191,99 +243,21 @@ def _kinds(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One type of machine in one place, on demand or as spot."""
-
-    type: str  # as the catalogue names it
-    # Cloud, region and zone, between which links are known; machines of one cluster are in one
-    # place
-    place: str
-    workers: int  # of a machine, at least 1: its accelerators, or one
-    curve: Curve  # of one worker
-    usd_per_h: Interval  # price of a machine
-    most_samples: int | None = None  # that fit into a worker's memory; ``None`` for no limit
-    transience: PreemptionRate | None = None  # how soon machines are taken away; ``None`` on demand
-    # Of a machine, such as ``T4:2``; empty without any, or with a part of one
-    accelerators: str = ""
-    told_apart: bool = False  # whether the name needs them: the type is on offer with others, too
-
-    @property
-    def spot(self) -> bool:
-        """Whether it may be taken away."""
-        return self.transience is not None
-
-    @property
-    def name(self) -> str:
-        """Its type, with its accelerators where needed, and whether it is spot."""
-        own = f"{self.type}+{self.accelerators or 'none'}" if self.told_apart else self.type
-        return f"{own} spot" if self.spot else own
-
-    def machines(self, count: int) -> Workers:
-        """Return the workers of so many machines."""
-        return Workers(self.curve, count * self.workers, self.most_samples)
-
-
-def by_place(kinds: Iterable[Kind]) -> dict[str, list[Kind]]:
-    """Return the kinds of each place."""
-    found: dict[str, list[Kind]] = {}
-    for kind in kinds:
-        found.setdefault(kind.place, []).append(kind)
-    return found
-
-
-def undominated(kinds: Sequence[Kind], *, ends: bool = False) -> list[Kind]:
-    """Return the kinds of a place without those that another one beats in everything.
-
-    Beaten is who has as many workers, on demand or spot alike, and is neither quicker, nor cheaper,
-    nor larger, nor longer there. Putting the better kind in its place, machine by machine, makes no
-    cluster slower or dearer, but for rounding of shares; so no best cluster is lost. Of equals, the
-    first by name stays.
-
-    Cost:
-        O(n log n + n * kept).
-    """
-    kept: list[Kind] = []
-    for kind in sorted(kinds, key=lambda k: (k.usd_per_h.value, k.curve.per_sample_s, k.type)):
-        if not any(_beats(o, kind) and (not ends or _surer(o, kind)) for o in kept):
-            kept.append(kind)
-    return kept
-
-
-def _beats(one: Kind, other: Kind) -> bool:
-    """Return whether one kind is nowhere worse than another that is not cheaper."""
-    same = one.workers == other.workers and one.spot == other.spot
-    return (
-        same
-        and one.usd_per_h.value <= other.usd_per_h.value
-        and one.curve.fixed_s <= other.curve.fixed_s
-        and one.curve.per_sample_s <= other.curve.per_sample_s
-        and one.curve.noise <= other.curve.noise
-        and _memory_room(one) >= _memory_room(other)
-        and _lost_less(one.transience, other.transience)
+def with_recorded(kinds: Sequence[Kind], known: Mapping[str, PreemptionRate]) -> tuple[Kind, ...]:
+    """Return kinds with what was recorded of those that may be taken away; "" is for all types."""
+    there = sorted({kind.type for kind in kinds if kind.spot})
+    for name in known:
+        if name and name not in there:
+            told = ", ".join(there[:_MOST_NAMED]) + (
+                " and more" if len(there) > _MOST_NAMED else ""
+            )
+            raise ConfigError(
+                f"losses of {name} were recorded, which is not among the spot machines that can be "
+                f"planned with ({told or 'there are none'}); name one of them after the file"
+            )
+    return tuple(
+        replace(kind, transience=known.get(kind.type, known.get("", kind.transience)))
+        if kind.spot
+        else kind
+        for kind in kinds
     )
-
-
-def _surer(one: Kind, other: Kind) -> bool:
-    """Return whether one kind's times and price are known as well as another's, or better."""
-    return (
-        one.curve.error <= other.curve.error
-        and all(a <= b for a, b in zip(one.curve.spread, other.curve.spread, strict=True))
-        and one.usd_per_h.high <= other.usd_per_h.high
-    )
-
-
-def _memory_room(kind: Kind) -> float:
-    return float("inf") if kind.most_samples is None else kind.most_samples
-
-
-def _lost_less(one: PreemptionRate | None, other: PreemptionRate | None) -> bool:
-    """Return whether at no level of luck one is taken away more often than the other.
-
-    Where their recorded waits differ, neither is said to be: a cluster's waits are of all its
-    kinds together.
-    """
-    if one is None or other is None:
-        return True  # both are on demand then
-    alike = one.waits_s == other.waits_s
-    return alike and all(a <= b for a, b in zip(one.rates_per_s, other.rates_per_s, strict=True))

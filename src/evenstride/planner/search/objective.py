@@ -1,16 +1,24 @@
-"""Choose one of the best clusters: by time, cost, or where more money stops buying time."""
+"""Choose among clusters by time, cost, or the knee where more money stops buying time.
+
+`ParetoFront` holds those that no other beats, and says what one that was not judged could gain.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, floor, inf, log10
+from operator import attrgetter
 from statistics import NormalDist
+from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
+from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.gradients.noise_scale import Z95, Interval
 from evenstride.errors import ConfigError
-from evenstride.planner.search.training_forecast import TrainingForecast
 
 
 class Objective(StrEnum):
@@ -44,11 +52,25 @@ class Wishes:
         return Objective.TIME if self.budget_usd < inf else Objective.KNEE
 
 
+class Outlook(Protocol):
+    """What there is to choose from; both figures are of the whole training, with 95 % intervals."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def time_s(self) -> Interval: ...
+    @property
+    def cost_usd(self) -> Interval: ...
+
+
+_Outlook = TypeVar("_Outlook", bound=Outlook)
+
+
 @dataclass(frozen=True, slots=True)
-class ChosenCluster:
+class ChosenCluster(Generic[_Outlook]):
     """The choice, and why."""
 
-    outlook: TrainingForecast
+    outlook: _Outlook
     reason: str
 
 
@@ -56,7 +78,16 @@ class NothingFits(ConfigError):
     """No cluster keeps to the limits; the message says which binds, and how far to relax it."""
 
 
-def choose(outlooks: Sequence[TrainingForecast], wishes: Wishes) -> ChosenCluster:
+@dataclass(frozen=True, slots=True)
+class _Judged(Generic[_Outlook]):
+    """An outlook with its figures at the confidence that is wished for."""
+
+    outlook: _Outlook
+    time_s: float
+    usd: float
+
+
+def choose(outlooks: Sequence[_Outlook], wishes: Wishes) -> ChosenCluster[_Outlook]:
     """Return the best of some outlooks.
 
     Raises:
@@ -67,44 +98,32 @@ def choose(outlooks: Sequence[TrainingForecast], wishes: Wishes) -> ChosenCluste
             "no cluster can train this: no batch fits the memory of so few machines, or is as "
             "large as their number; allow more machines, other types or other batches"
         )
-
-    def time_s(one: TrainingForecast) -> float:
-        return at_most(one.time_s, wishes.confidence)
-
-    def usd(one: TrainingForecast) -> float:
-        return at_most(one.cost_usd, wishes.confidence)
-
-    fitting = [
-        o for o in outlooks if time_s(o) <= wishes.deadline_s and usd(o) <= wishes.budget_usd
-    ]
+    judged = [_Judged(one, *_figures(one, wishes.confidence)) for one in outlooks]
+    fitting = [o for o in judged if o.time_s <= wishes.deadline_s and o.usd <= wishes.budget_usd]
     if not fitting:
-        raise NothingFits(_binding(outlooks, wishes, time_s, usd))
+        raise NothingFits(_binding(judged, wishes))
     within = _limits(wishes)
     match wishes.aim:
         case Objective.TIME:
-            return ChosenCluster(min(fitting, key=time_s), f"the quickest{within}")
+            return ChosenCluster(min(fitting, key=_BY_TIME).outlook, f"the quickest{within}")
         case Objective.COST:
-            return ChosenCluster(min(fitting, key=usd), f"the cheapest{within}")
+            return ChosenCluster(min(fitting, key=_BY_COST).outlook, f"the cheapest{within}")
     # At the end of the intervals other clusters may be beaten than in expectation.
-    best: list[TrainingForecast] = []
-    for one in sorted(fitting, key=lambda o: (time_s(o), usd(o))):
-        if not best or usd(one) < usd(best[-1]):
-            best.append(one)
-    at = knee([time_s(one) for one in best], [usd(one) for one in best])
+    best = ParetoFront.of((one.outlook for one in fitting), wishes)
+    at = knee(best.time_s.tolist(), best.usd.tolist())
     return ChosenCluster(
-        best[at], f"the knee of time and cost{within}: beyond it, money buys less time"
+        best.outlooks[at], f"the knee of time and cost{within}: beyond it, money buys less time"
     )
 
 
+_BY_TIME, _BY_COST = attrgetter("time_s"), attrgetter("usd")
+
+
 def at_most(one: Interval, confidence: float) -> float:
-    """Return what a figure is at most, with a probability.
+    """Return what a figure is at most, with a probability between 0 and 1.
 
     Its logarithm is taken to be normal, on either side of the expected figure by that side's half
-    of the interval.
-
-    Args:
-        one: the figure with its 95 % interval, above 0.
-        confidence: the probability, above 0 and below 1.
+    of its 95 % interval.
 
     >>> round(at_most(Interval(100.0, 80.0, 125.0), 0.975), 6)
     125.0
@@ -122,8 +141,7 @@ def at_most(one: Interval, confidence: float) -> float:
 def knee(times_s: Sequence[float], usd: Sequence[float]) -> int:
     """Return which point of a frontier is its knee; the middle of two is the cheaper one.
 
-    Raises:
-        ConfigError: kneed is not installed.
+    Raises a `ConfigError` if kneed is not installed.
 
     Source:
         Kneedle: Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS workshops 2011, as the
@@ -167,57 +185,46 @@ def _sure(wishes: Wishes) -> str:
     return f" with a probability of {wishes.confidence:.0%}" if wishes.confidence != 0.5 else ""
 
 
-def _binding(
-    outlooks: Sequence[TrainingForecast],
-    wishes: Wishes,
-    time_s: Callable[[TrainingForecast], float],
-    usd: Callable[[TrainingForecast], float],
-) -> str:
-    quickest, cheapest = min(outlooks, key=time_s), min(outlooks, key=usd)
-    late, dear = time_s(quickest) > wishes.deadline_s, usd(cheapest) > wishes.budget_usd
-    if late:
+def _binding(judged: Sequence[_Judged[_Outlook]], wishes: Wishes) -> str:
+    quickest, cheapest = min(judged, key=_BY_TIME), min(judged, key=_BY_COST)
+    soonest_s, least_usd = quickest.time_s, cheapest.usd
+    if soonest_s > wishes.deadline_s:
         told = (
             f"no cluster ends within {length(wishes.deadline_s)}{_sure(wishes)}: the quickest, "
-            f"{quickest.choice.name}, takes {length(time_s(quickest))}; raise --deadline to "
-            f"{_to(time_s(quickest))}"
+            f"{quickest.outlook.name}, takes {length(soonest_s)}; raise --deadline to "
+            f"{_to(soonest_s)}"
         )
-        return told + _also(outlooks, wishes, time_s, usd) + ", or allow more machines"
-    if dear:
+        return told + _also(judged, quickest, wishes.budget_usd) + ", or allow more machines"
+    if least_usd > wishes.budget_usd:
         told = (
             f"no cluster costs at most {wishes.budget_usd:.4g} USD{_sure(wishes)}: the cheapest, "
-            f"{cheapest.choice.name}, costs {usd(cheapest):.4g}; raise --budget to "
-            f"{_up(usd(cheapest))}"
+            f"{cheapest.outlook.name}, costs {least_usd:.4g}; raise --budget to {_up(least_usd)}"
         )
-        needs_s = time_s(cheapest)
-        also = needs_s > wishes.deadline_s
-        more = f" and, as it takes {length(needs_s)}, --deadline to {_to(needs_s)}" if also else ""
-        return told + more + ", or allow spot machines"
-    soon = min((o for o in outlooks if time_s(o) <= wishes.deadline_s), key=usd)
-    cheap = min((o for o in outlooks if usd(o) <= wishes.budget_usd), key=time_s)
+        needs_s = cheapest.time_s
+        if needs_s > wishes.deadline_s:
+            told += f" and, as it takes {length(needs_s)}, --deadline to {_to(needs_s)}"
+        return told + ", or allow spot machines"
+    soon = min((o for o in judged if o.time_s <= wishes.deadline_s), key=_BY_COST)
+    cheap = min((o for o in judged if o.usd <= wishes.budget_usd), key=_BY_TIME)
     return (
         f"no cluster keeps both limits{_sure(wishes)}: within {length(wishes.deadline_s)} the "
-        f"cheapest costs {usd(soon):.4g} USD (raise --budget to {_up(usd(soon))}), and for "
-        f"{wishes.budget_usd:.4g} USD the quickest takes {length(time_s(cheap))} (raise --deadline "
-        f"to {_to(time_s(cheap))})"
+        f"cheapest costs {soon.usd:.4g} USD (raise --budget to {_up(soon.usd)}), and for "
+        f"{wishes.budget_usd:.4g} USD the quickest takes {length(cheap.time_s)} (raise --deadline "
+        f"to {_to(cheap.time_s)})"
     )
 
 
 def _also(
-    outlooks: Sequence[TrainingForecast],
-    wishes: Wishes,
-    time_s: Callable[[TrainingForecast], float],
-    usd: Callable[[TrainingForecast], float],
+    judged: Sequence[_Judged[_Outlook]], quickest: _Judged[_Outlook], budget_usd: float
 ) -> str:
     """Return what a deadline that the quickest keeps needs of the budget; empty if nothing."""
-    quickest = min(outlooks, key=time_s)
-    if usd(quickest) <= wishes.budget_usd:
+    if quickest.usd <= budget_usd:
         return ""
-    more = f" and, as that costs {usd(quickest):.4g} USD, --budget to {_up(usd(quickest))}"
-    within = [one for one in outlooks if usd(one) <= wishes.budget_usd]
+    more = f" and, as that costs {quickest.usd:.4g} USD, --budget to {_up(quickest.usd)}"
+    within = [one.time_s for one in judged if one.usd <= budget_usd]
     if not within:
         return more
-    needs_s = min(map(time_s, within))
-    return f"{more}; or --deadline to {_to(needs_s)}, which the budget is enough for"
+    return f"{more}; or --deadline to {_to(min(within))}, which the budget is enough for"
 
 
 def length(seconds: float) -> str:
@@ -239,7 +246,7 @@ def _to(seconds: float) -> str:
 
 
 def _up(amount: float) -> str:
-    """Return an amount with three digits, rounded up, so that it is enough."""
+    """Return an amount with three digits, rounded up so that it is enough."""
     unit = 10.0 ** (floor(log10(amount)) - 2)
     for more in (0, 1):  # the nearest may be too little by rounding
         rounded = (ceil(amount / unit - 1e-9) + more) * unit
@@ -247,3 +254,97 @@ def _up(amount: float) -> str:
         if float(told) >= amount:
             break
     return told
+
+
+EQUAL = 1e-8
+"""By which figures that are equal may differ, in proportion: rounding of numbers."""
+_VERY_MUCH = 1e200
+
+
+def frontier(outlooks: Iterable[_Outlook], confidence: float = 0.5) -> tuple[_Outlook, ...]:
+    """Return the outlooks that no other beats in time and cost, the quickest first."""
+    figures = [(*_figures(one, confidence), one) for one in outlooks]
+    kept, least = list[_Outlook](), inf
+    for time_s, usd, one in sorted(figures, key=lambda figure: figure[:2]):
+        if usd < least and time_s < inf:
+            kept.append(one)
+            least = usd
+    return tuple(kept)
+
+
+def _figures(one: Outlook, confidence: float) -> tuple[float, float]:
+    return at_most(one.time_s, confidence), at_most(one.cost_usd, confidence)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParetoFront(Generic[_Outlook]):
+    """A frontier, and what it leaves to gain."""
+
+    wishes: Wishes  # at whose confidence times and costs are compared
+    outlooks: tuple[_Outlook, ...]  # that none of them beats, the quickest first
+    time_s: FloatArray  # of each, rising
+    usd: FloatArray  # falling
+
+    @classmethod
+    def of(cls, outlooks: Iterable[_Outlook], wishes: Wishes) -> ParetoFront[_Outlook]:
+        best = frontier(outlooks, wishes.confidence)
+        figures = np.array([_figures(one, wishes.confidence) for one in best]).reshape(-1, 2)
+        return cls(wishes, best, figures[:, 0], figures[:, 1])
+
+    def with_more(self, outlooks: Iterable[_Outlook]) -> ParetoFront[_Outlook]:
+        return ParetoFront.of((*self.outlooks, *outlooks), self.wishes)
+
+    def beaten(self, time_s: FloatArray, usd: FloatArray) -> npt.NDArray[np.bool_]:
+        """Return for which points one of these is neither slower nor dearer."""
+        found: npt.NDArray[np.bool_] = usd >= self.least_usd(time_s)
+        return found
+
+    def least_usd(self, time_s: FloatArray) -> FloatArray:
+        """Return what the cheapest of these costs that is not slower; very much if all are."""
+        quicker = np.searchsorted(self.time_s, time_s, side="right")
+        return np.asarray(np.concatenate([[_VERY_MUCH], self.usd])[quicker])
+
+    def gains(self, time_s: FloatArray, usd: FloatArray) -> FloatArray:
+        """Return by how much each of some points beats all of these, in proportion, ``(n,)``.
+
+        That is the least factor by which its time and cost would both have to be multiplied for one
+        of these to be neither slower nor dearer, less 1. It is 0 if one is already, or a figure is
+        infinite.
+        """
+        finite = np.isfinite(time_s) & np.isfinite(usd)
+        if not len(self.time_s):
+            return np.where(finite, inf, 0.0)
+        # Of these, times rise and costs fall: the larger factor is least where both are equal.
+        with np.errstate(invalid="ignore"):
+            mine, other = self.time_s / self.usd, time_s / usd
+        right = np.minimum(np.searchsorted(mine, other), len(mine) - 1)
+        left = np.maximum(right - 1, 0)
+        factors = [np.maximum(self.time_s[at] / time_s, self.usd[at] / usd) for at in (left, right)]
+        found: FloatArray = np.minimum(*factors) - 1.0
+        return np.where(finite & (found > EQUAL), found, 0.0)
+
+    def aimed_gains(self, time_s: FloatArray, usd: FloatArray) -> FloatArray:
+        """Return by how much each of some points is better than the best, as it is wished.
+
+        Those beyond the limits gain nothing. Where none of these keeps to the limits, others that
+        do gain without limit.
+        """
+        wishes, keeps = self.wishes, self._keeps(time_s, usd)
+        keeps &= np.isfinite(time_s) & np.isfinite(usd)
+        if wishes.aim is Objective.KNEE:
+            return np.where(keeps, self.gains(time_s, usd), 0.0)
+        of_time = wishes.aim is Objective.TIME
+        mine, other = (self.time_s, time_s) if of_time else (self.usd, usd)
+        best = mine[self._keeps(self.time_s, self.usd)].min(initial=inf)
+        with np.errstate(invalid="ignore"):
+            found = best / other - 1.0
+        return np.where(keeps & (found > EQUAL), found, 0.0)
+
+    def order(self, time_s: FloatArray, usd: FloatArray, gains: FloatArray) -> IntArray:
+        """Return the points that gain something, those that may be best first."""
+        aim = {Objective.TIME: time_s, Objective.COST: usd}.get(self.wishes.aim, -gains)
+        some = np.flatnonzero(gains > 0.0)
+        return np.asarray(some[np.lexsort((usd[some], aim[some], -gains[some]))])
+
+    def _keeps(self, time_s: FloatArray, usd: FloatArray) -> npt.NDArray[np.bool_]:
+        return (time_s <= self.wishes.deadline_s) & (usd <= self.wishes.budget_usd)

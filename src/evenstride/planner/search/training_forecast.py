@@ -1,18 +1,25 @@
-"""What a cluster would take for a whole training, and between what that may lie."""
+"""What a cluster would take for a whole training, and between what that may lie.
+
+`Kind` is a type of machine to rent, `ClusterChoice` a number of each, `outlook` what it comes to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, hypot, inf, log
 
 from evenstride.core.gradients.noise_scale import Z95, Interval
-from evenstride.planner.search.candidates import Kind
-from evenstride.planner.search.step_time import Reduces, ServerLinks, StepEstimate, exact_step
-from evenstride.planner.spot.preemption_rate import PreemptionRate
-from evenstride.planner.spot.restart_cost import SaveCosts, slowdown
+from evenstride.planner.spot_losses import PreemptionRate, SaveCosts, slowdown
 from evenstride.planner.workload.epochs_to_target import Epochs
+from evenstride.planner.workload.step_time import (
+    Curve,
+    Reduces,
+    StepEstimate,
+    Workers,
+    exact_step,
+)
 from evenstride.planner.workload.workload_profile import Links
 from evenstride.sim.engine.network import ParameterServers, Ring
 
@@ -21,6 +28,97 @@ UNKNOWN_LINKS = 0.5
 
 USUAL_SAVES = SaveCosts(save_s=2.0, restart_s=(120.0,))
 """Assumed where nothing is known: how long one waits for another machine differs most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One type of machine in one place, on demand or as spot."""
+
+    type: str  # as the catalogue names it
+    # Cloud, region and zone, between which links are known; machines of one cluster are in one
+    # place
+    place: str
+    workers: int  # of a machine, at least 1: its accelerators, or one
+    curve: Curve  # of one worker
+    usd_per_h: Interval  # price of a machine
+    most_samples: int | None = None  # that fit into a worker's memory; ``None`` for no limit
+    transience: PreemptionRate | None = None  # how soon machines are taken away; ``None`` on demand
+    # Of a machine, such as ``T4:2``; empty without any, or with a part of one
+    accelerators: str = ""
+    told_apart: bool = False  # whether the name needs them: the type is on offer with others, too
+
+    @property
+    def spot(self) -> bool:
+        return self.transience is not None
+
+    @property
+    def name(self) -> str:
+        """Its type, with its accelerators where needed, and whether it is spot."""
+        own = f"{self.type}+{self.accelerators or 'none'}" if self.told_apart else self.type
+        return f"{own} spot" if self.spot else own
+
+    def machines(self, count: int) -> Workers:
+        return Workers(self.curve, count * self.workers, self.most_samples)
+
+
+def by_place(kinds: Iterable[Kind]) -> dict[str, list[Kind]]:
+    found: dict[str, list[Kind]] = {}
+    for kind in kinds:
+        found.setdefault(kind.place, []).append(kind)
+    return found
+
+
+def undominated(kinds: Sequence[Kind], *, ends: bool = False) -> list[Kind]:
+    """Return the kinds of a place without those that another one beats in everything.
+
+    Beaten is who has as many workers, on demand or spot alike, and is neither quicker, nor cheaper,
+    nor larger, nor longer there. Putting the better kind in its place, machine by machine, makes no
+    cluster slower or dearer, but for rounding of shares; so no best cluster is lost. Of equals, the
+    first by name stays. Takes ``O(n log n + n * kept)``.
+    """
+    kept: list[Kind] = []
+    for kind in sorted(kinds, key=lambda k: (k.usd_per_h.value, k.curve.per_sample_s, k.type)):
+        if not any(_beats(o, kind) and (not ends or _surer(o, kind)) for o in kept):
+            kept.append(kind)
+    return kept
+
+
+def _beats(one: Kind, other: Kind) -> bool:
+    """Return whether one kind is nowhere worse than another that is not cheaper."""
+    same = one.workers == other.workers and one.spot == other.spot
+    return (
+        same
+        and one.usd_per_h.value <= other.usd_per_h.value
+        and one.curve.fixed_s <= other.curve.fixed_s
+        and one.curve.per_sample_s <= other.curve.per_sample_s
+        and one.curve.noise <= other.curve.noise
+        and _memory_room(one) >= _memory_room(other)
+        and _lost_less(one.transience, other.transience)
+    )
+
+
+def _surer(one: Kind, other: Kind) -> bool:
+    """Return whether one kind's times and price are known as well as another's, or better."""
+    return (
+        one.curve.error <= other.curve.error
+        and all(a <= b for a, b in zip(one.curve.spread, other.curve.spread, strict=True))
+        and one.usd_per_h.high <= other.usd_per_h.high
+    )
+
+
+def _memory_room(kind: Kind) -> float:
+    return float("inf") if kind.most_samples is None else kind.most_samples
+
+
+def _lost_less(one: PreemptionRate | None, other: PreemptionRate | None) -> bool:
+    """Return whether at no level of luck one is taken away more often than the other.
+
+    Where recorded waits differ, neither is: a cluster's waits are of all its kinds together.
+    """
+    if one is None or other is None:
+        return True  # both are on demand then
+    alike = one.waits_s == other.waits_s
+    return alike and all(a <= b for a, b in zip(one.rates_per_s, other.rates_per_s, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +144,7 @@ class TrainingTask:
         if self.links is not None:
             latency_s, bytes_per_s = self.links.latency_s, self.links.bytes_per_s or inf
         links = (latency_s, bytes_per_s, self.gradient_bytes)
-        return ServerLinks(ParameterServers(self.servers, *links)) if self.servers else Ring(*links)
+        return ParameterServers(self.servers, *links) if self.servers else Ring(*links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +163,18 @@ class ClusterChoice:
 
     @property
     def place(self) -> str:
-        """Where all of its machines are."""
         return self.kinds[0].place
 
     @property
     def machines(self) -> int:
-        """How many there are."""
         return sum(self.counts)
 
     @property
     def workers(self) -> int:
-        """How many workers they make."""
         return sum(n * kind.workers for n, kind in zip(self.counts, self.kinds, strict=True))
 
     @property
     def spot(self) -> bool:
-        """Whether any machine may be taken away."""
         return any(kind.spot for kind in self.kinds)
 
 
@@ -95,15 +189,19 @@ class TrainingForecast:
     stretch: float  # factor that losses of machines make it longer by; in ``time_s`` already
     epochs: Interval  # that it trains at its batch; in ``time_s`` already
 
+    @property
+    def name(self) -> str:
+        return self.choice.name
+
 
 def outlook(
     choice: ClusterChoice, task: TrainingTask, step: StepEstimate | None = None
 ) -> TrainingForecast | None:
-    """Return what a choice comes to; ``None`` if epochs at its batch are not known.
+    """Return what a choice comes to; ``None`` if its epochs are not known, or it may never end.
 
     The errors of epochs, step, losses and price are taken as independent, in proportion. That of
     the step is the worst of its kinds: balanced workers all wait for the one that was judged too
-    quick. ``None``, too, if machines are lost so often that it may never end.
+    quick.
 
     Raises:
         InfeasibleShares: its batch does not fit.
@@ -180,7 +278,6 @@ def step_error(kinds: Sequence[Kind], step: StepEstimate) -> float:
 
 
 def _step_part(both: Sequence[tuple[Kind, int]], step: StepEstimate, *, known: bool) -> float:
-    """Return the standard deviation of a step, as a part of it."""
     compute = step_error(tuple(kind for kind, _ in both), step) * step.compute_s
     links = 0.0 if known else UNKNOWN_LINKS * step.communication_s
     return hypot(compute, links) / step.time_s

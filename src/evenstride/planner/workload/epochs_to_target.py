@@ -21,12 +21,10 @@ _MANY = 10**6  # degrees of freedom of what is assumed
 
 
 class Epochs(Protocol):
-    """Epochs by batch."""
+    """Epochs by batch; ``why`` is one sentence on where they come from."""
 
     @property
-    def why(self) -> str:
-        """One sentence on where they come from."""
-        ...
+    def why(self) -> str: ...
 
     def at(self, batch: int) -> Interval | None:
         """Return the epochs at a batch with a 95 % interval; ``None`` if nothing is known."""
@@ -42,7 +40,6 @@ class MeasuredEpochs:
 
     @property
     def why(self) -> str:
-        """One sentence on where they come from."""
         law = f"the {self.convergence.law} law"
         unsure = "" if self._scatter_known else ", too few to tell their scatter: 25 % is assumed"
         return f"epochs by {law}, fitted to trainings at {self.batches} batches{unsure}"
@@ -79,14 +76,12 @@ class ByNoise:
 
     @property
     def why(self) -> str:
-        """One sentence on where they come from."""
         return (
             f"{self.epochs:g} epochs at a batch of {self.base}, at others by the gradient's noise "
             f"scale of {self.noise.scale:.0f} samples{_ends(self.within)}"
         )
 
     def at(self, batch: int) -> Interval | None:
-        """Return the epochs at a batch."""
         ends = [self.noise.low, inf if self.noise.high is None else self.noise.high]
         low, high = sorted(self._of(end, batch) for end in ends)
         found = Interval(self._of(self.noise.scale, batch), low, high)
@@ -107,24 +102,18 @@ class KnownEpochs:
 
     @property
     def why(self) -> str:
-        """One sentence on where they come from."""
         return (
             f"{self.epochs:g} epochs at a batch of {self.batch}; what other batches need is not "
             f"known{_ends(self.within)}"
         )
 
     def at(self, batch: int) -> Interval | None:
-        """Return the epochs at the batch, ``None`` at any other."""
         exactly = Interval(self.epochs, self.epochs, self.epochs)
         return (self.within or exactly) if batch == self.batch else None
 
 
 def epochs_of(profile: WorkloadProfile, epochs: float | None) -> Epochs:
-    """Return the epochs of a workload.
-
-    Raises:
-        ConfigError: nothing is known, or the number is not above 0.
-    """
+    """Return the epochs of a workload."""
     if epochs is not None:
         if not 0 < epochs < inf:
             raise ConfigError(f"--epochs is {epochs}; it must be above 0, such as 10")

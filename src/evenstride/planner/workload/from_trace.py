@@ -1,31 +1,329 @@
-"""What the trace of a run tells of its workload: steps by size, links, and noise."""
+"""What the trace of a run tells of its workload: steps by size, links, overheads, and noise.
+
+A run that was continued has several lives. Steps are not normal. Most take about as long, and some
+take many times that; and a machine that others use as well has good minutes and bad ones. So noise
+is told by what it does, which is to make the last worker late. A mean is doubted by how far blocks
+of steps lie apart, not by its standard error, which knows nothing of minutes to come.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
-from math import inf, isfinite
+from itertools import pairwise
+from math import comb, inf, isfinite, log, log1p, pi, sqrt
 from operator import add
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import ValidationError
 
-from evenstride.core.gradients.noise_scale import NoiseEstimate
+from evenstride.core.convergence.regression import t975
+from evenstride.core.fleet import FloatArray, Shares
+from evenstride.core.gradients.noise_scale import Z95, NoiseEstimate
+from evenstride.core.time_model.observation import Measurements, Observation, communication_s
 from evenstride.errors import ConfigError, TraceError
-from evenstride.planner.workload.leader_processes import ProcessRecord, lives_of
-from evenstride.planner.workload.link_times import lateness, links_of
-from evenstride.planner.workload.overheads import Overheads, beside
-from evenstride.planner.workload.step_variability import drift, scatter
+from evenstride.planner.workload.step_time import lateness as of_normal
+from evenstride.planner.workload.step_time import links
 from evenstride.planner.workload.workload_profile import (
     DeviceProfile,
+    Links,
     Model,
     Noise,
     Point,
     WorkloadProfile,
 )
-from evenstride.trace.history import TrainingHistory, course_of
-from evenstride.trace.run_log import RunLog
+from evenstride.trace.read import pass_of
+from evenstride.trace.run_log import ProcessLog, RunLog, TrainingHistory, course_of, field_of
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a trace says of its workload."""
+
+    evenstride: str  # version that ran
+    torch: str  # the same
+    global_batch: int  # samples per step
+    workers: int  # how many there were
+    parameters: int  # numbers that are trained
+    gradient_bytes: float  # of all of them
+    digest: str  # of their names and shapes
+    samples: int  # of an epoch
+    device: str  # of the leader, as its maker calls it; empty for a processor
+    started_unix_s: float  # when the run began
+
+    @property
+    def computed_on(self) -> Literal["cpu", "cuda"]:
+        """What steps are computed by: ``cuda`` or ``cpu``, wherever the parameters are."""
+        return "cuda" if self.device else "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """What one process of the leader has written: from its header to the next one."""
+
+    facts: Facts  # of what it trained
+    workers: tuple[str, ...]  # names of the machines' workers, as ``host/rank``
+    shares: Shares  # that were in force last
+    observations: tuple[Observation, ...]  # what was measured, in the order it was reported
+    # When passes over the data began, in seconds, and with which step
+    passes: tuple[tuple[float, int], ...] = ()
+
+
+def facts(log: RunLog) -> Facts:
+    """Return what a trace says of its workload; of a run that was continued, its last life.
+
+    Raises:
+        TraceError: a record cannot be used, or the trace ends before a step was trained.
+    """
+    known = [_facts(process, log.path) for process in log.processes]
+    return _last_known(known, log.path)
+
+
+def lives_of(log: RunLog) -> tuple[ProcessRecord, ...]:
+    """Return the lives of a run, without those in which no step came to its end.
+
+    Lives of another model than the last one's are of another workload, and left out.
+
+    Raises:
+        TraceError: a record cannot be used, or there is no such life.
+    """
+    known = [(_facts(process, log.path), process) for process in log.processes]
+    last = _last_known([of for of, _ in known], log.path)
+    return tuple(
+        ProcessRecord(
+            facts=of,
+            workers=process.generations[-1].workers if process.generations else (),
+            shares=next(reversed(list(process.splits)), ()),
+            observations=tuple(process.observations),
+            passes=tuple(_begun_passes(process, log.path)),
+        )
+        for of, process in known
+        if of is not None and of.digest == last.digest
+    )
+
+
+def _begun_passes(process: ProcessLog, trace: Path) -> Iterator[tuple[float, int]]:
+    """Yield when passes began and with which step, as far as the trace has the time."""
+    for record in process.of_kind("pass"):
+        begun = pass_of(record, process.header.get("global_batch"), trace)
+        if begun.at_s is not None:
+            yield begun.at_s, begun.step
+
+
+def _facts(process: ProcessLog, trace: Path) -> Facts | None:
+    workload = next(reversed(list(process.of_kind("workload"))), None)
+    if workload is None:
+        return None
+
+    def told(record: dict[str, Any], name: str, kind: Any) -> Any:
+        return field_of(record, name, kind, trace)
+
+    return Facts(
+        evenstride=told(process.header, "evenstride", str),
+        torch=told(process.header, "torch", str),
+        global_batch=told(process.header, "global_batch", int),
+        workers=told(process.header, "world_size", int),
+        parameters=told(workload, "parameters", int),
+        gradient_bytes=told(workload, "gradient_bytes", int | float),
+        digest=told(workload, "digest", str),
+        samples=told(workload, "samples", int),
+        device=told(workload, "device", str),
+        started_unix_s=told(process.header, "started_unix_s", int | float),
+    )
+
+
+def _last_known(found: Sequence[Facts | None], trace: Path) -> Facts:
+    known = [one for one in found if one is not None]
+    if not known:
+        raise TraceError(
+            f"{trace} does not say what was trained: no step came to its end, or no model was "
+            "given to watch(); let the run take some steps"
+        )
+    return known[-1]
+
+
+_TOGETHER = 4  # workers, by whose last one the noise of a lone process is told
+_LAST_OF_FOUR = 1.0293753730039643  # by how many deviations the last of four normal ones is late
+_WINDOW = 16  # steps, within which a machine does not wander
+MOST_NOISE = 100.0
+_BLOCKS = (4, 8)
+_FEWEST_IN_BLOCK = 4
+_MOST = 0.7  # that a mean of seconds is off by, a factor of 4 with 95 %; assumed
+_LEAST = 0.02  # that is never known better, per square root of a factor e in duration; assumed
+
+
+def scatter(times_s: Sequence[float] | FloatArray) -> float:
+    """Return the deviation, as a part, of normal steps the last of which is as late as of these.
+
+    How late is the last of four workers whose steps are like these, drawn from 16 steps in a row:
+    for normal steps that gives their own deviation, and for others the one that counts. What
+    changes over longer than that is no noise, as it is balanced, or common to all. The steps, in
+    seconds, are consecutive.
+    """
+    steps = np.asarray(times_s, dtype=np.float64)
+    if len(steps) < _TOGETHER:
+        return _two_by_two(steps)
+    size = min(_WINDOW, len(steps))
+    windows = np.sort(steps[: len(steps) // size * size].reshape(-1, size), axis=1)
+    # How likely it is that each of a window's steps is the last of four different ones of them.
+    weights = np.array([comb(n, _TOGETHER - 1) for n in range(size)]) / comb(size, _TOGETHER)
+    late_s = float((windows @ weights - windows.mean(axis=1)).mean())
+    return min(late_s / _LAST_OF_FOUR / float(windows.mean()), MOST_NOISE)
+
+
+def _two_by_two(steps: FloatArray) -> float:
+    if len(steps) < 2:
+        return 0.0
+    apart = float(np.mean([abs(a - b) for a, b in pairwise(steps.tolist())]))
+    return min(0.5 * sqrt(pi) * apart / float(steps.mean()), MOST_NOISE)
+
+
+def drift(times_s: Sequence[float] | FloatArray, ahead: float) -> float:
+    """Return by which part the mean of steps to come may differ, as a standard deviation.
+
+    Apart from what single steps scatter, which a mean of many takes out, there is what a machine
+    wanders by. It is told by how much further blocks of steps lie apart than their steps explain,
+    and taken to grow with time as flicker noise does: each doubling adds as much variance. The
+    steps are consecutive; those to come last ``ahead`` times as long.
+
+    Source:
+        The law of flicker noise, by which the variance of a mean over ``T`` within ``k T`` grows
+        with ``log k``; ours for machines. On two recorded runs of minutes among other work, 95 %
+        intervals from the first seconds held the rest in 60 to 85 % of cases, those of standard
+        errors in 30 %.
+    """
+    steps = np.asarray(times_s, dtype=np.float64) / float(np.mean(times_s))
+    white = float(np.mean(np.square(np.diff(steps)))) / 2 if len(steps) > 1 else 0.0
+    wanders = max((_wanders(steps, blocks, white) for blocks in _BLOCKS), default=0.0)
+    found = sqrt(white / len(steps) + max(wanders, _LEAST**2) * log1p(ahead))
+    return min(found, _MOST)
+
+
+def _wanders(steps: FloatArray, blocks: int, white: float) -> float:
+    """Return the variance that each factor e in time adds, for Student's t of so few blocks."""
+    size = len(steps) // blocks
+    if size < _FEWEST_IN_BLOCK:
+        return 0.0
+    means = steps[: size * blocks].reshape(blocks, size).mean(axis=1)
+    beyond = max(float(means.var(ddof=1)) - white / size, 0.0)
+    return beyond / log(blocks) * (t975(blocks - 1) / Z95) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """What the steps' own times and waits leave out, on average."""
+
+    # Of each step: what takes longer than usual between steps, and waits for decisions
+    step_s: float
+    # Of each pass beside its usual steps: evaluation, saving, and the start of loading; ``None`` if
+    # no pass was recorded from its beginning to that of the next one
+    epoch_s: float | None
+
+
+def beside(lives: Iterable[ProcessRecord]) -> Overheads:
+    """Return what a run took beside its steps.
+
+    Of each life with several whole passes the first one is left out, in which everything is slow.
+    Then steps, and what is beside them, come to the time that the passes took by the clock.
+    """
+    each = list(lives)
+    known = [one for life in each for one in _whole_passes(life)]
+    if not known:
+        return Overheads(_between_s([one for life in each for one in _leaders(life)]), None)
+    passes, sums = len(known), np.array(known).sum(axis=0)
+    steps, inner_s, outer_s = sums.tolist()
+    return Overheads(max(inner_s, 0.0) / max(steps, 1.0), max(outer_s, 0.0) / passes)
+
+
+def _between_s(seen: Sequence[Observation]) -> float:
+    usual = [one for one in seen if one.modelled]
+    steps = sum(one.steps for one in usual)
+    return sum(one.outside_s + one.control_wait_s for one in usual) / steps if steps else 0.0
+
+
+def _leaders(life: ProcessRecord) -> list[Observation]:
+    return [one for one in life.observations if one.worker == 0]
+
+
+def _whole_passes(life: ProcessRecord) -> Iterator[tuple[float, float, float]]:
+    """Yield steps, seconds between them, and seconds beside all of that, of each whole pass."""
+    seen = sorted(_leaders(life), key=lambda one: one.first_step)
+    first_steps, whole = [one.first_step for one in seen], list(pairwise(life.passes))
+    for (begun_s, first), (ended_s, end) in whole[1:] or whole:
+        own = seen[bisect_left(first_steps, first) : bisect_left(first_steps, end)]
+        usual = [time_s for o in own if o.modelled for time_s in map(add, o.busy_s, o.wait_s)]
+        if usual and sum(one.steps for one in own) == end - first:
+            # A step that begins a pass counts as a usual one; what it is longer is the pass's own.
+            left_s = ended_s - begun_s - float(np.mean(usual)) * (end - first)
+            inner_s = min(_between_s(own) * (end - first), max(left_s, 0.0))
+            yield end - first, inner_s, left_s - inner_s
+
+
+_FEWEST_COMMON = 20
+
+
+def lateness(life: ProcessRecord) -> float | None:
+    """Return the noise of workers' steps that makes the last one as late as it was in a run.
+
+    As the deviation, as a part, of normal and independent steps. Those of a run are neither, so
+    what counts is how late the last one was: the mean over all steps of the maximum over workers,
+    each in proportion to its mean at that share. ``None`` with one worker, or where too few steps
+    were told of by all.
+    """
+    workers = [rank for rank, share in enumerate(life.shares) if share]
+    if len(workers) < 2:
+        return None
+    each = [_relative(life, worker) for worker in workers]
+    common = set(each[0]).intersection(*each[1:])
+    if len(common) < _FEWEST_COMMON:
+        return None
+    times = np.array([[one[step] for step in sorted(common)] for one in each])
+    late = float((times.max(axis=0) - times.mean(axis=0)).mean() / times.mean())
+    return min(late / float(of_normal(len(workers))[-1]), MOST_NOISE)
+
+
+def _relative(life: ProcessRecord, worker: int) -> dict[int, float]:
+    """Return a worker's steps, by their numbers, as parts of its mean step of that share."""
+    by_share = defaultdict[int, dict[int, float]](dict)
+    for one in life.observations:
+        if one.worker == worker and one.modelled and one.share:
+            numbered = zip(
+                range(one.first_step, one.first_step + one.steps), one.busy_s, strict=True
+            )
+            by_share[one.share].update(numbered)
+    found = dict[int, float]()
+    for steps_s in by_share.values():
+        means: FloatArray = np.array(list(steps_s.values())) / np.mean(list(steps_s.values()))
+        found.update(zip(steps_s, means.tolist(), strict=True))
+    return found
+
+
+def links_of(life: ProcessRecord) -> Links | None:
+    """Return the links as one life tells them: its communication, with its own workers."""
+    workers = life.facts.workers
+    if workers < 2 or not life.shares:
+        return None
+    left_s = mean_communication_s(Measurements.of(life.observations), life.shares)
+    return None if left_s is None else links([(workers, left_s)], life.facts.gradient_bytes)
+
+
+def mean_communication_s(measured: Measurements, shares: Shares) -> float | None:
+    """Return the mean part of a step in which nobody waits for a slower worker.
+
+    The median of `core.time_model.observation.communication_s` is what a usual step takes. The mean
+    stands for the sum of all steps: now and then a message takes many times as long. ``None``
+    unless all workers with a share have told of steps.
+    """
+    if communication_s(measured, shares) is None:
+        return None
+    least_s, reports = measured.only(measured.modelled).least_waits()
+    return float(least_s[reports == reports.max()].mean())
+
 
 _MOST_SIZES = 12  # of a run that balances, in which a worker may have had hundreds of shares
 _FEWEST_STEPS = 3
@@ -41,9 +339,6 @@ def curve_points(trace: Path, worker: int = 0) -> tuple[Point, ...]:
     Means of all steps, with what they took beside, as the sum of them is what a training takes, of
     which much may be in a few slow ones. Of a lone process the first step of each size is left out,
     as the change is in it. Of many sizes, those with the most steps are taken.
-
-    Raises:
-        TraceError: none was measured.
     """
     times_s, life = _Times(), lives_of(RunLog(trace))[-1]
     _add_times(times_s, life, worker)

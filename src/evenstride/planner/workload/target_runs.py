@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-from evenstride.core.convergence.batch_laws import gamma_of
-from evenstride.core.convergence.time_to_target import TimeToTarget, reaching, smoothed
+from evenstride.core.convergence.batch_laws import TimeToTarget, gamma_of, reaching, smoothed
 from evenstride.errors import ConfigError
 from evenstride.planner.workload.from_trace import noise_of
-from evenstride.planner.workload.workload_profile import Noise, ReachedTraining, WorkloadProfile
-from evenstride.trace.history import TrainingHistory, read_course
+from evenstride.planner.workload.workload_profile import ReachedTraining, WorkloadProfile
+from evenstride.trace.run_log import TrainingHistory, read_course
 
 LOSS = "loss"
 """The metric for which the training loss stands in, if a run has no other."""
@@ -44,17 +43,10 @@ class TargetResult:
 
 
 def reached(trace: Path, target: float, metric: str = LOSS) -> TargetResult:
-    """Return when a run first came to a target.
+    """Return when a run first came to a target of a metric, which is to fall.
 
-    Args:
-        trace: of the run.
-        target: of the metric, which is to fall.
-        metric: a name given to ``Stride.mean(name=)``. If a run has no ``loss`` under that name,
-            the training loss of the steps whose noise was measured stands in, smoothed.
-
-    Raises:
-        ConfigError: the run has no such metric, nor losses of its training.
-        TraceError: the trace cannot be read.
+    The metric is a name given to ``Stride.mean(name=)``. If a run has no ``loss`` under that name,
+    the training loss of the steps whose noise was measured stands in, smoothed.
     """
     return _reached(read_course(trace), Aim(target, metric), trace)
 
@@ -74,22 +66,10 @@ def _reached(course: TrainingHistory, aim: Aim, trace: Path) -> TargetResult:
 
 
 def towards(profile: WorkloadProfile, trace: Path, aim: Aim) -> tuple[WorkloadProfile, str]:
-    """Return a run's profile with the training that it is, and what is to be known of that.
+    """Return a run's profile with the training that it is, and a sentence on that.
 
-    The noise is then that until the target was reached.
-
-    Args:
-        profile: of the run.
-        trace: of the run.
-        aim: of its training.
-
-    Returns:
-        The profile, and a sentence, which is empty if the run came to its target and no more is to
-        be said.
-
-    Raises:
-        ConfigError: it does not tell of what it was to come to.
-        TraceError: the trace cannot be read.
+    The noise is then that until the target was reached. The sentence is empty if the run came to
+    its target and no more is to be said.
     """
     course = read_course(trace)
     found = _reached(course, aim, trace)
@@ -101,7 +81,8 @@ def towards(profile: WorkloadProfile, trace: Path, aim: Aim) -> tuple[WorkloadPr
         counts = "so it counts for times and noise only"
         return profile.model_copy(update={"target": target}), f"{run} {why}, {counts}"
     noise = noise_of(course, until=epochs)
-    one = ReachedTraining(batch=batch, epochs=epochs, gamma=_gamma(noise, batch))
+    gamma = None if noise is None else gamma_of(noise.scale, batch, PARTS)
+    one = ReachedTraining(batch=batch, epochs=epochs, gamma=gamma)
     update = {"target": target, "trainings": (one,), "noise": noise}
     return profile.model_copy(update=update), ""
 
@@ -128,16 +109,8 @@ def _epochs(epochs: float) -> str:
     return f"{epochs:.4g} epoch{'' if epochs == 1 else 's'}"
 
 
-def _gamma(noise: Noise | None, batch: int) -> float | None:
-    return None if noise is None else gamma_of(noise.scale, batch, PARTS)
-
-
 def require_target(profiles: Sequence[WorkloadProfile], aim: Aim, told: Iterable[str]) -> None:
-    """Raise unless some training of the profiles came to an aim, and all that did to the same.
-
-    Raises:
-        ConfigError: none did, or some came to another target.
-    """
+    """Raise a `ConfigError` unless some training came to an aim, and all that did to the same."""
     mine = {f"{of} {aim.target:g}" for of in (aim.metric, "training loss")}
     for one in profiles:
         if one.trainings and one.target not in mine:

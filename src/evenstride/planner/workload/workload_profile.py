@@ -110,11 +110,7 @@ class WorkloadProfile(_Plain):
 
 
 def read_profile(path: Path) -> WorkloadProfile:
-    """Return the profile in a file.
-
-    Raises:
-        ConfigError: there is none, or it holds something else; the message names the field.
-    """
+    """Return the profile in a file."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -127,11 +123,7 @@ def read_profile(path: Path) -> WorkloadProfile:
 
 
 def profile_of(plain: Any, source: str) -> WorkloadProfile:
-    """Return the profile in JSON types.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return the profile in JSON types, or raise a `ConfigError`."""
     version = plain.get("format") if isinstance(plain, dict) else None
     if not isinstance(version, int) or version != FORMAT:
         raise ConfigError(
@@ -150,11 +142,7 @@ def profile_of(plain: Any, source: str) -> WorkloadProfile:
 
 
 def write_profile(profile: WorkloadProfile, path: Path) -> None:
-    """Write a profile as a JSON file; its folder is made if needed.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """Write a profile as a JSON file, or raise a `ConfigError`; its folder is made if needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -166,16 +154,9 @@ def merged(profiles: Sequence[WorkloadProfile], *, force: bool = False) -> Workl
     """Return one profile of the same workload from several.
 
     Devices of one type are put together point by point, later profiles last. Links and noise are
-    the last ones that were measured; trainings are those of all.
-
-    Args:
-        profiles: at least one. The batch is that of the first with times: a run without any tells
-            of noise and links at its own.
-        force: whether to put together what differs in model, data or torch.
-
-    Raises:
-        ConfigError: they are not of the same workload, and it is not forced; or no steps were
-            measured.
+    the last ones that were measured; trainings are those of all. The batch is that of the first
+    profile with times: a run without any tells of noise and links at its own. ``force`` puts
+    together what differs in model, data or torch.
     """
     first = next((one for one in profiles if one.devices), profiles[0])
     require_same(profiles, force=force)
@@ -202,11 +183,7 @@ def merged(profiles: Sequence[WorkloadProfile], *, force: bool = False) -> Workl
 def require_versions(
     profile: WorkloadProfile, evenstride: str, torch: str, *, force: bool = False
 ) -> None:
-    """Raise if a profile was measured with other versions.
-
-    Raises:
-        ConfigError: another minor version may take other times, and it is not forced.
-    """
+    """Raise a `ConfigError` if a profile is of another minor version, whose times may differ."""
     for name, was, now in (
         ("evenstride", profile.evenstride, evenstride),
         ("torch", profile.torch, torch),
@@ -219,28 +196,21 @@ def require_versions(
 
 
 def require_same(profiles: Sequence[WorkloadProfile], *, force: bool = False) -> None:
-    """Raise unless profiles are of the same workload.
-
-    Raises:
-        ConfigError: they differ in model, data or torch.
-    """
+    """Raise a `ConfigError` unless profiles are of the same model, data and torch."""
+    first = profiles[0]
     for other in () if force else profiles[1:]:
-        _require_same(profiles[0], other)
-
-
-def _require_same(first: WorkloadProfile, other: WorkloadProfile) -> None:
-    for what, mine, theirs in (
-        ("models", first.model.digest, other.model.digest),
-        ("numbers of parameters", first.model.parameters, other.model.parameters),
-        ("samples per epoch", first.samples, other.samples),
-        ("versions of torch", _minor(first.torch), _minor(other.torch)),
-    ):
-        if mine != theirs:
-            raise ConfigError(
-                f"the profiles of {first.made_on} and {other.made_on} are of different {what} "
-                f"({mine} and {theirs}), so they tell of different workloads; plan for one of "
-                "them, or use --force"
-            )
+        for what, mine, theirs in (
+            ("models", first.model.digest, other.model.digest),
+            ("numbers of parameters", first.model.parameters, other.model.parameters),
+            ("samples per epoch", first.samples, other.samples),
+            ("versions of torch", _minor(first.torch), _minor(other.torch)),
+        ):
+            if mine != theirs:
+                raise ConfigError(
+                    f"the profiles of {first.made_on} and {other.made_on} are of different {what} "
+                    f"({mine} and {theirs}), so they tell of different workloads; plan for one of "
+                    "them, or use --force"
+                )
 
 
 def _require_same_target(profiles: Sequence[WorkloadProfile]) -> None:

@@ -1,22 +1,31 @@
-"""Who made the others wait, since when, for how long, and why.
+"""Where the time of a run went: who made the others wait, when and why, who slowed down, and sums.
 
 In each step the slowest worker makes every other one wait for the difference of their own work.
 That difference is counted, not what ranks report as waiting: this has the communication in it,
-which is nobody's fault.
+which is nobody's fault. A worker that slowed down gets fewer samples, and then nobody waits for it.
+What it cost is in the shares of the others.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from evenstride.core.allocation.speedup import JudgedTime, judged_time
 from evenstride.core.fleet import FloatArray, IntArray
-from evenstride.report.analysis.run_generation import RecordedGeneration
+from evenstride.report.analysis.run_generation import (
+    RecordedGeneration,
+    Waits,
+    durations_s,
+    split_rows,
+    split_share,
+    waits_of,
+)
 from evenstride.report.analysis.speed_phases import SpeedPhase, phases_of
-from evenstride.report.analysis.splits import split_rows, split_share
-from evenstride.report.analysis.step_clock import durations_s
 from evenstride.report.wording import duration
 
 _MENTIONED = 0.02  # of the time; who caused less is not named
@@ -30,87 +39,39 @@ _SHORTER = 0.85
 _AS_SLOW = 0.5
 _CHANCE = 0.02
 _ALWAYS = 0.9
-_BLOCK, _MOST_BLOCKS = 100, 50
+_BLOCK = 100  # steps, over which times are summed so that scatter does not count
+_MOST_BLOCKS = 50
+_LASTING = 0.05  # of all steps; a slow-down that is shorter is not told of
+_MOST_PHASES = 3  # that are told of one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Steps in which a worker kept the others waiting, in one phase of its speed.
+    """Steps in which a worker kept the others waiting, in one phase of its speed."""
 
-    Args:
-        first: number of the first step.
-        last: number of the last.
-        speed: of the worker, as a part of its own best.
-        caused_s: seconds that the others waited for it, of all of them together.
-        data_part: of its own work, waiting for data.
-        longer: how much longer it works as a rule than the slowest of the others, as a part of
-            that, where they waited for it; below 0.02 only its scatter makes them wait.
-        often: in what part of the stretch it is slower than all others as a rule.
-    """
-
-    first: int
-    last: int
-    speed: float
-    caused_s: float
-    data_part: float
+    first: int  # number of the first step
+    last: int  # number of the last
+    speed: float  # of the worker, as a part of its own best
+    caused_s: float  # seconds that the others waited for it, of all of them together
+    data_part: float  # of its own work, waiting for data
+    # How much longer it works as a rule than the slowest of the others, as a part of that, where
+    # they waited for it; below 0.02 only its scatter makes them wait
     longer: float = 0.0
-    often: float = 1.0
+    often: float = 1.0  # in what part of the stretch it is slower than all others as a rule
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What one worker cost the others.
-
-    Args:
-        rank: of the worker.
-        worker: its name.
-        caused_s: seconds that the others waited for it, of all of them together.
-        each_s: the same for each of the others, on average: what it cost by the clock.
-        part: that as a part of the time of all steps.
-        slowest_steps: how many it was the slowest in.
-        stretches: phases of its speed, those in which it caused most first.
-        reason: one sentence.
-    """
+    """What one worker cost the others."""
 
     rank: int
     worker: str
-    caused_s: float
-    each_s: float
-    part: float
-    slowest_steps: int
-    stretches: tuple[Stretch, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Waits:
-    """Who waited for whom in a generation.
-
-    Args:
-        caused_s: by each worker in each step, ``(steps, workers)``.
-        waited_s: by each worker for the slowest, ``(steps, workers)``.
-        communication_s: the least wait of each step, ``(steps,)``.
-    """
-
-    caused_s: FloatArray
-    waited_s: FloatArray
-    communication_s: FloatArray
-
-
-def waits_of(generation: RecordedGeneration) -> Waits:
-    """Return who waited for whom, step by step; 0 in steps that not all have told of."""
-    table, whole = generation.table, generation.table.whole
-    busy_s = table.busy_s[whole]
-    shape = (generation.steps, len(generation.workers))
-    caused_s, waited_s = np.zeros(shape), np.zeros(shape)
-    communication_s = np.zeros(generation.steps)
-    if len(busy_s) and generation.lockstep:
-        slowest = busy_s.argmax(axis=1)
-        gaps_s = busy_s.max(axis=1)[:, np.newaxis] - busy_s
-        waited_s[whole] = gaps_s
-        caused_s[np.flatnonzero(whole), slowest] = gaps_s.sum(axis=1)
-        communication_s[whole] = table.wait_s[whole].min(axis=1)
-    return Waits(caused_s, waited_s, communication_s)
+    caused_s: float  # seconds that the others waited for it, of all of them together
+    each_s: float  # the same for each of the others, on average: what it cost by the clock
+    part: float  # `each_s` as a part of the time of all steps
+    slowest_steps: int  # how many it was the slowest in
+    stretches: tuple[Stretch, ...]  # phases of its speed, those in which it caused most first
+    reason: str  # one sentence
 
 
 def speeds_of(generation: RecordedGeneration, rank: int) -> FloatArray:
@@ -138,8 +99,7 @@ def _usual_s(generation: RecordedGeneration, rank: int) -> FloatArray:
 class Study:
     """What one look at a generation works out, each part once, and only if it is asked for.
 
-    Args:
-        generation: as far as it was read; it must not grow meanwhile.
+    The generation must not grow meanwhile.
     """
 
     def __init__(self, generation: RecordedGeneration) -> None:
@@ -148,12 +108,10 @@ class Study:
 
     @cached_property
     def waits(self) -> Waits:
-        """Who waited for whom, step by step."""
         return waits_of(self.generation)
 
     @cached_property
     def durations_s(self) -> FloatArray:
-        """How long each step took, ``(steps,)``."""
         return durations_s(self.generation)
 
     @cached_property
@@ -166,73 +124,82 @@ class Study:
         return split_share(self.generation, rank, self.split_rows)
 
     def phases(self, rank: int) -> tuple[SpeedPhase, ...]:
-        """Return the phases of a worker's speed."""
         if rank not in self._phases:
             self._phases[rank] = phases_of(speeds_of(self.generation, rank))
         return self._phases[rank]
 
+    def speed_now(self, rank: int) -> tuple[float | None, int | None]:
+        """Return a worker's speed as a part of its best, and the step it has been so since.
+
+        ``None`` stands for a speed that is not known, and for a step where it is so all the time.
+        """
+        phases = self.phases(rank)
+        if not phases:
+            return None, None
+        since = self.generation.first + phases[-1].first if len(phases) > 1 else None
+        return phases[-1].speed, since
+
     @cached_property
     def blames(self) -> tuple[Blame, ...]:
         """What each worker cost the others, who cost most first."""
-        return blames_of(self.generation, self)
+        caused_s = self.waits.caused_s.sum(axis=0)
+        order = np.argsort(-caused_s, kind="stable").tolist()
+        return tuple(_blame(self, rank, float(caused_s[rank])) for rank in order)
 
 
-def blames_of(generation: RecordedGeneration, study: Study | None = None) -> tuple[Blame, ...]:
+def blames_of(generation: RecordedGeneration) -> tuple[Blame, ...]:
     """Return what each worker cost the others, who cost most first.
 
     Cost:
         some 30 ms for each worker that caused anything worth mentioning.
     """
-    study = study or Study(generation)
-    waits, took_s = study.waits, float(study.durations_s.sum())
-    others = max(len(generation.workers) - 1, 1)
-    caused_s = waits.caused_s.sum(axis=0)
-    found = []
-    for rank in np.argsort(-caused_s, kind="stable").tolist():
-        each_s = float(caused_s[rank]) / others
-        part = each_s / took_s if took_s else 0.0
-        stretches = _stretches(study, rank) if part >= _MENTIONED else ()
-        found.append(
-            Blame(
-                rank=rank,
-                worker=generation.workers[rank],
-                caused_s=float(caused_s[rank]),
-                each_s=each_s,
-                part=part,
-                slowest_steps=int(np.count_nonzero(waits.caused_s[:, rank])),
-                stretches=stretches,
-                reason=_reason(generation, rank, each_s, part, stretches),
-            )
-        )
-    return tuple(found)
+    return Study(generation).blames
+
+
+def _blame(study: Study, rank: int, caused_s: float) -> Blame:
+    generation, took_s = study.generation, float(study.durations_s.sum())
+    each_s = caused_s / max(len(generation.workers) - 1, 1)
+    part = each_s / took_s if took_s else 0.0
+    stretches = _stretches(study, rank) if part >= _MENTIONED else ()
+    return Blame(
+        rank=rank,
+        worker=generation.workers[rank],
+        caused_s=caused_s,
+        each_s=each_s,
+        part=part,
+        slowest_steps=int(np.count_nonzero(study.waits.caused_s[:, rank])),
+        stretches=stretches,
+        reason=_reason(generation, rank, each_s, part, stretches),
+    )
 
 
 def _stretches(study: Study, rank: int) -> tuple[Stretch, ...]:
-    generation, waits = study.generation, study.waits
+    last = study.generation.steps - 1
     # Of a run in which every step is the first of a pass, no speed is known.
-    phases = study.phases(rank) or (SpeedPhase(0, generation.steps - 1, 1.0),)
+    phases = study.phases(rank) or (SpeedPhase(0, last, 1.0),)
     # Steps before, between and after those that are modelled belong to the phase before.
     begins = [0, *(phase.first for phase in phases[1:])]
-    ends = [*(begin - 1 for begin in begins[1:]), generation.steps - 1]
+    ends = [*(begin - 1 for begin in begins[1:]), last]
     found = [
-        _stretch(generation, rank, waits, SpeedPhase(begin, end, phase.speed))
+        _stretch(study, rank, SpeedPhase(begin, end, phase.speed))
         for begin, end, phase in zip(begins, ends, phases, strict=True)
     ]
     return tuple(sorted(found, key=lambda one: -one.caused_s))
 
 
-def _stretch(generation: RecordedGeneration, rank: int, waits: Waits, phase: SpeedPhase) -> Stretch:
-    first, last = _waited(waits.caused_s[phase.first : phase.last + 1], rank)
-    first, last = phase.first + first, phase.first + last
+def _stretch(study: Study, rank: int, phase: SpeedPhase) -> Stretch:
+    begin, table = study.generation.first, study.generation.table
+    of_phase_s = study.waits.caused_s[phase.first : phase.last + 1]
+    first, last = (phase.first + row for row in _waited(of_phase_s, rank))
     rows = slice(first, last + 1)
-    busy_s = float(np.nansum(generation.table.busy_s[rows, rank]))
-    data_s = float(np.nansum(generation.table.data_s[rows, rank]))
-    longer, often = _slower(generation.table.busy_s[rows], waits.caused_s[rows, rank], rank)
+    busy_s = float(np.nansum(table.busy_s[rows, rank]))
+    data_s = float(np.nansum(table.data_s[rows, rank]))
+    longer, often = _slower(table.busy_s[rows], study.waits.caused_s[rows, rank], rank)
     return Stretch(
-        first=generation.first + first,
-        last=generation.first + last,
+        first=begin + first,
+        last=begin + last,
         speed=phase.speed,
-        caused_s=float(waits.caused_s[phase.first : phase.last + 1, rank].sum()),
+        caused_s=float(of_phase_s[:, rank].sum()),
         data_part=data_s / busy_s if busy_s else 0.0,
         longer=longer,
         often=often,
@@ -343,3 +310,122 @@ def _why(generation: RecordedGeneration, one: Stretch) -> str:
     if one.longer < _CHANCE:
         return "by chance, as its times scatter; it is no slower as a rule"
     return share
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """A worker that was slower than at its best, where its waits do not tell that already."""
+
+    rank: int
+    lost: float  # steps at its best speed that it lost
+    told: str  # how slow it was when, such as ``ran at 0.5 of its best speed since step 200``
+
+
+def slowed_of(study: Study, ranks: Iterable[int]) -> tuple[Slowdown, ...]:
+    """Return who of some workers slowed down, who lost most first.
+
+    Cost:
+        that of their phases, some 20 ms for each worker.
+    """
+    found = []
+    for rank in ranks:
+        phases = [
+            one
+            for one in study.phases(rank)
+            if one.speed < _SLOWER and _steps(one) >= _LASTING * study.generation.steps
+        ]
+        told = _slowdown_told(study, rank, phases)
+        if told:
+            lost = sum((1.0 - one.speed) * _steps(one) for one in phases)
+            found.append(Slowdown(rank, lost, f"ran {told}"))
+    return tuple(sorted(found, key=lambda one: -one.lost))
+
+
+def _steps(phase: SpeedPhase) -> int:
+    return phase.last - phase.first + 1
+
+
+def _slowdown_told(study: Study, rank: int, phases: Sequence[SpeedPhase]) -> str:
+    """Return at which speed a worker ran when; nothing where its waits tell that already."""
+    if not phases:
+        return ""
+    blamed = any(one.rank == rank and one.stretches for one in study.blames)
+    if len(phases) > _MOST_PHASES:
+        if blamed:
+            return ""
+        slowest = min(one.speed for one in phases)
+        return (
+            f"below its best speed in {len(phases)} phases, at {slowest:.2f} of it in the slowest"
+        )
+    changes = [_share_change(study, rank, one) for one in phases]
+    if blamed and not any(changes):
+        return ""
+    return "; ".join(
+        f"at {one.speed:.2f} of its best speed {_steps_told(study, one)}{change}"
+        for one, change in zip(phases, changes, strict=True)
+    )
+
+
+def _steps_told(study: Study, phase: SpeedPhase) -> str:
+    first = study.generation.first
+    if phase.last >= study.generation.steps - 1:
+        return f"since step {first + phase.first:,}"
+    return f"in steps {first + phase.first:,} to {first + phase.last:,}"
+
+
+def _share_change(study: Study, rank: int, phase: SpeedPhase) -> str:
+    """Return how its share answered to a phase of its speed."""
+    share = study.share(rank)
+    before, after = share[max(phase.first - 1, 0)], share[phase.last]
+    if np.isnan(before) or np.isnan(after) or before == after:
+        return ""
+    return f", its share going from {before:,.0f} to {after:,.0f} samples"
+
+
+@dataclass(frozen=True, slots=True)
+class Totals(JudgedTime):
+    """Sums over all steps of one or several generations, in seconds."""
+
+    steps: int
+    samples: int
+    took_s: float
+    busy_s: float
+    waited_s: float
+    communication_s: float
+    apart_s: float  # evaluation, saving, waiting for decisions, by the clock
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sums and the figures that they give, as JSON types."""
+        names = ("efficiency_model", "speedup_model", "bound_model", "saved_s", "waiting_part")
+        return {**asdict(self), **{name: getattr(self, name) for name in names}}
+
+    @property
+    def waiting_part(self) -> float:
+        """Of all workers' time in steps, the part spent waiting for slower ones."""
+        whole_s = self.busy_s + self.waited_s
+        return self.waited_s / whole_s if whole_s else 0.0
+
+
+def totals_of(generations: Sequence[RecordedGeneration]) -> Totals:
+    """Return what some generations came to together."""
+    parts = [_totals(one) for one in generations] or [Totals(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)]
+    names = Totals.__dataclass_fields__
+    return Totals(**{name: sum(getattr(part, name) for part in parts) for name in names})
+
+
+def _totals(generation: RecordedGeneration) -> Totals:
+    table, waits, lasting_s = generation.table, waits_of(generation), durations_s(generation)
+    judged = judged_time(lasting_s, generation.slowest_s, table.other_s)
+    return Totals(
+        steps=generation.steps,
+        samples=int(np.maximum(table.share, 0).sum()),
+        took_s=float(lasting_s.sum()),
+        judged_steps=judged.judged_steps,
+        judged_s=judged.judged_s,
+        equal_s=judged.equal_s,
+        best_s=judged.best_s,
+        busy_s=float(np.nansum(table.busy_s)),
+        waited_s=float(waits.waited_s.sum()),
+        communication_s=float(waits.communication_s.sum()),
+        apart_s=float(np.nan_to_num(table.apart_s).max(axis=1, initial=0.0).sum()),
+    )

@@ -7,15 +7,16 @@ from dataclasses import asdict, dataclass
 from math import floor
 from typing import Any
 
-import numpy as np
-
-from evenstride.core.fleet import FloatArray
-from evenstride.report.analysis.attribution import Study, waits_of
+from evenstride.report.analysis.attribution import Study, Totals, slowed_of, totals_of
 from evenstride.report.analysis.record_validation import seconds_of
-from evenstride.report.analysis.run_generation import RecordedDecision, RecordedGeneration
+from evenstride.report.analysis.run_generation import (
+    RecordedDecision,
+    RecordedGeneration,
+    median_s,
+    since_met,
+    waits_of,
+)
 from evenstride.report.analysis.run_timeline import LeaderProcess, RunTimeline
-from evenstride.report.analysis.slowdowns import slowed_of
-from evenstride.report.analysis.totals import Totals, totals_of
 from evenstride.report.wording import plain
 
 RECENT = 20
@@ -26,98 +27,58 @@ _ALIKE = 1e-6  # epochs
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """How one worker stands; times are medians of the latest steps.
-
-    Args:
-        rank: of the worker.
-        name: of it.
-        state: what it is to the run.
-        share: samples per step.
-        busy_s: own work in a step; ``None`` if nothing was heard of it.
-        wait_s: waiting for slower workers, and communication.
-        speed: as a part of its own best.
-        since: step from which its speed has been so; ``None`` if all the time.
-        caused_s: seconds that each of the others waited for it, on average, since these met.
-        peak_bytes: of memory, as reported last.
-        limit_bytes: of memory, as reported last.
-    """
+    """How one worker stands; times are medians of the latest steps."""
 
     rank: int
     name: str
-    state: str
-    share: int
-    busy_s: float | None
-    wait_s: float | None
-    speed: float | None
-    since: int | None
-    caused_s: float
-    peak_bytes: int | None
-    limit_bytes: int | None
+    state: str  # what it is to the run
+    share: int  # samples per step
+    busy_s: float | None  # own work in a step; ``None`` if nothing was heard of it
+    wait_s: float | None  # waiting for slower workers, and communication
+    speed: float | None  # as a part of its own best
+    since: int | None  # step from which its speed has been so; ``None`` if all the time
+    caused_s: float  # seconds that each of the others waited for it, on average, since these met
+    peak_bytes: int | None  # of memory, as reported last
+    limit_bytes: int | None  # of memory, as reported last
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How a run stands.
+    """How a run stands."""
 
-    Args:
-        run: its trace file.
-        policy: by its specification.
-        sync: mode of synchronisation.
-        lockstep: whether workers wait for one another.
-        global_batch: samples per step.
-        generation: of workers, counted over the whole run from 1.
-        lives: processes that have written the trace.
-        step: steps that the leader has committed, in this process.
-        epoch: epochs trained, with the part of the one in hand; ``None`` if not known.
-        step_s: median time of the latest steps.
-        heard_s: seconds since the trace was written last, as far as that is known.
-        ended: whether the run has said that it ended.
-        totals: sums over all of it.
-        workers: in rank order.
-        decision: the latest.
-        changes: the latest changes of the shares, the last one first.
-        blames: who made others wait, in sentences, those who cost most; then who was slow though
-            nobody waited for it, as it has fewer samples.
-        alerts: notes that warn, the last one first.
-        unread: what could not be read.
-        not_measured: why steps could not be measured; empty if they could.
-    """
-
-    run: str
-    policy: str
-    sync: str
-    lockstep: bool
-    global_batch: int
-    generation: int
-    lives: int
-    step: int
-    epoch: float | None
-    step_s: float | None
-    heard_s: float | None
-    ended: bool
-    totals: Totals
-    workers: tuple[WorkerView, ...]
-    decision: RecordedDecision | None
-    changes: tuple[RecordedDecision, ...]
+    run: str  # its trace file
+    policy: str  # by its specification
+    sync: str  # mode of synchronisation
+    lockstep: bool  # whether workers wait for one another
+    global_batch: int  # samples per step
+    generation: int  # of workers, counted over the whole run from 1
+    lives: int  # processes that have written the trace
+    step: int  # steps that the leader has committed, in this process
+    epoch: float | None  # epochs trained, with the part of the one in hand; ``None`` if not known
+    step_s: float | None  # median time of the latest steps
+    heard_s: float | None  # seconds since the trace was written last, as far as that is known
+    ended: bool  # whether the run has said that it ended
+    totals: Totals  # sums over all of it
+    workers: tuple[WorkerView, ...]  # in rank order
+    decision: RecordedDecision | None  # the latest
+    changes: tuple[RecordedDecision, ...]  # the latest changes of the shares, the last one first
+    # Who made others wait, in sentences, those who cost most; then who was slow though nobody
+    # waited for it, as it has fewer samples
     blames: tuple[str, ...]
-    alerts: tuple[str, ...]
-    unread: tuple[str, ...]
-    not_measured: str = ""
+    alerts: tuple[str, ...]  # notes that warn, the last one first
+    unread: tuple[str, ...]  # what could not be read
+    not_measured: str = ""  # why steps could not be measured; empty if they could
 
     def to_dict(self) -> dict[str, Any]:
         """Return the view as JSON types, with the figures that totals give."""
-        names = ("efficiency_model", "speedup_model", "bound_model", "saved_s", "waiting_part")
-        unknown = bool(self.not_measured) and not self.totals.steps
-        figures = {name: None if unknown else getattr(self.totals, name) for name in names}
-        return {**asdict(self), "totals": {**asdict(self.totals), **figures}}
+        totals = self.totals.to_dict()
+        if self.not_measured and not self.totals.steps:
+            totals |= dict.fromkeys(totals.keys() - asdict(self.totals).keys())
+        return {**asdict(self), "totals": totals}
 
 
 def view_of(story: RunTimeline, now_unix_s: float) -> View | None:
     """Return how a run stands; ``None`` before its workers have met.
-
-    Args:
-        story: of it, as far as it was read.
-        now_unix_s: the present time, seconds since 1970.
 
     Cost:
         some 20 ms for each worker, and 0.1 us for each of its steps.
@@ -127,10 +88,9 @@ def view_of(story: RunTimeline, now_unix_s: float) -> View | None:
         return None
     life = story.lives[-1]
     committed = max(step for _, step in now.anchors)
-    parts = _since_met(story.lives[now.life].generations)
+    parts = since_met(story.lives[now.life].generations)
     # A batch that was decided at the last step has none yet.
     study = Study(next((one for one in reversed(parts) if one.steps), now))
-    durations = study.durations_s[-RECENT:]
     decisions = [decision for one in parts for decision in one.decisions]
     moves = [one for one in decisions if one.shares is not None]
     header = life.header
@@ -144,7 +104,7 @@ def view_of(story: RunTimeline, now_unix_s: float) -> View | None:
         lives=len(story.lives),
         step=committed,
         epoch=_epoch(story.lives[now.life], committed),
-        step_s=float(np.median(durations)) if len(durations) else None,
+        step_s=median_s(study.durations_s[-RECENT:]),
         heard_s=_heard_s(life, now, now_unix_s),
         ended=story.ended,
         totals=totals_of(story.generations),
@@ -156,12 +116,6 @@ def view_of(story: RunTimeline, now_unix_s: float) -> View | None:
         unread=story.unread,
         not_measured=now.not_measured,
     )
-
-
-def _since_met(generations: Sequence[RecordedGeneration]) -> list[RecordedGeneration]:
-    """Return the generations since the workers met: one for each global batch that they had."""
-    last = max((n for n, one in enumerate(generations) if one.met), default=0)
-    return list(generations[last:])
 
 
 def _blames(study: Study) -> tuple[str, ...]:
@@ -183,7 +137,7 @@ def _workers(study: Study, parts: Sequence[RecordedGeneration]) -> tuple[WorkerV
     shares = now.shares
     found = []
     for rank, name in enumerate(now.workers):
-        speed, since = _speed(study, rank)
+        speed, since = study.speed_now(rank)
         held = now.held.get(rank)
         found.append(
             WorkerView(
@@ -191,8 +145,8 @@ def _workers(study: Study, parts: Sequence[RecordedGeneration]) -> tuple[WorkerV
                 name=plain(name, 80),
                 state=now.standing[rank] if rank < len(now.standing) else "serving",
                 share=shares[rank] if rank < len(shares) else 0,
-                busy_s=_median(busy_s[:, rank]),
-                wait_s=_median(wait_s[:, rank]),
+                busy_s=median_s(busy_s[:, rank]),
+                wait_s=median_s(wait_s[:, rank]),
                 speed=speed,
                 since=since,
                 caused_s=float(caused_s[rank]),
@@ -201,20 +155,6 @@ def _workers(study: Study, parts: Sequence[RecordedGeneration]) -> tuple[WorkerV
             )
         )
     return tuple(found)
-
-
-def _speed(study: Study, rank: int) -> tuple[float | None, int | None]:
-    """Return a worker's speed now as a part of its best, and the step it has been so since."""
-    phases = study.phases(rank)
-    if not phases:
-        return None, None
-    last = phases[-1]
-    return last.speed, study.generation.first + last.first if len(phases) > 1 else None
-
-
-def _median(values: FloatArray) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else None
 
 
 def _epoch(life: LeaderProcess, committed: int) -> float | None:

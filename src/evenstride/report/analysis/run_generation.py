@@ -1,34 +1,136 @@
-"""One generation of workers, from the forming of its group to the next one's."""
+"""One generation of workers: its steps as columns, their splits, who waited, and the clock.
+
+A trace has how long steps took, and now and then how many were committed at which moment. Between
+two such moments steps follow one another; time that none of them accounts for (evaluation, saving)
+lies before the step that had it, as far as that is known, else before the first of a pass over the
+data, and else before the first. A little of it is no pause, and lies between all steps.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.allocation.speedup import Yardstick
-from evenstride.core.fleet import FloatArray, Shares
-from evenstride.core.time_model.curve_estimates import CurveEstimates
-from evenstride.report.analysis.step_table import StepTable
+from evenstride.core.fleet import FloatArray, IntArray, Shares
+from evenstride.core.time_model.estimates import CurveEstimates
+from evenstride.core.time_model.observation import Measurements, PeakMemory
+
+_FIRST_ROOM = 256
+_MOST_CELLS = 4e8
+"""A step beyond that many times of all workers is not believed: it would not fit into memory."""
+
+
+class StepTable:
+    """Steps of one generation of workers; rows are steps, columns workers.
+
+    What nobody has told of is not a number, and a share of -1.
+    """
+
+    def __init__(self, first: int, workers: int) -> None:
+        self.first, self.workers = first, workers
+        self._count = 0
+        self._times = np.full((_FIRST_ROOM, 4, workers), np.nan)
+        self._share = np.full((_FIRST_ROOM, workers), -1, dtype=np.int64)
+        self._modelled = np.zeros((_FIRST_ROOM, workers), dtype=np.bool_)
+        self._other_s = np.full((2, _FIRST_ROOM), np.nan)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def busy_s(self) -> FloatArray:
+        """Own work: data, compute and the usual time between steps, ``(steps, workers)``."""
+        return self._times[: self._count, 0]
+
+    @property
+    def wait_s(self) -> FloatArray:
+        """The rest of a step: waiting for others, and communication, ``(steps, workers)``."""
+        return self._times[: self._count, 1]
+
+    @property
+    def data_s(self) -> FloatArray:
+        """Of the busy time, waiting for data: the mean of its observation."""
+        return self._times[: self._count, 2]
+
+    @property
+    def apart_s(self) -> FloatArray:
+        """Evaluation, saving, waiting for decisions: what an observation had, in its first step."""
+        return self._times[: self._count, 3]
+
+    @property
+    def share(self) -> IntArray:
+        """Samples, ``(steps, workers)``."""
+        return self._share[: self._count]
+
+    @property
+    def modelled(self) -> npt.NDArray[np.bool_]:
+        """Whether a step says something about a worker's speed, ``(steps, workers)``."""
+        return self._modelled[: self._count]
+
+    @property
+    def other_s(self) -> FloatArray:
+        """What the equal and the best split would have made of each step, ``(2, steps)``."""
+        return self._other_s[:, : self._count]
+
+    @property
+    def whole(self) -> npt.NDArray[np.bool_]:
+        """Which steps all workers have told of, ``(steps,)``."""
+        return np.asarray(~np.isnan(self.busy_s).any(axis=1))
+
+    def add(self, measured: Measurements) -> int:
+        """Take what was measured; return how many observations were of no step there can be."""
+        left_out = 0
+        for seen in measured:
+            at = seen.first_step - self.first
+            sound = 0 <= seen.worker < self.workers and at >= 0
+            if not sound or not self._room(at + seen.steps):
+                left_out += 1
+                continue
+            rows = slice(at, at + seen.steps)
+            self._times[rows, 0, seen.worker] = seen.busy_s
+            self._times[rows, 1, seen.worker] = seen.wait_s
+            self._times[rows, 2, seen.worker] = seen.data_s / max(seen.steps, 1)
+            self._times[rows, 3, seen.worker] = 0.0
+            self._times[at, 3, seen.worker] = seen.outside_s + seen.control_wait_s
+            self._share[rows, seen.worker] = seen.share
+            self._modelled[rows, seen.worker] = seen.modelled
+            self._count = max(self._count, at + seen.steps)
+        return left_out
+
+    def judge(self, rows: IntArray, other_s: FloatArray) -> None:
+        """Keep what the equal and the best split would have made of some steps, ``(2, rows)``."""
+        self._other_s[:, rows] = other_s
+
+    def _room(self, rows: int) -> bool:
+        """Make room for some steps; return whether there can be so many."""
+        have = len(self._share)
+        if rows <= have:
+            return True
+        # What is told of comes in order, give or take what ranks are apart.
+        if rows > 2 * self._count + 100_000 or 4.0 * rows * self.workers > _MOST_CELLS:
+            return False
+        more = max(rows, 2 * have) - have
+        self._times = np.concatenate([self._times, np.full((more, 4, self.workers), np.nan)])
+        self._share = np.concatenate([self._share, np.full((more, self.workers), -1)])
+        fresh = np.zeros((more, self.workers), dtype=np.bool_)
+        self._modelled = np.concatenate([self._modelled, fresh])
+        self._other_s = np.concatenate([self._other_s, np.full((2, more), np.nan)], axis=1)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedDecision:
-    """What the leader decided.
+    """What the leader decided."""
 
-    Args:
-        step: first step that it holds for.
-        at_s: when, in seconds since the process began.
-        shares: of all ranks, samples; ``None`` where nothing was changed.
-        reason: one sentence, as the controller gave it.
-    """
-
-    step: int
-    at_s: float
-    shares: Shares | None
-    reason: str
+    step: int  # first step that it holds for
+    at_s: float  # when, in seconds since the process began
+    shares: Shares | None  # of all ranks, samples; ``None`` where nothing was changed
+    reason: str  # one sentence, as the controller gave it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,44 +144,30 @@ class Incident:
 
 @dataclass(slots=True, eq=False)
 class RecordedGeneration:
-    """One generation of workers, filled while its trace is read.
+    """One generation of workers, filled while its trace is read."""
 
-    Args:
-        life: number of the process in the run, from 0.
-        number: of the generation: 0 for the first, as the process counts them.
-        global_batch: samples of a step.
-        workers: names, in rank order.
-        table: times and shares of their steps.
-        lockstep: whether all take the same steps; else nobody waits for another.
-        met: whether its workers met when it began; else they went on with another global batch.
-        decisions: in order.
-        incidents: in order.
-        anchors: seconds since the process began at which so many steps were committed.
-        held: the latest that is known of each rank's memory.
-        memory: all that was told of it, with the seconds since the process began.
-        standing: what each rank is to the run at the end.
-        not_measured: why its steps could not be measured; empty if they could.
-        curves: of the ranks that serve, as they were fitted at the end, with their ``serving``
-            ranks; ``None`` if not all were measured.
-    """
-
-    life: int
-    number: int
-    global_batch: int
-    workers: tuple[str, ...]
-    table: StepTable
-    lockstep: bool = True
+    life: int  # number of the process in the run, from 0
+    number: int  # of the generation: 0 for the first, as the process counts them
+    global_batch: int  # samples of a step
+    workers: tuple[str, ...]  # names, in rank order
+    table: StepTable  # times and shares of their steps
+    lockstep: bool = True  # whether all take the same steps; else nobody waits for another
+    # Whether its workers met when it began; else they went on with another global batch
     met: bool = True
     decisions: list[RecordedDecision] = field(default_factory=list)
     incidents: list[Incident] = field(default_factory=list)
+    # Seconds since the process began at which so many steps were committed
     anchors: list[tuple[float, int]] = field(default_factory=list)
+    # The latest that is known of each rank's memory
     held: dict[int, PeakMemory] = field(default_factory=dict)
+    # All that was told of it, with the seconds since the process began
     memory: list[tuple[float, PeakMemory]] = field(default_factory=list)
-    standing: tuple[str, ...] = ()
-    not_measured: str = ""
+    standing: tuple[str, ...] = ()  # what each rank is to the run at the end
+    not_measured: str = ""  # why its steps could not be measured; empty if they could
+    # Of the ranks that serve, as they were fitted at the end, with their ``serving`` ranks;
+    # ``None`` if not all were measured
     curves: CurveEstimates | None = None
     serving: tuple[int, ...] = ()
-    _judged_s: FloatArray = field(default_factory=lambda: np.zeros((2, 0)))
     _looked_at: int = 0
     _late: list[int] = field(default_factory=list)
 
@@ -111,18 +199,12 @@ class RecordedGeneration:
 
         Not a number where that is not known.
         """
-        return np.asarray(self.other_s[0])
+        return np.asarray(self.table.other_s[0])
 
     @property
     def best_s(self) -> FloatArray:
         """What the best split would have made of each step, likewise."""
-        return np.asarray(self.other_s[1])
-
-    @property
-    def other_s(self) -> FloatArray:
-        """Both of them, ``(2, steps)``."""
-        self._make_room()
-        return self._judged_s[:, : self.steps]
+        return np.asarray(self.table.other_s[1])
 
     @property
     def judged(self) -> npt.NDArray[np.bool_]:
@@ -149,17 +231,14 @@ class RecordedGeneration:
     def judge(self, yardstick: Yardstick | None) -> None:
         """Compare the steps that have become whole with the equal and the best split.
 
-        Each is judged by the curves of the time when it did, as the run itself judges.
-
-        Args:
-            yardstick: by those curves; ``None`` if they are not known.
+        Each is judged by the curves of the time when it did, as the run itself judges; where they
+        are not known, not at all.
         """
         rows = self._fresh()
-        self._make_room()
         if yardstick is None or not len(rows):
             return
         slowest_s = self.table.busy_s[rows].max(axis=1)  # of these alone: judging is not quadratic
-        self._judged_s[:, rows] = yardstick.judge(self.table.share[rows], slowest_s)
+        self.table.judge(rows, yardstick.judge(self.table.share[rows], slowest_s))
 
     def _fresh(self) -> npt.NDArray[np.int64]:
         """Return the rows that have become whole since the last call."""
@@ -169,8 +248,146 @@ class RecordedGeneration:
         self._looked_at, self._late = self.steps, rows[~whole].tolist()[-4096:]
         return np.asarray(rows[whole])
 
-    def _make_room(self) -> None:
-        have = self._judged_s.shape[1]
-        if self.steps > have:
-            nothing = np.full((2, max(self.steps, 2 * have) - have), np.nan)
-            self._judged_s = np.concatenate([self._judged_s, nothing], axis=1)
+
+def split_rows(generation: RecordedGeneration) -> IntArray:
+    """Return for each step the row of a step that shows its split whole, ``(steps,)``.
+
+    That is its own, unless it had fewer samples than the global batch: then that of the latest one
+    before it that did not, or of the first. Where no step had them all, each has its own.
+    """
+    share = generation.table.share
+    rows = np.arange(generation.steps)
+    if not generation.lockstep:  # each takes steps of its own, and no step is all of theirs
+        return rows
+    short = (share >= 0).all(axis=1) & (share.sum(axis=1) < generation.global_batch)
+    if short.all():
+        return rows
+    before = np.maximum.accumulate(np.where(short, -1, rows))
+    return np.where(before < 0, np.argmin(short), before)
+
+
+def split_share(generation: RecordedGeneration, rank: int, rows: IntArray) -> FloatArray:
+    """Return a worker's samples in the split of each step, ``(steps,)``, by the `split_rows`.
+
+    Not a number where nothing was told.
+    """
+    share = generation.table.share[rows, rank].astype(np.float64)
+    return np.where(share < 0, np.nan, share)
+
+
+_NO_PAUSE = 0.05
+"""Part of the steps' time: less than that is what their measured times are off the clock by."""
+
+
+def durations_s(generation: RecordedGeneration) -> FloatArray:
+    """Return how long each step took, ``(steps,)``: on average of the workers that told of it.
+
+    They begin and end it together, give or take what each is early or late by. That comes back in
+    their next step, so the mean adds up to the clock, and the longest would to more. Where workers
+    do not keep step, it is that of the worker that was at it longest. A step that nobody has told
+    of yet takes the median.
+    """
+    table = generation.table
+    if not generation.steps:
+        return np.zeros(0)
+    spent_s = table.busy_s + table.wait_s
+    told = ~np.isnan(spent_s)
+    counts, spent_s = np.count_nonzero(told, axis=1), np.where(told, spent_s, 0.0)
+    if generation.lockstep:
+        lasting_s = spent_s.sum(axis=1) / np.maximum(counts, 1)
+    else:
+        lasting_s = spent_s.max(axis=1)
+    known = counts > 0
+    return np.where(known, lasting_s, np.median(lasting_s[known]) if known.any() else 0.0)
+
+
+def spans_s(generation: RecordedGeneration) -> tuple[FloatArray, FloatArray]:
+    """Return when steps began and ended, ``(steps,)`` each, in seconds of their process's clock.
+
+    They never overlap, are in order, and lie within what was recorded. Workers that do not keep
+    step have no such times in common; theirs are those of the one with the most to do, step by
+    step.
+    """
+    lasting_s = durations_s(generation)
+    apart_s = np.nan_to_num(generation.table.apart_s, nan=0.0).max(axis=1, initial=0.0)
+    if not len(lasting_s):
+        return np.zeros(0), np.zeros(0)
+    ends_s = _ends(generation, lasting_s, apart_s)
+    begins_s = np.maximum(ends_s - lasting_s, np.append(generation.anchors[0][0], ends_s[:-1]))
+    return begins_s, ends_s
+
+
+def _ends(generation: RecordedGeneration, lasting_s: FloatArray, apart_s: FloatArray) -> FloatArray:
+    """Return the ends of steps: stretched or shrunk to what lies between two known moments."""
+    at = [(0, generation.anchors[0][0])]
+    for when_s, step in generation.anchors[1:]:
+        row = min(step - generation.first, len(lasting_s))
+        if row > at[-1][0] and when_s > at[-1][1]:
+            at.append((row, when_s))
+    ends_s = np.zeros(len(lasting_s))
+    fresh = np.asarray(~generation.table.modelled.any(axis=1), dtype=np.bool_)
+    for (first, from_s), (last, until_s) in pairwise(at):
+        rows = slice(first, last)
+        room_s = until_s - from_s
+        ends_s[rows] = from_s + _placed(lasting_s[rows], apart_s[rows], fresh[rows], room_s)
+    first, from_s = at[-1]
+    if first < len(lasting_s):  # steps after the last known moment
+        ends_s[first:] = from_s + np.cumsum(lasting_s[first:] + apart_s[first:])
+    return ends_s
+
+
+def _placed(
+    lasting_s: FloatArray, apart_s: FloatArray, fresh: npt.NDArray[np.bool_], room_s: float
+) -> FloatArray:
+    """Return the ends of steps within the room that they have together.
+
+    ``apart_s`` is known of the time before each; ``fresh`` ones may be the first of a pass.
+    """
+    work_s = float(lasting_s.sum())
+    left_s = room_s - work_s
+    if left_s <= 0.0:
+        return np.asarray(np.cumsum(lasting_s) * (room_s / work_s if work_s else 0.0))
+    known_s = float(apart_s.sum())
+    gaps_s = apart_s * min(left_s / known_s, 1.0) if known_s else np.zeros(len(lasting_s))
+    rest_s = max(left_s - float(gaps_s.sum()), 0.0)
+    if not fresh.any() and rest_s < _NO_PAUSE * work_s:
+        return np.asarray(np.cumsum(gaps_s + lasting_s * (1.0 + rest_s / work_s)))
+    before = np.flatnonzero(fresh) if fresh.any() else np.zeros(1, dtype=np.int64)
+    gaps_s[before] += rest_s / len(before)
+    return np.asarray(np.cumsum(gaps_s + lasting_s))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waits:
+    """Who waited for whom in a generation."""
+
+    caused_s: FloatArray  # by each worker in each step, ``(steps, workers)``
+    waited_s: FloatArray  # by each worker for the slowest, ``(steps, workers)``
+    communication_s: FloatArray  # the least wait of each step, ``(steps,)``
+
+
+def waits_of(generation: RecordedGeneration) -> Waits:
+    """Return who waited for whom, step by step; 0 in steps that not all have told of."""
+    table, whole = generation.table, generation.table.whole
+    busy_s = table.busy_s[whole]
+    shape = (generation.steps, len(generation.workers))
+    caused_s, waited_s = np.zeros(shape), np.zeros(shape)
+    communication_s = np.zeros(generation.steps)
+    if len(busy_s) and generation.lockstep:
+        slowest = busy_s.argmax(axis=1)
+        gaps_s = busy_s.max(axis=1)[:, np.newaxis] - busy_s
+        waited_s[whole] = gaps_s
+        caused_s[np.flatnonzero(whole), slowest] = gaps_s.sum(axis=1)
+        communication_s[whole] = table.wait_s[whole].min(axis=1)
+    return Waits(caused_s, waited_s, communication_s)
+
+
+def median_s(values_s: FloatArray) -> float | None:
+    """Return the median of the times that are known; ``None`` if none is."""
+    known = values_s[~np.isnan(values_s)]
+    return float(np.median(known)) if len(known) else None
+
+
+def since_met(generations: Sequence[RecordedGeneration]) -> Sequence[RecordedGeneration]:
+    """Return the latest since their workers met: one for each global batch that they had."""
+    return generations[max((n for n, one in enumerate(generations) if one.met), default=0) :]

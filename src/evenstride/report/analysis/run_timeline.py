@@ -7,13 +7,14 @@ decisions is what the run itself wrote.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from evenstride.core.allocation.speedup import Yardstick, equal_split
 from evenstride.core.control.advance import advance, learn
-from evenstride.core.control.batch_size import rebatched
 from evenstride.core.control.events import (
     EpochEnded,
     Event,
@@ -29,56 +30,55 @@ from evenstride.core.control.events import (
     SetBatch,
     SetShares,
 )
-from evenstride.core.control.state import Control
+from evenstride.core.control.state import Control, rebatched
 from evenstride.core.fleet import Shares
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import TraceError
-from evenstride.report.analysis.completeness import gaps, unlike_summary, untold
 from evenstride.report.analysis.record_validation import (
     MOST_STEPS,
     batch_of,
     check_exchanged,
     check_formed,
     check_shares,
+    gaps,
     lockstep_of,
     number_of,
     possible,
     seconds_of,
     shallow,
+    unlike_summary,
+    untold,
     whole_of,
 )
-from evenstride.report.analysis.run_generation import Incident, RecordedDecision, RecordedGeneration
-from evenstride.report.analysis.step_table import StepTable
+from evenstride.report.analysis.run_generation import (
+    Incident,
+    RecordedDecision,
+    RecordedGeneration,
+    StepTable,
+)
 from evenstride.report.wording import plain
-from evenstride.trace.read import DataPass, pass_of
+from evenstride.trace.read import DataPass, TraceTail, pass_of
 from evenstride.trace.run_log import DAMAGED, TraceFold
-from evenstride.trace.tail import TraceTail
 
 _LONGEST_NAME = 120
 _FURTHEST = 100_000  # steps that may be committed before anyone tells of them
 _FURTHEST_STEP = (1 << 63) - 1
+_SAME = 1e-9  # epochs, by which sums of steps may differ from a position
 _MOST = 1e15  # steps that a training may have
 
 
 @dataclass(slots=True)
 class LeaderProcess:
-    """What one process of the leader has written.
-
-    Args:
-        header: facts about it, as it wrote them.
-        generations: of its workers.
-        summary: that it ended with; ``None`` if it did not end, or not yet.
-        metrics: by name, what evaluations found: step, epochs, value.
-        losses: step and loss of the measured steps.
-        notes: of other kinds, such as alerts.
-    """
+    """What one process of the leader has written."""
 
     header: dict[str, Any]
     generations: list[RecordedGeneration] = field(default_factory=list)
-    summary: dict[str, Any] | None = None
+    summary: dict[str, Any] | None = None  # ``None`` if it did not end, or not yet
+    # By name, what evaluations found: step, epochs, value
     metrics: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
+    # Step and loss of the measured steps
     losses: list[tuple[int, float]] = field(default_factory=list)
-    notes: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)  # of other kinds, such as alerts
 
     @property
     def began_unix_s(self) -> float | None:
@@ -124,9 +124,6 @@ class LeaderProcess:
 
 class RunTimeline(TraceFold):
     """A run as far as its trace was read; `read` reads on.
-
-    Raises:
-        TraceError: there is none.
 
     Cost:
         about 0.1 ms for each exchange, and 40 bytes for each worker and step.
@@ -213,17 +210,15 @@ class RunTimeline(TraceFold):
 
     def _begun(self, header: dict[str, Any]) -> None:
         self.lives.append(LeaderProcess(shallow(header)))
-        self._start(self.lives[-1].header)
+        told = self.lives[-1].header
+        try:
+            policy = policy_from_spec(told["policy"])
+            self._control = Control(policy, memory_fraction=told.get("memory_fraction"))
+        except DAMAGED as error:
+            self._lose_control(error)
 
     def _noted(self, record: dict[str, Any]) -> None:
         self.lives[-1].take(record)
-
-    def _start(self, header: dict[str, Any]) -> None:
-        try:
-            fraction = header.get("memory_fraction")
-            self._control = Control(policy_from_spec(header["policy"]), memory_fraction=fraction)
-        except DAMAGED as error:
-            self._lose_control(error)
 
     def _lose_control(self, error: BaseException) -> None:
         self._control = None
@@ -231,29 +226,33 @@ class RunTimeline(TraceFold):
 
     def _happened(self, event: Event | Instruction) -> None:
         whole_of(getattr(event, "step", 0), _FURTHEST_STEP)
-        if isinstance(event, FleetFormed):
-            self._formed(event)
-        elif isinstance(event, Exchanged):
-            check_exchanged(event)
+        match event:
+            case FleetFormed():
+                self._formed(event)
+            case Exchanged():
+                check_exchanged(event)
         now = self._here
         if now is None:  # what an earlier process knew says nothing of this one's workers
             raise ValueError("something happened to workers that have not met")
         self._replay(event)
-        if isinstance(event, FleetFormed):
-            self._set_equal()
-        if isinstance(event, NotMeasured):
-            now.leave_unmeasured(plain(event.reason))
-        if not isinstance(event, Exchanged | MembersChanged | Recalled | EpochEnded):
-            return
-        self._step = event.step
-        if isinstance(event, Exchanged):
-            self._measured(now, event)
-        elif isinstance(event, MembersChanged):
-            for one in event.happenings:
-                why = f" ({one.why})" if one.why else ""
-                text = f"{one.worker}: {one.change.value}{why}"
-                now.incidents.append(Incident(event.step, self._at_s, plain(text)))
-        self._remember_control(now)
+        match event:
+            case FleetFormed():
+                self._set_equal()
+            case NotMeasured(reason=reason):
+                now.leave_unmeasured(plain(reason))
+            case Exchanged():
+                self._measured(now, event)
+            case MembersChanged(happenings=happenings):
+                for one in happenings:
+                    why = f" ({one.why})" if one.why else ""
+                    text = f"{one.worker}: {one.change.value}{why}"
+                    now.incidents.append(self._incident(event.step, text))
+        if isinstance(event, Exchanged | MembersChanged | Recalled | EpochEnded):
+            self._step = event.step
+            self._remember_control(now)
+
+    def _incident(self, step: int, text: str) -> Incident:
+        return Incident(step, self._at_s, plain(text))
 
     def _formed(self, event: FleetFormed) -> None:
         check_formed(event)
@@ -268,9 +267,8 @@ class RunTimeline(TraceFold):
             not_measured=life.generations[-1].not_measured if life.generations else "",
         )
         for one in event.happenings:
-            formed.incidents.append(
-                Incident(event.step, self._at_s, plain(f"{one.worker}: {one.change.value}"))
-            )
+            text = f"{one.worker}: {one.change.value}"
+            formed.incidents.append(self._incident(event.step, text))
         formed.anchors.append((self._at_s, event.step))
         formed.standing = ("serving",) * len(formed.workers)
         life.generations.append(formed)
@@ -343,7 +341,7 @@ class RunTimeline(TraceFold):
             not_measured=now.not_measured,
             standing=now.standing,
         )
-        after.incidents.append(Incident(effective, self._at_s, plain(reason)))
+        after.incidents.append(self._incident(effective, reason))
         self.lives[-1].generations.append(after)
         if self._control is not None:
             try:
@@ -370,12 +368,10 @@ class RunTimeline(TraceFold):
                 now.decisions.append(RecordedDecision(self._step, self._at_s, None, plain(reason)))
             case SaveAfter(steps, reason):
                 text = f"a checkpoint after {steps} steps: {reason}"
-                now.incidents.append(Incident(self._step, self._at_s, plain(text)))
+                now.incidents.append(self._incident(self._step, text))
             case LetGo(_, ranks, reason):
                 text = f"ranks {', '.join(map(str, ranks))} are let go: {reason}"
-                now.incidents.append(Incident(self._step, self._at_s, plain(text)))
-            case _:
-                pass
+                now.incidents.append(self._incident(self._step, text))
 
 
 def _step_of(record: dict[str, Any]) -> int:
@@ -388,3 +384,33 @@ def nothing_to_show(story: RunTimeline) -> TraceError:
     if not told:
         told = "its header is there, but its workers have not met yet; look again once they train"
     return TraceError(f"{plain(story.path)} tells of no run: {told}")
+
+
+def kept_before(lives: Sequence[LeaderProcess]) -> tuple[int, ...]:
+    """Return how many steps of the training, as far as they were kept, lie before each process.
+
+    A process counts its steps from its own start. Where it goes on with the training is in epochs,
+    in the record of its first pass; what the processes before it trained beyond that was undone.
+    One that tells of no pass goes on where the one before it was last heard of.
+    """
+    kept: list[int] = []
+    course: list[DataPass] = []  # of the training as it is, with the steps of all of it
+    end = 0
+    for life in lives:
+        passes = life.passes
+        start = end
+        if passes and course:
+            course = [one for one in course if one.epochs <= passes[0].epochs + _SAME]
+            start = _steps_until(passes[0].epochs, course[-1]) if course else 0
+            start -= passes[0].step
+        course += [one._replace(step=start + one.step) for one in passes]
+        end = start + max((one.first + one.steps for one in life.generations), default=0)
+        kept.append(start)
+    return tuple(kept)
+
+
+def _steps_until(epochs: float, last: DataPass) -> int:
+    """Return the steps of a training that stands so far within its last pass."""
+    # An epoch's last step may have fewer samples, and counts as one.
+    each = last.batch / last.samples
+    return last.step + ceil(round((epochs - last.epochs) / each, 6))

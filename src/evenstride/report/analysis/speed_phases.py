@@ -37,13 +37,9 @@ class SpeedPhase:
 
 
 def phases_of(speed: FloatArray) -> tuple[SpeedPhase, ...]:
-    """Return the phases of one worker.
+    """Return the phases of one worker, which cover all steps whose speed is known.
 
-    Args:
-        speed: of each step, above 0, in any unit; not a number where it is not known.
-
-    Returns:
-        They cover all steps that are known; empty if none is.
+    Speeds are above 0, in any unit; not a number where a step's is not known.
 
     Cost:
         ``O(n + 800^2)``, about 20 ms.

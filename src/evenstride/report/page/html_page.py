@@ -1,39 +1,82 @@
-"""The page: one file of HTML that asks nothing of any network."""
+"""The report of runs: one page of HTML that asks nothing of any network, or JSON; and its file.
+
+Names of hosts, files and metrics, reasons and facts are others' texts. Jinja escapes every
+expression, and `shown` takes out of texts what a browser or a reader's eye would act on.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
-from math import isnan
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cache
+from importlib.resources import files
+from math import isfinite, isnan
+from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from evenstride._version import __version__
-from evenstride.report.page import event_lists
-from evenstride.report.page.charts.chart import Chart, listed
-from evenstride.report.page.charts.closeup import (
+from evenstride.errors import ConfigError
+from evenstride.report.analysis.run_generation import Incident, RecordedDecision, RecordedGeneration
+from evenstride.report.page.chart import (
+    WIDTH,
+    Chart,
+    digits,
+    listed,
+    paths,
+    x_labels,
+    y_labels,
+)
+from evenstride.report.page.findings import (
+    MOST_LIVES,
+    alerts_of,
+    cards_of,
+    changes_table,
+    compared_table,
+    counted,
+    figures_of,
+    first_alerts,
+    headline,
+    incidents_table,
+    kept_table,
+    part_name,
+    processes_of,
+    rate_of,
+    who_waited,
+    workers_table,
+)
+from evenstride.report.page.page_runs import Leg, ReportedRun
+from evenstride.report.page.series_charts import (
+    courses_of,
+    curves_chart,
+    fitted_of,
+    metrics_charts,
+    shares_chart,
+    steptime_chart,
+    top_s,
+)
+from evenstride.report.page.worker_charts import (
     closeup_chart,
     last_window,
+    times_chart,
     usual_span_s,
     windows_of,
 )
-from evenstride.report.page.charts.curve_chart import curves_chart
-from evenstride.report.page.charts.metric_charts import metrics_charts
-from evenstride.report.page.charts.share_chart import shares_chart
-from evenstride.report.page.charts.step_time_chart import steptime_chart, top_s
-from evenstride.report.page.charts.worker_time_chart import times_chart
-from evenstride.report.page.findings import cards_of, headline, part_name, rate_of, who_waited
-from evenstride.report.page.page_runs import ReportedRun
-from evenstride.report.page.page_tables import compared_table, workers_table
-from evenstride.report.page.templates import asset, render
-from evenstride.report.text_tables import shorten
-from evenstride.report.wording import duration
+from evenstride.report.wording import duration, plain, shorten
 
 GENERATOR = "evenstride report"
 MARK = f'<meta name="generator" content="{GENERATOR}'
 """What a page of ours says of itself, near its beginning."""
+REPORT_NAME = "report.html"
+_LOOKED_AT = 4096  # bytes of a file, in which its kind shows
+_TRACE = b'{"kind":"header"'
+_LONGEST = 400  # characters of one text on the page
 _MOST_CLOSE = 6
 _MOST_METRICS = 12
 _MOST_OF_SECTIONS = 4_800_000  # bytes, so that the page of any number of runs is below 6 MB
@@ -83,7 +126,7 @@ def _sections(runs: Sequence[ReportedRun], length_s: float) -> list[Markup]:
 def _section(run: ReportedRun, number: int, length_s: float, *, alone: bool) -> Markup:
     key = f"run{number}"
     lives, metrics = run.story.lives, metrics_charts(run, key)
-    kept = event_lists.kept_table(run)
+    kept = kept_table(run)
     return render(
         "run.html",
         run=run,
@@ -94,17 +137,17 @@ def _section(run: ReportedRun, number: int, length_s: float, *, alone: bool) -> 
         cards=cards_of(run),
         who_waited=who_waited(run),
         workers=workers_table(run),
-        alerts=event_lists.first_alerts(run),
+        alerts=first_alerts(run),
         pauses=_pauses(run),
         charts=_charts(run, length_s, key, alone=alone) if run.legs else [],
-        changes=event_lists.changes_table(run),
+        changes=changes_table(run),
         kept=kept,
-        kept_count=event_lists.counted(kept.count, "decision") if kept else "",
-        incidents=event_lists.incidents_table(run),
+        kept_count=counted(kept.count, "decision") if kept else "",
+        incidents=incidents_table(run),
         metrics=metrics[:_MOST_METRICS],
         more_metrics=len(metrics) - _MOST_METRICS,
-        processes=event_lists.processes_of(run),
-        more_processes=len(lives) - event_lists.MOST_LIVES,
+        processes=processes_of(run),
+        more_processes=len(lives) - MOST_LIVES,
     )
 
 
@@ -194,3 +237,177 @@ def _page_data(runs: Sequence[ReportedRun], length_s: float) -> dict[str, object
             for run in runs
         ],
     }
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Return a template of this folder, filled in with values; all of their texts are escaped."""
+    return Markup(environment().get_template(template).render(values))
+
+
+def asset(name: str) -> Markup:
+    """Return a file of this folder as it is, such as the style sheet."""
+    return Markup(files(__package__).joinpath(name).read_text(encoding="utf-8"))
+
+
+@cache
+def environment() -> Environment:
+    """Return what makes the templates: it escapes, and refuses names that it was not given."""
+    made = Environment(
+        loader=PackageLoader(__package__, "."),
+        autoescape=True,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    made.globals |= {"paths": paths, "x_labels": x_labels, "y_labels": y_labels}
+    made.globals["width"] = WIDTH
+    made.filters["shorten"] = shorten
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return made
+
+
+def shown(value: object) -> object:
+    """Return what stands for a value before it is escaped; `Markup` is HTML already."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return digits(value)
+    return value if isinstance(value, Markup) else plain(value, _LONGEST)
+
+
+def run_data(run: ReportedRun) -> dict[str, Any]:
+    """Return a run as JSON types; what is no finite number is ``None``."""
+    told = {
+        "name": run.name,
+        "trace": str(run.story.path),
+        "policy": run.policy,
+        "sync": run.sync,
+        "lockstep": run.lockstep,
+        "ended": run.story.ended,
+        "headline": headline(run),
+        "not_measured": next((one.not_measured for one in reversed(run.story.generations)), ""),
+        "who_waited": who_waited(run),
+        "samples_per_s": rate_of(run),
+        "totals": run.totals.to_dict(),
+        "workers": [asdict(figures_of(run, lane)) for lane in range(len(run.lanes))],
+        "generations": [_leg(leg) for leg in run.legs],
+        "decisions": _of_generations(run, lambda one: one.decisions),
+        "incidents": _of_generations(run, lambda one: one.incidents),
+        "alerts": alerts_of(run),
+        "curves": [
+            {
+                "worker": run.lanes[one.lane],
+                "fixed_s": one.fixed_s,
+                "per_sample_s": one.per_sample_s,
+            }
+            for one in fitted_of(run)
+        ],
+        "metrics": {
+            one.name: {"steps": one.steps.tolist(), "values": one.values.tolist()}
+            for one in courses_of(run)
+        },
+        "processes": [{"header": life.header, "summary": life.summary} for life in run.story.lives],
+        "unread": list(run.story.unread),
+    }
+    found: dict[str, Any] = finite(told)
+    return found
+
+
+def _of_generations(
+    run: ReportedRun, of: Callable[[RecordedGeneration], Sequence[RecordedDecision | Incident]]
+) -> list[dict[str, Any]]:
+    return [
+        {"process": one.life + 1, **asdict(entry)}
+        for one in run.story.generations
+        for entry in of(one)
+    ]
+
+
+def _leg(leg: Leg) -> dict[str, Any]:
+    one = leg.generation
+    return {
+        "process": one.life + 1,
+        "generation": one.number,
+        "first_step": one.first,
+        "steps": one.steps,
+        "global_batch": one.global_batch,
+        "workers": list(one.workers),
+        "blames": [asdict(blame) for blame in leg.blames],
+        "phases": [
+            [asdict(phase) for phase in leg.phases(rank)] for rank in range(len(one.workers))
+        ],
+    }
+
+
+def finite(value: Any) -> Any:
+    """Return JSON types in which no number is infinite or none; those are ``None``."""
+    if isinstance(value, dict):
+        return {str(key): finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def place_of(trace: Path, given: Path | None) -> Path:
+    """Return the file that a report is written to: the given one, or one beside the trace."""
+    return trace.parent / REPORT_NAME if given is None else given
+
+
+def check_place(path: Path, *, force: bool) -> None:
+    """Raise `ConfigError` unless a report may be written there: it must not hide another's file."""
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder; name a file for the report, such as {path / REPORT_NAME}"
+        )
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is no plain file; name one for the report")
+    if _is_trace(path):
+        raise ConfigError(f"{path} is the trace of a run; name another file for the report")
+    if force or not path.exists():
+        return
+    try:
+        with path.open("rb") as file:
+            ours = MARK.encode() in file.read(_LOOKED_AT)
+    except OSError as error:
+        raise ConfigError(f"cannot look into {path} ({error.strerror})") from None
+    if not ours:
+        raise ConfigError(
+            f"{path} exists and is no report of evenstride; name another file with -o, or give "
+            "--force to overwrite it"
+        )
+
+
+def check_folder(path: Path) -> None:
+    """Raise `ConfigError` unless figures can be written into a folder, or one made there."""
+    there = path.absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        raise ConfigError(f"{there} is no folder; name another one for the figures than {path}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{there} may not be written into; name another folder for the figures than {path}"
+        )
+
+
+def _is_trace(path: Path) -> bool:
+    """Return whether a file begins like a trace, which nothing brings back."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_TRACE)) == _TRACE
+    except OSError:  # there is none
+        return False
+
+
+def write_page(text: str, path: Path) -> None:
+    """Write a page, whole or not at all; raise `ConfigError` if it cannot be written."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            aside.unlink()
+        raise ConfigError(f"cannot write {path} ({error.strerror})") from None

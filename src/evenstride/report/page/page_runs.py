@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from evenstride.core.fleet import FloatArray, IntArray
-from evenstride.report.analysis.attribution import Blame, Study, Waits
-from evenstride.report.analysis.run_generation import RecordedGeneration
+from evenstride.report.analysis.attribution import (
+    Study,
+    Totals,
+    totals_of,
+)
+from evenstride.report.analysis.run_generation import RecordedGeneration, spans_s
 from evenstride.report.analysis.run_timeline import RunTimeline
-from evenstride.report.analysis.slowdowns import Slowdown, slowed_of
-from evenstride.report.analysis.speed_phases import SpeedPhase
-from evenstride.report.analysis.step_clock import spans_s
-from evenstride.report.analysis.thinning import Thinned, thinned
-from evenstride.report.analysis.totals import Totals, totals_of
+from evenstride.report.page.chart import WIDTH, Scale, Ticks, TimeAxis, step_ticks
 from evenstride.report.wording import plain
 
 MOST_LANES = 32
@@ -29,53 +29,65 @@ MOST_LANES = 32
 # Of all runs of a page together; a cell is a bucket of one worker.
 _MOST_BUCKETS = 2000
 _MOST_CELLS = 24_000
+_CLOSE = 7.0  # percent of an axis; labels closer than that would run into each other
 _FEWEST_BUCKETS = 8  # of one run, however many there are
 
 
-class Leg:
-    """One generation of workers on the axis of its run."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Thinned:
+    """Buckets of neighbouring points, all of the same length but the last."""
+
+    first: IntArray  # index of each bucket's first point, ``(buckets,)``
+    last: IntArray  # index of its last
+    least: FloatArray  # smallest value; not a number where none is known
+    mean: FloatArray  # mean value
+    most: FloatArray  # largest value
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing was left out: each bucket is one point."""
+        return bool((self.first == self.last).all())
+
+
+def thinned(values: FloatArray, most: int) -> Thinned:
+    """Return values in at most so many buckets; what is not known is not a number.
+
+    >>> import numpy as np
+    >>> few = thinned(np.array([1.0, 9.0, 1.0, 1.0]), 2)
+    >>> few.least.tolist(), few.mean.tolist(), few.most.tolist()
+    ([1.0, 1.0], [5.0, 1.0], [9.0, 1.0])
+    """
+    each = max(1, -(-len(values) // most))
+    first = np.arange(0, len(values), each, dtype=np.int64)
+    last = np.minimum(first + each, len(values)) - 1
+    if not len(values):
+        return Thinned(first, last, *(np.zeros(0),) * 3)
+    known = ~np.isnan(values)
+    counts = np.add.reduceat(known.astype(np.int64), first)
+    gone = counts == 0
+    least = np.minimum.reduceat(np.where(known, values, np.inf), first)
+    largest = np.maximum.reduceat(np.where(known, values, -np.inf), first)
+    mean = np.add.reduceat(np.where(known, values, 0.0), first) / np.maximum(counts, 1)
+    return Thinned(first, last, *(np.where(gone, np.nan, a) for a in (least, mean, largest)))
+
+
+class Leg(Study):
+    """What was worked out of one generation of workers, on the axis of its run."""
 
     def __init__(
         self, generation: RecordedGeneration, offset_s: float, lanes: tuple[int, ...], each: int
     ) -> None:
-        self.generation, self.offset_s, self.lanes = generation, offset_s, lanes
+        super().__init__(generation)
+        self.offset_s, self.lanes = offset_s, lanes
         begins_s, ends_s = spans_s(generation)
         self.ends_s = ends_s + offset_s
         self.opens_s = np.append(begins_s[:1] + offset_s, self.ends_s[:-1])
         self.buckets = -(-generation.steps // each)
-        self._study = Study(generation)
-
-    @property
-    def waits(self) -> Waits:
-        """Who waited for whom, step by step."""
-        return self._study.waits
-
-    @property
-    def blames(self) -> tuple[Blame, ...]:
-        """What each worker cost the others."""
-        return self._study.blames
-
-    @property
-    def durations_s(self) -> FloatArray:
-        """How long each step took."""
-        return self._study.durations_s
 
     @property
     def curtailed(self) -> bool:
         """Whether some step had fewer samples than the global batch, as an epoch's last one."""
-        return bool((self._study.split_rows != np.arange(self.generation.steps)).any())
-
-    def share(self, rank: int) -> FloatArray:
-        """Return a worker's samples in the split of each step."""
-        return self._study.share(rank)
-
-    def phases(self, rank: int) -> tuple[SpeedPhase, ...]:
-        """Return the phases of a worker's speed."""
-        return self._study.phases(rank)
-
-    def slowed(self, ranks: Sequence[int]) -> tuple[Slowdown, ...]:
-        """Return who of some workers was slower than at its best, though nobody waited for it."""
-        return slowed_of(self._study, ranks)
+        return bool((self.split_rows != np.arange(self.generation.steps)).any())
 
     def thin(self, values: FloatArray) -> Thinned:
         """Return values of its steps in its buckets."""
@@ -116,38 +128,27 @@ class Leg:
 
 @dataclass(frozen=True, eq=False)
 class ReportedRun:
-    """One run, read and put on one axis.
+    """One run, read and put on one axis."""
 
-    Args:
-        name: that it is shown under.
-        story: of it.
-        legs: its generations that have told of steps, in order.
-        lanes: names of all workers there ever were.
-        each: steps that are one bucket, at most.
-        pauses: where on the axis a later process begins, and the seconds before that are left out
-            (not a number where nobody knows).
-    """
-
-    name: str
+    name: str  # that it is shown under
     story: RunTimeline
-    legs: tuple[Leg, ...]
-    lanes: tuple[str, ...]
-    each: int
+    legs: tuple[Leg, ...]  # its generations that have told of steps, in order
+    lanes: tuple[str, ...]  # names of all workers there ever were
+    each: int  # steps that are one bucket, at most
+    # Where on the axis a later process begins, and the seconds before that are left out (not a
+    # number where nobody knows)
     pauses: tuple[tuple[float, float], ...]
 
     @cached_property
     def totals(self) -> Totals:
-        """Sums over all of it."""
         return totals_of([leg.generation for leg in self.legs])
 
     @property
     def length_s(self) -> float:
-        """Of the axis."""
         return max((float(leg.ends_s[-1]) for leg in self.legs), default=0.0)
 
     @property
     def lockstep(self) -> bool:
-        """Whether workers wait for one another."""
         return all(leg.generation.lockstep for leg in self.legs)
 
     @property
@@ -181,6 +182,21 @@ class ReportedRun:
         """Return a value of each bucket of the run, of all legs together."""
         return np.concatenate([of(leg) for leg in self.legs]) if self.legs else np.zeros(0)
 
+    def axis(self, length_s: float) -> TimeAxis:
+        """Return what stands on an axis of some seconds: pauses, and round steps not too close."""
+        scale = Scale(0.0, length_s, WIDTH)
+        steps: Ticks = []
+        before = -np.inf
+        for leg in self.legs:
+            part = (leg.ends_s[-1] - leg.opens_s[0]) / max(length_s, 1e-9)
+            last = leg.step_at(leg.generation.steps - 1)
+            for step in step_ticks(leg.step_at(0), last, max(1, round(8 * float(part)))):
+                at_s = float(leg.opens_s[step - leg.generation.first])
+                if scale.part(at_s) - before >= _CLOSE and scale.part(at_s) < 97.0:
+                    steps.append((at_s, f"{step:,}" if steps else f"step {step:,}"))
+                    before = scale.part(at_s) + (3.0 if len(steps) == 1 else 0.0)
+        return TimeAxis(tuple(at_s for at_s, _ in self.pauses), steps)
+
     @property
     def edges_s(self) -> tuple[FloatArray, FloatArray]:
         """Where each bucket begins and ends, of all legs together."""
@@ -197,15 +213,7 @@ class ReportedRun:
 
 
 def read_run(path: Path, name: str, among: int = 1) -> ReportedRun:
-    """Return a run, read to its end.
-
-    Args:
-        path: a run's folder or its trace file.
-        name: to show it under.
-        among: how many runs its page has in all, which share the room.
-
-    Raises:
-        TraceError: there is no such file.
+    """Return a run, read to its end; ``among`` so many runs of its page, which share the room.
 
     Cost:
         that of reading: about 4 ms for each exchange of four workers.

@@ -10,12 +10,17 @@ from typing import Any
 
 from evenstride.errors import ConfigError
 from evenstride.report.analysis.run_timeline import LeaderProcess, RunTimeline, nothing_to_show
-from evenstride.report.perfetto.decision_events import Window, write_decisions, write_notes
-from evenstride.report.perfetto.event_writer import EventFile
-from evenstride.report.perfetto.step_slices import (
+from evenstride.report.perfetto.event_writer import EventFile, Groups
+from evenstride.report.perfetto.run_events import (
+    Placed,
+    TimeWindow,
+    base_of,
     pieces,
+    place,
     write_counters,
+    write_decisions,
     write_memory,
+    write_notes,
     write_steps,
 )
 from evenstride.report.perfetto.torch_profiles import (
@@ -25,25 +30,18 @@ from evenstride.report.perfetto.torch_profiles import (
     read_profile,
     write_profile,
 )
-from evenstride.report.perfetto.track_groups import Groups
-from evenstride.report.perfetto.world_clock import Placed, base_of, place
 from evenstride.report.wording import plain
 
 _LOOKED_AT = 4096
-_EVER: Window = (-(1 << 63), 1 << 63)
+_EVER = TimeWindow(-(1 << 63), 1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Numbers of steps, as their processes count them.
+    """Numbers of steps, as their processes count them."""
 
-    Args:
-        first: the first of them.
-        last: the one behind the last; ``None`` for all that there are.
-    """
-
-    first: int = 0
-    last: int | None = None
+    first: int = 0  # the first of them
+    last: int | None = None  # the one behind the last; ``None`` for all that there are
 
     @property
     def all(self) -> bool:
@@ -92,11 +90,7 @@ def export(
 ) -> Exported:
     """Write a run as trace events for Perfetto and chrome://tracing.
 
-    Args:
-        run: its folder, or its trace file.
-        path: of the file to write; compressed if it ends in ``.gz``.
-        profiles: exports of ``torch.profiler`` to take in, see `merging.read_profile`.
-        steps: that are shown; all if ``None``.
+    It is compressed if its name ends in ``.gz``. Profiles are files as `read_profile` takes them.
 
     Raises:
         TraceError: there is no trace, or nothing of a run in it.
@@ -133,7 +127,6 @@ class _Export:
             raise ConfigError(_no_such_steps(steps, self._placed))
 
     def write(self, path: Path, profiles: Sequence[str]) -> Exported:
-        """Write the file."""
         facts = {"run": str(self._story.path), "made by": "evenstride trace"}
         with EventFile(path, self._base_ns, facts) as file:
             groups = Groups(file)
@@ -174,11 +167,7 @@ class _Export:
             write_notes(file, groups.leader, life, placed, window)
 
     def _of_the_run(self, profile: TorchProfile) -> TorchProfile:
-        """Return an export.
-
-        Raises:
-            ConfigError: the run has no such rank.
-        """
+        """Return an export; raise `ConfigError` if the run has no such rank."""
         ranks = max(map(_ranks, self._story.lives))
         if profile.rank < ranks:
             return profile
@@ -188,10 +177,10 @@ class _Export:
             "exports of this run, or RANK=FILE where a file tells another rank than it is of"
         )
 
-    def _window(self, placed: Placed, span: tuple[int, int]) -> Window:
+    def _window(self, placed: Placed, span: tuple[int, int]) -> TimeWindow:
         if self._whole:
             return _EVER
-        return int(placed.begins_ns[span[0]]), int(placed.ends_ns[span[1] - 1])
+        return TimeWindow(int(placed.begins_ns[span[0]]), int(placed.ends_ns[span[1] - 1]))
 
     def _beside(self, merged: tuple[Merged, ...]) -> list[str]:
         shown = [one for one in self._placed if len(one.begins_ns)]
@@ -209,11 +198,7 @@ def _ranks(life: LeaderProcess) -> int:
 
 
 def _check_target(path: Path, trace: Path, profiles: Sequence[str]) -> None:
-    """Raise rather than write over what is read.
-
-    Raises:
-        ConfigError: the file is one of those.
-    """
+    """Raise `ConfigError` rather than write over what is read."""
     read = [trace, *(Path(one.partition("=")[2] or one) for one in profiles), *map(Path, profiles)]
     if any(path.resolve() == one.resolve() for one in read):
         raise ConfigError(f"{plain(path)} is read for this; name another file with --output")

@@ -1,4 +1,4 @@
-"""Trace events on their way into a file, one after the other: nothing of them is kept.
+"""Trace events on their way into a file, one after the other, and the tracks they are on.
 
 Source:
     "Trace Event Format", Google; Perfetto reads it as its external format "JSON". Times are in
@@ -11,14 +11,17 @@ import gzip
 import json
 import math
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, NamedTuple, Self
 
 from evenstride.report.wording import plain
 
 _LEVEL = 3  # of gzip: higher ones take several times as long for a tenth less
 _MOST_TEXT = 2000
+_TRACKS = 4  # of a group at most
+_ROOM = 1000  # for exports between the groups of two ranks
+_FOREIGN = 1 << 20  # behind the tracks of the run
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -30,18 +33,10 @@ class ThreadTrack(NamedTuple):
 
 
 class EventFile:
-    """Writes the events of one trace file; a context manager.
+    """Writes the events of one trace file; a context manager, which keeps none of them.
 
     The file is there, and whole, once the context is left; if that is by an error, what was there
-    before is still there.
-
-    Args:
-        path: of the file; compressed if its name ends in ``.gz``.
-        base_ns: nanoseconds since 1970 that all times are counted from.
-        facts: about the trace, for people.
-
-    Raises:
-        OSError: the file cannot be written.
+    before is still there. Times are counted from ``base_ns``, nanoseconds since 1970.
     """
 
     def __init__(self, path: Path, base_ns: int, facts: dict[str, Any]) -> None:
@@ -70,12 +65,7 @@ class EventFile:
     ) -> None:
         """Write something that lasted; what lasted no time is left out.
 
-        Args:
-            track: that it is on.
-            name: what is shown; without control characters.
-            begin_ns: nanoseconds since the base.
-            end_ns: the same, of its end.
-            args: shown when it is chosen; numbers that are finite, and clean texts.
+        The name is without control characters, numbers are finite, and texts clean.
         """
         begin_us, end_us = _us(begin_ns), _us(end_ns)
         if end_us <= begin_us:
@@ -87,14 +77,7 @@ class EventFile:
         )
 
     def counter(self, pid: int, name: str, at_ns: int, value: float) -> None:
-        """Write what something amounts to from a moment on.
-
-        Args:
-            pid: of the group that it is shown in.
-            name: with its unit.
-            at_ns: nanoseconds since the base.
-            value: finite.
-        """
+        """Write what something amounts to from a moment on, with its unit in the name."""
         self._put(
             f'{{"ph":"C","pid":{pid},"ts":{_us(at_ns)},"name":{_quoted(name)},'
             f'"args":{{"value":{_encode(value)}}}}}'
@@ -131,12 +114,7 @@ class EventFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 self._file.write("\n]}\n")
@@ -175,3 +153,70 @@ def _us(time_ns: int) -> int:
 @lru_cache(maxsize=256)
 def _quoted(name: str) -> str:
     return _encode(name)
+
+
+class WorkerTracks(NamedTuple):
+    """The tracks of one worker."""
+
+    step: ThreadTrack
+    work: ThreadTrack
+    waiting: ThreadTrack
+
+    @property
+    def pid(self) -> int:
+        """Number of their group."""
+        return self.step.pid
+
+
+class LeaderTracks(NamedTuple):
+    """The tracks of the leader."""
+
+    decisions: ThreadTrack
+    incidents: ThreadTrack
+    notes: ThreadTrack
+
+
+class Groups:
+    """Numbers groups and tracks, and names them in the file when they are first asked for.
+
+    A worker is a rank and a name: a machine that comes back as another rank is told apart.
+    """
+
+    def __init__(self, file: EventFile) -> None:
+        self._file = file
+        self._workers: dict[tuple[int, str], WorkerTracks] = {}
+        self._pids = 0
+        # Numbers of tracks, and of arrows and other things with an id, of other traces.
+        self.foreign_tracks = count(_FOREIGN + 1)
+        self.foreign_ids = count(1)
+        pid = self._open("evenstride: the leader", 0)
+        self.leader = LeaderTracks(*self._tracks(pid, "decisions", "incidents", "alerts and notes"))
+
+    @property
+    def workers(self) -> int:
+        """How many workers have tracks."""
+        return len(self._workers)
+
+    def worker(self, rank: int, name: str) -> WorkerTracks:
+        """Return the tracks of a worker."""
+        if (rank, name) not in self._workers:
+            pid = self._open(f"worker {rank} ({name})", (rank + 1) * _ROOM)
+            tracks = WorkerTracks(*self._tracks(pid, "step", "work", "waiting"))
+            self._workers[rank, name] = tracks
+        return self._workers[rank, name]
+
+    def foreign(self, rank: int, name: str, place: int) -> int:
+        """Return the number of a group of another trace."""
+        order = (rank + 1) * _ROOM + 1 + min(place, _ROOM - 2)
+        return self._open(f"worker {rank}: {name}", order)
+
+    def _open(self, name: str, order: int) -> int:
+        self._pids += 1
+        self._file.group(self._pids, name, order)
+        return self._pids
+
+    def _tracks(self, pid: int, *names: str) -> list[ThreadTrack]:
+        tracks = [ThreadTrack(pid, pid * _TRACKS + number) for number in range(len(names))]
+        for track, name in zip(tracks, names, strict=True):
+            self._file.track(track, name)
+        return tracks

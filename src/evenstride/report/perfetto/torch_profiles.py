@@ -6,15 +6,15 @@ import gzip
 import json
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from evenstride.errors import ConfigError
-from evenstride.report.perfetto.event_writer import EventFile, clean
-from evenstride.report.perfetto.track_groups import Groups
+from evenstride.report.perfetto.event_writer import EventFile, Groups, clean
 from evenstride.report.wording import duration, plain
 
 _RANK = re.compile(r"rank[-_ .=]?(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -25,19 +25,12 @@ _MOST_RANK = 1_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchProfile:
-    """An export of one rank.
-
-    Args:
-        path: of the file.
-        rank: that it is of.
-        base_ns: nanoseconds since 1970 that its times are counted from.
-        events: as they are in it.
-    """
+    """An export of one rank."""
 
     path: Path
     rank: int
-    base_ns: int
-    events: list[dict[str, Any]]
+    base_ns: int  # nanoseconds since 1970 that its times are counted from
+    events: list[dict[str, Any]]  # as they are in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +45,7 @@ class Merged:
 
 
 def read_profile(given: str) -> TorchProfile:
-    """Return an export, plain or compressed.
-
-    Args:
-        given: the file, or ``RANK=FILE`` where the file does not tell its rank.
+    """Return an export: a file, or ``RANK=FILE`` where the file does not tell its rank.
 
     Raises:
         ConfigError: there is no such file, it is no trace, or its rank is not known.
@@ -76,14 +66,7 @@ def read_profile(given: str) -> TorchProfile:
 
 
 def write_profile(file: EventFile, groups: Groups, profile: TorchProfile, base_ns: int) -> Merged:
-    """Write an export's events; its groups are shown below the tracks of its rank.
-
-    Args:
-        file: to write to.
-        groups: that number groups and tracks.
-        profile: the export.
-        base_ns: nanoseconds since 1970 that the file counts from.
-    """
+    """Write an export's events; its groups are shown below the tracks of its rank."""
     numbers = _Numbers(groups, profile)
     shift_us = (profile.base_ns - base_ns) / 1000
     count, first_us, last_us = 0, float("inf"), float("-inf")
@@ -121,38 +104,28 @@ def beside(merged: Merged, began_ns: int, ended_ns: int) -> str:
     )
 
 
-@dataclass(slots=True)
 class _Numbers:
     """Gives an export's groups, tracks and arrows numbers that nobody else has."""
 
-    groups: Groups
-    profile: TorchProfile
-    _pids: dict[Hashable, int] = field(default_factory=dict)
-    _tids: dict[Hashable, int] = field(default_factory=dict)
-    _ids: dict[Hashable, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self, groups: Groups, profile: TorchProfile) -> None:
+        self._pids: dict[Hashable, int] = {}
+        self._tids = defaultdict[Hashable, int](groups.foreign_tracks.__next__)
+        self._ids = defaultdict[Hashable, int](groups.foreign_ids.__next__)
         told: dict[Hashable, dict[str, Any]] = {}
-        for event in self.profile.events:
+        for event in profile.events:
             about = told.setdefault(_key(event.get("pid")), {})
             args = event.get("args")
             if event["ph"] == "M" and isinstance(args, dict):
                 about[str(event.get("name"))] = args
         for place, pid in enumerate(sorted(told, key=lambda pid: _order(told[pid]))):
-            name = _name(pid, told[pid])
-            self._pids[pid] = self.groups.foreign(self.profile.rank, name, place)
+            self._pids[pid] = groups.foreign(profile.rank, _name(pid, told[pid]), place)
 
     def of(self, event: dict[str, Any]) -> dict[str, Any]:
         """Return an event with its numbers replaced."""
         pid, tid = _key(event.get("pid")), _key(event.get("tid"))
-        if (pid, tid) not in self._tids:
-            self._tids[pid, tid] = self.groups.foreign_track()
         moved = {**event, "pid": self._pids[pid], "tid": self._tids[pid, tid]}
         if "id" in event:
-            known = _key(event["id"])
-            if known not in self._ids:
-                self._ids[known] = self.groups.foreign_arrow()
-            moved["id"] = self._ids[known]
+            moved["id"] = self._ids[_key(event["id"])]
         return moved
 
 

@@ -16,27 +16,179 @@ it computes the same, and leaves the running statistics alone.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
+from torch.utils.hooks import RemovableHandle
 
+from evenstride.core.sampling.draw import Draw
 from evenstride.errors import ConfigError
-from evenstride.runtime.batch_norm.union_statistics import (
-    Context,
-    Moments,
-    Normalise,
-    columns,
-    merged,
-    own_row,
-    statistics_type,
-)
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits, tail_spans
+
+logger = logging.getLogger("evenstride")
+
+
+class Context(Protocol):
+    """What a layer must know of its rank. Read anew in every forward pass."""
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks that share statistics; ``None`` for one process."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's samples count; not those that stand in for a share of 0."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return what a collective is entered in, also in the threads of the autograd engine."""
+
+
+def merged(rows: Tensor) -> Tensor:
+    """Return count, mean and squared deviations of a union from those of its parts.
+
+    ``rows`` has shape ``(parts, 2 * channels + 1)``: each row a count (0 for nothing), the means
+    and the sums of squared deviations from them (both 0 where the count is). Equal input gives
+    equal bits on every machine. Costs about ten small operations per doubling of the parts.
+
+    Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances", COMPSTAT 1982, doi:10.1007/978-3-642-51461-6_3, in terms of means.
+    """
+    while len(rows) > 1:
+        if len(rows) % 2:
+            rows = torch.cat([rows, torch.zeros_like(rows[:1])])
+        rows = _merged_pairs(rows[0::2], rows[1::2])
+    return rows[0]
+
+
+def _merged_pairs(left: Tensor, right: Tensor) -> Tensor:
+    n, mean, deviations = columns(left)
+    m, other_mean, other_deviations = columns(right)
+    count = n + m
+    part = m / count.clamp(min=1.0)
+    # Sums of squares would cancel where the mean is large.
+    apart = other_mean - mean
+    # No fused operations here: they round differently from processor to processor.
+    union_mean = mean + apart * part
+    union_deviations = deviations + other_deviations + apart * apart * (n * part)
+    return torch.cat([count, union_mean, union_deviations], dim=1)
+
+
+def columns(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return views of counts, means and squared deviations."""
+    last_mean = rows.shape[-1] // 2 + 1
+    return rows[..., :1], rows[..., 1:last_mean], rows[..., last_mean:]
+
+
+def statistics_type(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def own_row(x: Tensor, counted: bool) -> Tensor:
+    """Return count, means and squared deviations of this rank's values; zeros if none counts."""
+    channels = x.size(1)
+    row = torch.zeros(2 * channels + 1, dtype=torch.float64, device=x.device)
+    if counted:
+        # torch's kernel keeps statistics in the type of the running ones it is given.
+        unused = torch.zeros(2, channels, dtype=statistics_type(x), device=x.device)
+        mean, var = torch.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
+        count, means, deviations = columns(row)
+        count.fill_(x.numel() // channels)
+        means.copy_(mean)
+        deviations.copy_(var).mul_(count)
+    return row
+
+
+class Moments(NamedTuple):
+    """What is known of the counted values of all ranks; equal on all of them."""
+
+    mean: Tensor  # shape (channels,), like the next
+    var: Tensor  # biased
+    values: Tensor  # per channel; shape (1,), float64
+
+
+class Normalise(torch.autograd.Function):
+    """Normalise by given statistics; differentiate as if they were computed from all ranks' input.
+
+    With ``z`` the normalised values and ``g`` the gradient of the output, that of the input is
+    ``(g - mean(g) - z * mean(g * z)) * weight / sqrt(var + eps)``, both means over the union.
+    Those of weight and bias are sums over this rank alone; the engine adds the others'.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        union: Moments,
+        eps: float,
+        counted: bool,
+        context: Context,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, *union)
+        ctx.eps, ctx.counted, ctx.context = eps, counted, context
+        return _normalised(x, union, weight, bias, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *saved = ctx.saved_tensors
+        union = Moments(*saved)
+        sums = torch.zeros(2, *union.mean.shape, dtype=torch.float64, device=x.device)
+        if ctx.counted:  # not by multiplying with 0: what does not count may be infinite
+            sums[1], sums[0] = _own_sums(g, x, union, ctx.eps)
+        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
+        for_x = None
+        if of_x:
+            total = sums.clone()
+            # All ranks come here, counted or not: the sum needs all of them.
+            with ctx.context.waiting():
+                dist.all_reduce(total, group=ctx.context.group)
+            for_x = torch.zeros_like(x)
+            if ctx.counted:
+                for_x = _input_gradient(g, x, weight, union, total / union.values, ctx.eps)
+        for_weight, for_bias = sums[1] if of_weight else None, sums[0] if of_bias else None
+        return for_x, for_weight, for_bias, None, None, None, None
+
+
+def _own_sums(g: Tensor, x: Tensor, union: Moments, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the sums of ``g * z`` and of ``g`` over this rank, each of shape ``(channels,)``."""
+    ones = torch.ones_like(union.mean)  # kernels may take the type of the sums from the weight
+    wanted = [False, True, True]
+    _, of_gz, of_g = torch.ops.aten.native_batch_norm_backward.default(
+        g, x, ones, union.mean, union.var, None, None, False, eps, wanted
+    )
+    return of_gz, of_g
+
+
+def _input_gradient(
+    g: Tensor, x: Tensor, weight: Tensor | None, union: Moments, means: Tensor, eps: float
+) -> Tensor:
+    scale = torch.rsqrt(union.var + eps)
+    if weight is not None:
+        scale = scale * weight.to(scale.dtype)
+    of_g, of_gz = (-means * scale).to(scale.dtype)
+    # Normalising with other weights computes all that does not depend on `g` in one pass over `x`.
+    rest = _normalised(x.to(scale.dtype), union, of_gz, of_g, eps)
+    by_channel = scale.view(-1, *(1 for _ in x.shape[2:]))
+    return rest.addcmul_(g.to(scale.dtype), by_channel).to(x.dtype)
+
+
+def _normalised(
+    x: Tensor, union: Moments, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    scale, shift = (None if p is None else p.to(union.mean.dtype) for p in (weight, bias))
+    return F.batch_norm(x, union.mean, union.var, scale, shift, False, 0.0, eps)
 
 
 class _Link:
@@ -62,30 +214,18 @@ class UnionBatchNorm(_BatchNorm):
     all ranks, and tracks the mean and the unbiased variance, like `torch.nn.BatchNorm2d` on the
     union batch. In evaluation it is `torch.nn.BatchNorm2d` and talks to no one. Statistics of
     float16 and bfloat16 inputs are float32, whatever the parameters are. The state dict has the
-    same keys as torch's.
+    same keys as torch's. Input and output have shape ``(samples, channels, ...)``. A rank that does
+    not count is normalised like the others, and all its gradients are exactly 0. Without a
+    ``context``, also after unpickling, the layer acts as on one process; a deep copy keeps the
+    context.
 
-    Input and output have shape ``(samples, channels, ...)`` with any number of further dimensions.
-    A rank that does not count is normalised like the others, and all its gradients are exactly 0.
+    Costs one gather of ``2 * channels + 1`` float64 per rank in the forward pass, and one sum of
+    ``2 * channels`` in the backward pass if the input needs a gradient. Under `torch.compile` the
+    layer is a graph break. A forward pass waits for the accelerator only if this rank has fewer
+    than 2 values per channel or ``momentum`` is ``None``.
 
-    Args:
-        *args: what `torch.nn.BatchNorm2d` takes, as is ``**kwargs``.
-        context: the rank's side of it; without one the layer acts as on one process, also after
-            unpickling. A deep copy keeps the context.
-
-    Raises:
-        ConfigError: in the forward pass: the input has another number of channels, or all ranks
-            together have fewer than 2 values per channel, which have no variance.
-        RuntimeError: on differentiating a gradient again (two ranks or more).
-
-    Cost:
-        One gather of ``2 * channels + 1`` float64 per rank in the forward pass, and one sum of
-        ``2 * channels`` in the backward pass if the input needs a gradient. Under `torch.compile`
-        the layer is a graph break. A forward pass waits for the accelerator only if this rank has
-        fewer than 2 values per channel or ``momentum`` is ``None``.
-
-    Source:
-        Ioffe and Szegedy, "Batch Normalization", ICML 2015, algorithm 1; the semantics are those
-        of `torch.nn.SyncBatchNorm`, which takes no CPU tensors and has no rank that does not count.
+    Ioffe and Szegedy, "Batch Normalization", ICML 2015, algorithm 1; the semantics are those of
+    `torch.nn.SyncBatchNorm`, which takes no CPU tensors and has no rank that does not count.
     """
 
     _link = _Link()
@@ -111,22 +251,12 @@ class UnionBatchNorm(_BatchNorm):
 
 
 def convert(module: nn.Module, context: Context) -> nn.Module:
-    """Make every batch norm in a module one over the union batch, in place.
+    """Make every batch norm in a module one over the union batch, in place, and return the module.
 
-    Args:
-        module: may be a batch norm itself, already converted (it then gets this context), or
-            already inside an engine. Each `torch.nn.BatchNorm1d`, ``2d``, ``3d`` and
-            `torch.nn.SyncBatchNorm` changes its class and stays the same object: parameters,
-            buffers, mode, hooks, ``qconfig`` and whoever else refers to it are kept. The process
-            group of a ``SyncBatchNorm`` gives way to that of the context. Instance norm stays.
-        context: the rank's side of it.
-
-    Returns:
-        ``module``.
-
-    Raises:
-        ConfigError: a layer is lazy, parametrized, or has a forward pass of its own. Nothing was
-            changed.
+    Each `torch.nn.BatchNorm1d`, ``2d``, ``3d`` and `torch.nn.SyncBatchNorm` changes its class and
+    stays the same object: parameters, buffers, mode, hooks, ``qconfig`` and whoever else refers to
+    it are kept, also inside an engine. What is converted already gets this context. Instance norm
+    stays. Where `check_convertible` refuses, nothing is changed.
     """
     check_convertible(module)
     link = _Link(context)
@@ -138,11 +268,7 @@ def convert(module: nn.Module, context: Context) -> nn.Module:
 
 
 def check_convertible(module: nn.Module) -> None:
-    """Raise unless `convert` can do its work.
-
-    Raises:
-        ConfigError: a layer is lazy, parametrized, or has a forward pass of its own.
-    """
+    """Raise `ConfigError` if a layer is lazy, parametrized, or has a forward pass of its own."""
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"sync_batch_norm() got a {type(module).__name__}; it must be a torch.nn.Module, "
@@ -158,13 +284,11 @@ def _layers(module: nn.Module) -> list[_BatchNorm]:
 
 
 def batch_norms(module: nn.Module) -> list[nn.Module]:
-    """Return the layers, each once, that take their statistics from one rank alone.
-
-    Not `torch.nn.SyncBatchNorm` (it counts ghosts as well), nor a `UnionBatchNorm` with a context.
-    """
+    """Return the layers, each once, that take their statistics from one rank alone."""
     return [
         layer
         for layer in _layers(module)
+        # A SyncBatchNorm is over all ranks, but counts ghosts as well.
         if not isinstance(layer, nn.SyncBatchNorm)
         and not (isinstance(layer, UnionBatchNorm) and layer._link.context is not None)
     ]
@@ -262,3 +386,83 @@ def _recomputing() -> bool:
 def _track(running: Tensor | None, value: Tensor, factor: float) -> None:
     if running is not None:
         running.copy_(running.double() * (1.0 - factor) + value * factor)
+
+
+class PlainNorms:
+    """The layers with statistics of each rank's own batch: two warnings, and a refusal."""
+
+    def __init__(self, world_size: int, fit: MicroBatchLimits) -> None:
+        self._world_size, self._fit = world_size, fit
+        self._layers: list[nn.Module] = []
+        self._refusing: list[RemovableHandle] = []
+        self._warned = self._looked_ahead = False
+
+    def watch(self, model: nn.Module) -> None:
+        if self._world_size > 1:
+            self._layers += (layer for layer in batch_norms(model) if layer.training)
+
+    @property
+    def any(self) -> bool:
+        """Whether there are such layers."""
+        return bool(self._layers)
+
+    def begin(self, draw: Draw) -> None:
+        if not self._layers:
+            return
+        while self._refusing:
+            self._refusing.pop().remove()
+        if not self._looked_ahead:
+            self._looked_ahead = True
+            self._look_ahead(draw.window)
+        if draw.samples <= 1:
+            self._refusing += (p.register_forward_pre_hook(_refuse_one) for p in self._layers)
+        if not self._warned and draw.share * self._world_size != draw.window:
+            self._warned = True
+            logger.warning(
+                "the model has %d batch norm layer(s) with statistics of each rank's own batch, "
+                "and from step %d on these batches are unequal (%d of %d samples on this rank), so "
+                "the ranks normalise differently and rank 0's running statistics are kept; use "
+                "net = stride.sync_batch_norm(net) before wrapping it, group norm, or layer norm",
+                len(self._layers),
+                draw.step,
+                draw.share,
+                draw.window,
+            )
+
+    def _look_ahead(self, global_batch: int) -> None:
+        """Warn if a rank may come to have one sample, of which most BatchNorm1d cannot learn."""
+        spans, tail = self._fit.layout.spans, self._fit.layout.tail
+        if not spans or not any(isinstance(layer, nn.BatchNorm1d) for layer in self._layers):
+            return
+        moving = any(fewest != most for fewest, most in spans)
+        in_tail = [fewest for fewest, _ in tail_spans(spans, tail)] if tail else []
+        if moving and tail >= 2 * len(spans):  # in proportion, but for rounding
+            in_tail = [fewest * tail // global_batch for fewest, _ in spans]
+        if min(in_tail, default=2) < 2:
+            when = f"the last, short step of an epoch (of {tail} over all ranks)"
+        elif moving and min(fewest for fewest, _ in spans) < 2:
+            when = "a step"
+        else:
+            return
+        # A warning only: the loop may end before, and an input may have values beyond the channels.
+        certain = not moving or 0 < tail < 2 * len(spans)
+        logger.warning(
+            "some rank %s get one sample in %s, and a BatchNorm1d cannot take statistics of one "
+            "(unless it has values beyond its channels), which would end the run there; give "
+            "each rank at least two with Stride(min_share=2) and loader(drop_last=True), or take "
+            "the statistics over all ranks with net = stride.sync_batch_norm(net) before "
+            "wrapping it",
+            "will" if certain else "may",
+            when,
+        )
+
+
+def _refuse_one(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    values = inputs[0] if inputs else None
+    if values is not None and layer.training and values.numel() == values.shape[1]:
+        raise ConfigError(
+            f"a {type(layer).__name__} got one value per channel, as this rank has a batch of one "
+            "sample, and a single value has no variance; give each rank at least two samples with "
+            "Stride(min_share=2) (and drop_last=True for the tail), or take the statistics over "
+            "all ranks with net = stride.sync_batch_norm(net) before wrapping it"
+        )

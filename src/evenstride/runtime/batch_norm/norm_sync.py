@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from typing import Protocol
 
+import torch.distributed as dist
 from torch import nn
 
 from evenstride.core.sync_modes.mode_specs import SyncMode
-from evenstride.runtime.batch_norm.norm_context import RankContext
 from evenstride.runtime.batch_norm.norm_layers import batch_norms, check_convertible, convert
-from evenstride.runtime.coordination.agreement import Plain
-from evenstride.runtime.loading.loader_agreement import equal
+from evenstride.runtime.coordination.agreement import Plain, require_equal
+from evenstride.runtime.loss.batch_in_hand import BatchInHand
 from evenstride.runtime.loss.training_step import TrainingStep
-from evenstride.runtime.session.rank_calls import RankCalls
-from evenstride.runtime.synchronisation.mode_checks import check_unaligned_norm
+from evenstride.runtime.synchronisation.synchroniser import check_unaligned_norm
+from evenstride.runtime.timing.device_timer import RankClock
+
+
+class RankContext:
+    """What a layer with statistics over all ranks knows of its rank; see `Context`."""
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, batch: BatchInHand, clock: RankClock
+    ) -> None:
+        self.group, self.waiting, self._batch = group, clock.waiting, batch
+
+    def close(self) -> None:
+        """Let go of the process group; see `Channel.close`."""
+        self.group = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether the batch in hand counts, which that of a rank with a share of 0 does not."""
+        draw = self._batch.draw
+        return draw is None or draw.samples > 0
+
+
+class NormCalls(Protocol):
+    """What layers with statistics over all ranks need of the calls that all make together."""
+
+    def agree(
+        self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
+    ) -> Plain:
+        """Return what the leader makes of what all ranks show; collective."""
+
+    def own_group(self) -> dist.ProcessGroup | None:
+        """Return another process group of the same ranks, ``None`` for one; collective."""
 
 
 class NormSync:
-    """Converts networks.
+    """Gives networks batch norm over all ranks."""
 
-    Args:
-        step: of this rank.
-        calls: of all ranks.
-        mode: of synchronisation.
-    """
-
-    def __init__(self, step: TrainingStep, calls: RankCalls, mode: SyncMode) -> None:
+    def __init__(self, step: TrainingStep, calls: NormCalls, mode: SyncMode) -> None:
         self._step, self._calls, self._mode = step, calls, mode
         self._contexts: list[RankContext] = []
 
@@ -37,8 +63,12 @@ class NormSync:
             check_convertible(net)
             return {"layers": len(batch_norms(net))}
 
+        def judge(shown: list[Plain]) -> Plain:
+            require_equal(shown, call)
+            return {}
+
         call = "sync_batch_norm()"
-        self._calls.agree(call, show, partial(equal, topic=call))
+        self._calls.agree(call, show, judge)
         self._step.limits.require_even()
         # A group of its own: collectives of a forward pass would get between those of the engine.
         group = self._calls.own_group()

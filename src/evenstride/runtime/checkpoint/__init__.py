@@ -5,7 +5,7 @@ Start with `checkpointer`. `format` is what lies in the folder, `save` and `rest
 
 from __future__ import annotations
 
-from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointDamaged, CheckpointError
+from evenstride.errors import CheckpointDamaged, CheckpointError
 from evenstride.runtime.checkpoint.checkpointer import Checkpointer
 from evenstride.runtime.checkpoint.restore.restorer import Restored
 

@@ -18,30 +18,24 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstride.core.reliability.checkpoint_interval import Saving
-from evenstride.errors import ConfigError, EvenstrideError, UsageError
-from evenstride.runtime.call_sites import user_line
-from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointError
-from evenstride.runtime.checkpoint.exit_status import end_in_error, last_wait_s
+from evenstride.errors import CheckpointError, ConfigError, EvenstrideError, UsageError
+from evenstride.runtime.checkpoint.endings import end_in_error, last_wait_s, part
 from evenstride.runtime.checkpoint.format.manifest import Name, parse_name
 from evenstride.runtime.checkpoint.format.retention import Lineage
-from evenstride.runtime.checkpoint.format.storage import PatientReader
-from evenstride.runtime.checkpoint.group_departure import part
-from evenstride.runtime.checkpoint.restore.dataset_fingerprint import describe
-from evenstride.runtime.checkpoint.restore.forgotten_states import (
+from evenstride.runtime.checkpoint.restore.restorer import Restored, Restorer
+from evenstride.runtime.checkpoint.restore.saved_state import collect
+from evenstride.runtime.checkpoint.run_binding import RunBinding, SavedRun
+from evenstride.runtime.checkpoint.save.checkpoint_writer import Saver
+from evenstride.runtime.checkpoint.save.preparing import (
+    CheckpointerArguments,
+    prepare,
     tell_if_unrestored,
     tell_if_unsaved,
 )
-from evenstride.runtime.checkpoint.restore.restorer import Here, Restored, Restorer
-from evenstride.runtime.checkpoint.restore.saved_state import collect
-from evenstride.runtime.checkpoint.run_binding import SessionBinding, state_of
-from evenstride.runtime.checkpoint.save.copying import About, copy_part
-from evenstride.runtime.checkpoint.save.preparing import CheckpointerArguments, prepare
-from evenstride.runtime.checkpoint.save.save_statistics import SaveStatistics
-from evenstride.runtime.checkpoint.save.saver import Saver, SaveResult
-from evenstride.runtime.checkpoint.save.staging import Staging
-from evenstride.runtime.coordination.agreement import Plain
+from evenstride.runtime.checkpoint.save.save_job import copy_part, manifest_of
+from evenstride.runtime.checkpoint.save.save_statistics import SaveResult, SaveStatistics
 from evenstride.runtime.failures.heartbeat import ending_exception
-from evenstride.runtime.stride import Stride
+from evenstride.runtime.usage_errors import user_line
 
 logger = logging.getLogger("evenstride")
 
@@ -75,7 +69,7 @@ class Checkpointer:
             ``s3://bucket/run``, with ``evenstride[remote]`` and the store's fsspec package. Where
             ``EVENSTRIDE_CHECKPOINTS`` is set, as by ``evenstride lab``, a folder in that one is
             used instead.
-        stride: of the run; make its training loader before you call `restore`.
+        stride: the run's `Stride`; make its training loader before you call `restore`.
         model: plain, in DDP, or in FSDP2.
         optimizer: of the model's parameters; one or several.
         scheduler: one or several; anything with ``state_dict`` and ``load_state_dict``.
@@ -103,7 +97,7 @@ class Checkpointer:
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        stride: Stride,
+        stride: SavedRun,
         *,
         model: nn.Module,
         optimizer: Optimizer | Sequence[Optimizer],
@@ -113,27 +107,24 @@ class Checkpointer:
         extra: Mapping[str, Any] | None = None,
         notices: str | None = None,
     ) -> None:
-        if not isinstance(stride, Stride):
+        if not hasattr(stride, "_session"):
             raise ConfigError(
                 f"stride is a {type(stride).__name__}; give the evenstride.Stride that deals the "
                 "batches"
             )
-        self._stride, self._ties = stride, SessionBinding(stride._session)
+        self._stride, self._ties = stride, RunBinding(stride)
         more = self._ties.with_own(extra)
-        environment = stride._session.environment
         asked = CheckpointerArguments(
-            folder, every, keep, model, optimizer, scheduler, more, environment
+            folder, every, keep, model, optimizer, scheduler, more, self._ties.environment
         )
         self._is = prepare(asked, self._ties)
         self._saver = Saver(self._is.storage, self._ties.own_group(), keep, self._failed)
-        self._staging, self._saves = Staging(), self._ties.saves
         self.interval_s: Callable[[float], float] = self._ties.interval_s
         """With ``every="auto"``: seconds from save to save, by what one costs in seconds."""
         self._seen, self._next = -1, self._is.cadence.after(stride.step)
         self._ask_at_s = math.inf
         self._name: Name | None = None
         self._lineage = Lineage()
-        self._data: tuple[Any, dict[str, Any]] | None = None
         self._tally = SaveStatistics(str(self._is.storage), speaks=self._ties.rank == 0)
         self._copied_s = 0.0
         self._checked = self._closed = False
@@ -179,14 +170,13 @@ class Checkpointer:
             self._ask()
         # Agreed saves count this process' own steps; `stride.step` also counts those of earlier
         # runs.
-        own = self._ties.committed()
-        pending = self._saves.pending(own)
-        asked = pending and self._saves.due(own)
+        pending = self._ties.pending()
+        asked = pending and self._ties.due()
         if asked or step >= self._next:
             self._begin(step, asked=asked)
         if pending:
             # After the save, so that those who leave have no step that is not in it.
-            self._let_go(*self._saves.going(own))
+            self._let_go(*self._ties.saves.going(self._ties.committed()))
 
     def _tell_if_unrestored(self) -> None:
         """Warn before the first save if `restore` was not called, and should have been."""
@@ -251,20 +241,21 @@ class Checkpointer:
         self._refuse_if_closed("restore")
         self._unrestored = False
         self._take_over()
-        here = Here(self._stride, self._described())
+        data = self._ties.described()
         if self._ties.dataset() is None and self._ties.rank == 0:
             logger.warning(
                 "restore() was called before the training loader was made, so the data set is not "
                 "compared with that of the checkpoint; make the loader first where you can"
             )
         allowed = frozenset((allow,) if isinstance(allow, str) else allow)
-        reader = PatientReader(self._is.storage)
-        restorer = Restorer(reader, self._ties, self._saver.group, self._is.training, here, allowed)
+        restorer = Restorer(
+            self._is.reader, self._ties, self._saver.group, self._is.training, data, allowed
+        )
         restored, self._lineage = restorer.run()
         if restored is not None:
             self._tally.begin_from(parse_name(restored.folder))
         elif self._is.source is not None:  # only read, so nothing there is ever deleted
-            restored, _ = replace(restorer, storage=PatientReader(self._is.source)).run()
+            restored, _ = replace(restorer, storage=self._is.source).run()
         self._seen, self._next = self._stride.step, self._is.cadence.after(self._stride.step)
         self._plan_by_clock()
         return restored
@@ -336,7 +327,7 @@ class Checkpointer:
 
     def _start(self, step: int) -> None:
         begun_s = time.monotonic()
-        state = state_of(self._stride, self._ties, self._is.training.optimizers)
+        state = self._ties.state(self._is.training.optimizers)
         # An unsafe state is refused through an agreement: a rank that raised alone would leave the
         # others waiting in the save.
         if not self._checked:
@@ -346,22 +337,27 @@ class Checkpointer:
             self._checked = True
         # Another try at the same step gets a folder of its own: ranks that lost touch may still
         # write to the one before.
-        same = self._name is not None and self._name.step == step
-        attempt = self._name.attempt + 1 if same and self._name is not None else 0
+        attempt = 0
+        if self._name is not None and self._name.step == step:
+            attempt = self._name.attempt + 1
         self._name = Name(step, self._is.generation, attempt)
-        about = About(state, {}, {})
-        if self._ties.rank == 0:
-            own = self._lineage
-            described, workers = self._described(), self._ties.remember()
-            about = About(state, described, workers, tuple(own.names()), own.run)
-        job = copy_part(self._name, self._is.training, about, self._ties, self._staging)
+        rank, training = self._ties.rank, self._is.training
+        manifest = manifest_of(state, step, self._ties.world_size)
+        if rank == 0:
+            manifest = replace(
+                manifest,
+                data=self._ties.described(),
+                workers=self._ties.remember(),
+                earlier=tuple(self._lineage.names()),
+                run=self._lineage.run,
+            )
+        job = copy_part(self._name, training, manifest, rank, self._saver.staging)
         self._plan_by_clock()  # before the thread, which plans another try if it fails
         self._saver.start(job, self._lineage)
         self._copied_s = time.monotonic() - begun_s
         self._tally.count["copied_s"] += self._copied_s
 
     def _let_go(self, going: tuple[int, ...], why: str) -> None:
-        """End, because some ranks leave; the save before is waited for."""
         if not going:
             return
         # The processes end right after this, and with them the thread that writes.
@@ -373,7 +369,7 @@ class Checkpointer:
             why = f"{why}; but the newest state could not be saved, so later steps are lost"
         part(self._stride.close, self._stride.step, self._ties.rank, going, why, leads_host=leads)
 
-    def _show_safe(self) -> Plain:
+    def _show_safe(self) -> dict[str, Any]:
         collect(self._is.training)
         return {}
 
@@ -391,7 +387,7 @@ class Checkpointer:
     def _note(self, outcome: SaveResult) -> None:
         self._tally.note(outcome)
         if not outcome.error:
-            self._saves.takes(self._copied_s + outcome.took_s)
+            self._ties.saves.takes(self._copied_s + outcome.took_s)
 
     def _failed(self, outcome: SaveResult) -> None:
         """A save has failed (its thread): say so once, and ask for another one."""
@@ -409,7 +405,7 @@ class Checkpointer:
 
     def _ask(self) -> None:
         self._ask_at_s = math.inf
-        self._saves.ask("a checkpoint is due by the clock, or a failed one is tried again")
+        self._ties.saves.ask("a checkpoint is due by the clock, or a failed one is tried again")
 
     def _plan_by_clock(self) -> None:
         cadence = self._is.cadence
@@ -418,19 +414,11 @@ class Checkpointer:
             interval_s = self.interval_s(self._tally.cost_s) if cadence.auto else cadence.interval_s
             self._ask_at_s = time.monotonic() + interval_s
 
-    def _described(self) -> dict[str, Any]:
-        dataset = self._ties.dataset()
-        # Describing a data set loads samples, so do it once for each.
-        if self._data is None or self._data[0] is not dataset:
-            self._data = dataset, describe(dataset, self._stride.state_dict()["seed"])
-        return self._data[1]
-
     def _end(self) -> None:
         self._closed = True
         self._ties.end()
         atexit.unregister(self._close_at_exit)
         self._saver.close()
-        self._staging.drop()
 
     def _abandon(self, error: BaseException | None) -> None:
         """End because of an exception: the save that is going on gets a little time."""

@@ -22,31 +22,24 @@ from pathlib import Path
 from typing import Any
 
 from evenstride.runtime.coordination.agreement import Plain
-from evenstride.runtime.coordination.save_schedule import SaveSchedule
+from evenstride.runtime.coordination.arrangements import SaveSchedule
 
 READY, GO, RESTORED, STOP, SAVED = "ready", "go", "restored", "stop", "saved"
 
 _POLL_S = 0.002
+_WHY = "training goes on in other processes"
 
 Agree = Callable[[str, Callable[[], Plain], Callable[[list[Plain]], Plain]], Plain]
 
 
 class Handoff:
-    """One rank's part in it; beside this it is what `SaveSchedule` is.
-
-    Args:
-        folder: of the files.
-        saves: of this rank.
-        rank: this rank.
-        world_size: number of ranks.
-        agree: lets all ranks know what rank 0 does.
-    """
+    """One rank's part in it; ``agree`` lets all ranks know what rank 0 does."""
 
     def __init__(
-        self, folder: Path, saves: SaveSchedule, rank: int, world_size: int, agree: Agree
+        self, folder: Path, saves: SaveSchedule, rank: int, everyone: tuple[int, ...], agree: Agree
     ) -> None:
         self._folder, self._saves, self._agree = folder, saves, agree
-        self._rank, self._everyone = rank, tuple(range(world_size))
+        self._rank, self._everyone = rank, everyone
         self._asked = self._over = False
 
     def wait(self) -> None:
@@ -70,42 +63,18 @@ class Handoff:
         if self._over and self._rank == 0:
             (self._folder / SAVED).touch()
 
-    @property
-    def save_s(self) -> float | None:
-        """Seconds that a save takes, kept by the leader."""
-        return self._saves.save_s
-
-    def takes(self, save_s: float | None) -> None:
-        """Note how long a save takes, in seconds; ``None`` if nobody saves."""
-        self._saves.takes(save_s)
-
-    def ask(self, reason: str) -> None:
-        """Let all ranks save soon (leader only)."""
-        self._saves.ask(reason)
-
-    def pending(self, steps: int) -> bool:
-        """Return whether something is due by now; on rank 0, look whether to stop."""
+    def look(self) -> None:
+        """Ask for a save if the run is to stop (rank 0)."""
         if not self._asked and self._rank == 0 and (self._folder / STOP).exists():
             self._asked = True
-            self._saves.ask("training goes on in other processes")
-        return self._saves.pending(steps)
+            self._saves.ask(_WHY)
 
-    def due(self, steps: int) -> bool:
-        """Return whether to save now; if it is to stop, all ranks learn of it here.
+    def agree_on_end(self, steps: int) -> None:
+        """Let all ranks learn whether the save that is due is the last.
 
         Every rank asks after the same step, as a save is due for all of them there.
         """
-        due = self._saves.due(steps)
-        if due:
-            said = self._agree(
-                "hand over", lambda: {"stop": self._asked}, lambda shown: dict(shown[0])
-            )
-            if said["stop"]:
-                self._over = True
-                why = "training goes on in other processes"
-                self._saves.agreed(steps, save=False, going=self._everyone, why=why)
-        return due
-
-    def going(self, steps: int) -> tuple[tuple[int, ...], str]:
-        """Return the ranks that end now, and why."""
-        return self._saves.going(steps)
+        said = self._agree("hand over", lambda: {"stop": self._asked}, lambda shown: dict(shown[0]))
+        if said["stop"]:
+            self._over = True
+            self._saves.agreed(steps, save=False, going=self._everyone, why=_WHY)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+import numpy as np
+import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
@@ -20,160 +24,68 @@ from evenstride.errors import (
 )
 from evenstride.runtime.checkpoint.handoff import Handoff
 from evenstride.runtime.coordination.agreement import Plain
+from evenstride.runtime.coordination.continuity import Continuity
+from evenstride.runtime.failures.survivors import Survivors
+from evenstride.runtime.loading.seeding import SeededDataset, generators_kept, item_seeds
+from evenstride.runtime.loading.shards import ShardReader, Shards
 from evenstride.runtime.parameter_server.server_worker import ServedWorker
-from evenstride.runtime.rank_session import RankSession
 from evenstride.runtime.synchronisation.delayed_gradients import DelayedTraining
 from evenstride.runtime.synchronisation.local_sgd import LocalTraining
 
 logger = logging.getLogger("evenstride")
 
 
-class SaveAgreement(Protocol):
-    """Lets all ranks save at the same step, when it is the leader who knows that it is time."""
+class SavedRun(Protocol):
+    """What a `Stride` is to checkpoints, which need not import all that it is made of."""
+
+    _session: Any  # a `RankSession`
 
     @property
-    def save_s(self) -> float | None:
-        """Seconds that a save takes, kept by the leader; ``None`` before the first."""
-        ...
+    def step(self) -> int:
+        """Steps trained, over all restarts."""
 
-    def takes(self, save_s: float | None) -> None:
-        """Note how long a save takes, in seconds; ``None`` if nobody saves."""
-        ...
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data."""
 
-    def pending(self, steps: int) -> bool:
-        """Return whether something may be due by now; cheap."""
-        ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position."""
 
-    def due(self, steps: int) -> bool:
-        """Return whether to save when ``steps`` steps are committed; alike on all ranks, once."""
-        ...
-
-    def going(self, steps: int) -> tuple[tuple[int, ...], str]:
-        """Return the ranks that end when ``steps`` steps are committed, and why."""
-        ...
-
-    def ask(self, reason: str) -> None:
-        """Let `due` be true at some later step (leader only); to ask again changes nothing."""
-        ...
+    def close(self) -> None:
+        """Part from the other ranks."""
 
 
-class RunBinding(Protocol):
-    """A rank's ties to its team."""
+class RunBinding:
+    """One rank's ties to its team.
 
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        ...
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        ...
-
-    @property
-    def saves(self) -> SaveAgreement:
-        """When all ranks save together."""
-        ...
-
-    def agree(
-        self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
-    ) -> Plain:
-        """Return the leader's verdict on what all ranks show; collective."""
-        ...
-
-    def own_group(self) -> dist.ProcessGroup | None:
-        """Return a Gloo group of all ranks for us alone; collective; ``None`` with one process."""
-        ...
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Return a context in which this rank's time is not its own work."""
-        ...
-
-    def dataset(self) -> Any:
-        """Return the data set of the training loader; ``None`` if there is none."""
-        ...
-
-    def committed(self) -> int:
-        """Return the steps that this process has committed, which `saves` counts in."""
-        ...
-
-    def interval_s(self, save_s: float) -> float:
-        """Return the seconds until the next save, by what one takes (leader only)."""
-        ...
-
-    @property
-    def lockstep(self) -> bool:
-        """Whether all ranks are at the same step whenever one is."""
-        ...
-
-    def bring_home(self, optimizers: Sequence[Optimizer]) -> None:
-        """Let these optimizers have the state that is kept elsewhere, such as on servers."""
-        ...
-
-    def complete(self) -> bool:
-        """Return whether all ranks are there to save together; warn if they are not."""
-        ...
-
-    def forgives(self, error: EvenstrideError) -> bool:
-        """Return whether a save failed because of a lost rank that is not missed; warn then."""
-        ...
-
-    def until(self, done: Callable[[], bool]) -> None:
-        """Wait for a save, or raise if a rank is lost that is not missed."""
-        ...
-
-    def begin(self, save_s: float, notices: str | None, saving: Saving | None) -> None:
-        """Note that this run is saved from now on, by one; see `SessionBinding.begin`."""
-        ...
-
-    def end(self) -> None:
-        """Note that it is saved no longer."""
-        ...
-
-    def leads_host(self, going: tuple[int, ...]) -> bool:
-        """Return whether this rank speaks for its machine, whose ranks all go."""
-        ...
-
-    def remember(self) -> Plain:
-        """Return what is known of the workers (leader only)."""
-        ...
-
-    def recall(self, remembered: Plain) -> None:
-        """Take up what `remember` returned in an earlier run; collective."""
-        ...
-
-
-def state_of(stride: Any, ties: RunBinding, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-    """Return a `Stride`'s state to be saved; the optimizers have theirs here then.
-
-    Raises:
-        StepInFlight: workers are not at one step, or this one is in the midst of it.
+    With a folder for a hand-over it waits, when made, until the run before has saved.
     """
-    state: dict[str, Any] = stride.state_dict()
-    if not ties.lockstep and state["position"]:
-        raise StepInFlight(
-            "a checkpoint was asked for in mid-epoch, and in this mode of synchronisation workers "
-            "do not keep step, so that they have different weights; call save() on every "
-            "rank after the loop over an epoch has ended. A limit of steps (EVENSTRIDE_MAX_STEPS) "
-            "cuts an epoch, which cannot be saved"
-        )
-    # Last: it is collective and may average weights, so a save that is refused must not come here.
-    ties.bring_home(optimizers)
-    return state
 
-
-class SessionBinding:
-    """The ties of a `Stride`, by its member."""
-
-    def __init__(self, member: RankSession) -> None:
-        self._member = member
-        self.rank, self.world_size = member.team.rank, member.team.world_size
-        self.saves: SaveAgreement = member.ties.continuity.saves
+    def __init__(self, run: SavedRun) -> None:
+        session = run._session
+        self.environment = session.environment
+        self.rank: int = session.team.rank
+        self.world_size: int = session.team.world_size
+        self.run = run
+        self._loaders = session.loaders
+        self._progress = session.state.progress
+        self._calls = session.ties.calls
+        self._recall = session.ties.opening.recall
+        self._continuity = continuity = cast(Continuity, session.ties.continuity)
+        self.saves = continuity.saves
+        self.leads_host = continuity.leads_host
+        self.interval_s = continuity.pace.interval_s
+        self.remember = continuity.remember
+        self.waiting: Callable[[], AbstractContextManager[None]] = session.state.clock.waiting
+        """Returns a context in which this rank's time is not its own work."""
+        self._survivors: Survivors | None = session.ties.survivors
+        self._sync: object = session.sync
+        self.lockstep: bool = session.free is None
+        """Whether all ranks are at the same step whenever one is."""
+        self._described: tuple[Any, dict[str, Any]] | None = None
         self._hand_over: Handoff | None = None
-        if (folder := member.environment.hand_over) is not None:
-            self.saves = self._hand_over = Handoff(
-                folder, member.ties.continuity.saves, self.rank, self.world_size, self.agree
-            )
+        if (folder := self.environment.hand_over) is not None:
+            everyone = tuple(range(self.world_size))
+            self._hand_over = Handoff(folder, self.saves, self.rank, everyone, self.agree)
             # Here, when all that is slow to start has started: the other run trains until now.
             self._hand_over.wait()
 
@@ -182,50 +94,62 @@ class SessionBinding:
     ) -> Plain:
         """Return the leader's verdict on what all ranks show; collective."""
         with self.waiting():
-            return self._member.ties.calls.agree(call, show, judge)
+            verdict: Plain = self._calls.agree(call, show, judge)
+            return verdict
 
     def own_group(self) -> dist.ProcessGroup | None:
-        """Return a Gloo group of all ranks for us alone; collective."""
-        return self._member.ties.calls.own_group("gloo")
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Return a context in which this rank's time is not its own work."""
-        return self._member.state.clock.waiting()
+        """Return a Gloo group of all ranks for us alone; collective; ``None`` with one process."""
+        group: dist.ProcessGroup | None = self._calls.own_group("gloo")
+        return group
 
     def dataset(self) -> Any:
-        """Return the data set of the training loader."""
-        loader = self._member.loaders.latest
+        """Return the data set of the training loader; ``None`` if there is none."""
+        loader = self._loaders.latest
         return None if loader is None else loader.dataset
 
+    def described(self) -> dict[str, Any]:
+        """Return what the data set is like; see `describe`."""
+        dataset = self.dataset()
+        # Describing a data set loads samples, so it is done once for each.
+        if self._described is None or self._described[0] is not dataset:
+            self._described = dataset, describe(dataset, self.run.state_dict()["seed"])
+        return self._described[1]
+
     def committed(self) -> int:
-        """Return the steps that this process has committed."""
-        return self._member.state.progress.step
+        """Return the steps that this process has committed, which `saves` counts in."""
+        steps: int = self._progress.step
+        return steps
 
-    def interval_s(self, save_s: float) -> float:
-        """Return the seconds until the next save, by losses so far and what a save takes."""
-        return self._member.ties.continuity.pace.interval_s(save_s)
+    def pending(self) -> bool:
+        """Return whether a save or a departure may be due by now; cheap."""
+        if self._hand_over is not None:
+            self._hand_over.look()
+        return self.saves.pending(self.committed())
 
-    @property
-    def lockstep(self) -> bool:
-        """Whether all ranks are at the same step whenever one is."""
-        return self._member.free is None
+    def due(self) -> bool:
+        """Return whether to save after this step; alike on all ranks, and once."""
+        due = self.saves.due(self.committed())
+        if due and self._hand_over is not None:
+            self._hand_over.agree_on_end(self.committed())
+        return due
 
     def complete(self) -> bool:
-        """Return whether all ranks are there; at the end of an epoch all know alike."""
-        survivors = self._member.ties.survivors
-        absent = () if survivors is None else survivors.absent()
+        """Return whether all ranks are there to save together; warn if they are not.
+
+        At the end of an epoch all ranks know that alike.
+        """
+        absent = () if self._survivors is None else self._survivors.absent()
         self._tell_of(absent)
         return not absent
 
     def forgives(self, error: EvenstrideError) -> bool:
-        """Return whether a rank was lost during the save, and the others go on without it.
+        """Return whether a rank was lost during a save, and the others go on without it.
 
         All of them come to this, since none can have saved without it.
         """
-        survivors = self._member.ties.survivors
-        if survivors is None or not isinstance(error, WorkerLost | CheckpointError):
+        if self._survivors is None or not isinstance(error, WorkerLost | CheckpointError):
             return False
-        absent = survivors.blamed(error)
+        absent = self._survivors.blamed(error)
         self._tell_of(absent)
         return bool(absent)
 
@@ -243,21 +167,30 @@ class SessionBinding:
         Raises:
             WorkerLost: a rank is lost.
         """
-        if self._member.ties.survivors is not None:
-            self._member.ties.survivors.until(done, "saving")
+        if self._survivors is not None:
+            self._survivors.until(done, "saving")
 
-    def bring_home(self, optimizers: Sequence[Optimizer]) -> None:
-        """Let the optimizers here have the state that servers keep, or that all ranks' come to."""
-        sync: object = self._member.sync
+    def state(self, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+        """Return the `Stride`'s state to be saved; the optimizers have theirs here then."""
+        state = self.run.state_dict()
+        if not self.lockstep and state["position"]:
+            raise StepInFlight(
+                "a checkpoint was asked for in mid-epoch, and in this mode of synchronisation "
+                "workers do not keep step, so that they have different weights; call save() on "
+                "every rank after the loop over an epoch has ended. A limit of steps "
+                "(EVENSTRIDE_MAX_STEPS) cuts an epoch, which cannot be saved"
+            )
+        # Last: it is collective and may average weights, and a refused save must not do that.
         with self.waiting():
-            if isinstance(sync, ServedWorker):  # also those that have not stepped on this rank yet
-                sync.bring_home(optimizers)
-            elif isinstance(sync, LocalTraining | DelayedTraining):
-                sync.bring_home()
+            if isinstance(self._sync, ServedWorker):  # also those that have not stepped here yet
+                self._sync.bring_home(optimizers)
+            elif isinstance(self._sync, LocalTraining | DelayedTraining):
+                self._sync.bring_home()
+        return state
 
     def with_own(self, extra: Any) -> Any:
         """Return the user's further objects to be saved, and the mode's own."""
-        sync = self._member.sync
+        sync = self._sync
         if isinstance(sync, LocalTraining) and sync.remembers and isinstance(extra or {}, Mapping):
             return {**(extra or {}), "evenstride-outer": sync}
         return extra
@@ -265,19 +198,13 @@ class SessionBinding:
     def begin(self, save_s: float, notices: str | None, saving: Saving | None) -> None:
         """Note that this run is saved from now on, and watch for notices.
 
-        Args:
-            save_s: seconds that the first save is taken to need.
-            notices: where to look for them; ``None`` for what the environment says. They are not
-                where workers do not keep step: no rank could save when one leaves, and its
-                samples are trained by others anyway. So a signal does there what it does without
-                us.
-            saving: how to decide when to save; ``None`` for the usual way.
-
-        Raises:
-            ConfigError: somebody else saves it already, or the setting is not understood.
+        ``save_s`` is what the first save is taken to need. ``notices`` says where to look for them;
+        ``None`` is what the environment says. Where workers do not keep step, they are not watched
+        for: no rank could save when one leaves, and its samples are trained by others anyway. So a
+        signal does there what it does without us.
         """
-        continuity = self._member.ties.continuity
-        if continuity.saves.save_s is not None:
+        continuity = self._continuity
+        if self.saves.save_s is not None:
             raise ConfigError(
                 "this Stride has a Checkpointer already, and the ranks agree on one save at a "
                 "time; close() that one first, or give it all that is to be saved (extra=)"
@@ -292,28 +219,88 @@ class SessionBinding:
                 asked,
             )
         continuity.pace.save_by(saving or Saving())
-        continuity.saves.takes(save_s)
+        self.saves.takes(save_s)
 
     def end(self) -> None:
         """Note that it is saved no longer: signals do again what they did before."""
         if self._hand_over is not None:
             self._hand_over.ended()
-        self._member.ties.continuity.saves.takes(None)
-        self._member.ties.continuity.notified.close()
-
-    def leads_host(self, going: tuple[int, ...]) -> bool:
-        """Return whether this rank is the first of its machine, whose ranks all go."""
-        return self._member.ties.continuity.leads_host(going)
-
-    def remember(self) -> Plain:
-        """Return what is known of the workers (leader only)."""
-        return self._member.ties.continuity.remember()
+        self.saves.takes(None)
+        self._continuity.notified.close()
 
     def recall(self, remembered: Plain) -> None:
         """Take up what an earlier run knew of the workers, before the first step; collective."""
+        at = self._progress
         if self._hand_over is not None:
-            at = self._member.state.progress
             self._hand_over.went_on(epoch=at.epoch, position=at.position, step=at.earlier + at.step)
         # A recalled split is an opening one: no step may have been drawn by another.
-        if not self._member.state.progress.step:
-            self._member.ties.opening.recall(remembered)
+        if not at.step:
+            self._recall(remembered)
+
+
+def describe(dataset: Any, seed: int) -> dict[str, Any]:
+    """Return kind and length of a data set, and a digest of its first, middle and last sample.
+
+    The samples are loaded under seeds of their own, so that random augmentation is the same each
+    time. Samples that differ nevertheless when loaded twice, that hold anything but tensors,
+    arrays, numbers and texts, or that cannot be loaded here, have no digest; neither have `Shards`.
+
+    Args:
+        dataset: that the training loader reads; ``None`` if there is no loader.
+        seed: of the run.
+
+    Cost:
+        Loads three samples, twice.
+    """
+    while isinstance(dataset, SeededDataset):
+        dataset = dataset.dataset
+    if dataset is None:
+        return {}
+    kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    try:
+        length = len(dataset)
+    except TypeError:
+        return {"kind": kind}
+    told = {"kind": kind, "length": length}
+    if isinstance(dataset, Shards | ShardReader) or not length:
+        return told
+    try:
+        # Random augmentation here must not move the run's own random numbers.
+        with generators_kept():
+            first, second = _digest(dataset, length, seed), _digest(dataset, length, seed)
+    except Exception:  # whatever a data set raises, training will meet it, or it never happens
+        return told
+    return {**told, "samples": first} if first == second else told
+
+
+def _digest(dataset: Any, length: int, seed: int) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    indices = np.unique(np.array([0, length // 2, length - 1]))
+    for index, own in zip(indices.tolist(), item_seeds(seed, 0, indices).tolist(), strict=True):
+        torch.default_generator.manual_seed(own >> 1)
+        # numpy takes seeds of 32 bits only.
+        np.random.seed(own & 0xFFFFFFFF)
+        random.seed(own)
+        _add(digest, dataset[index])
+    return digest.hexdigest()
+
+
+def _add(digest: Any, sample: Any) -> None:
+    if isinstance(sample, torch.Tensor):
+        sample = sample.detach().cpu().resolve_conj().contiguous().flatten()
+        digest.update(f"{sample.dtype}{len(sample)}".encode())
+        digest.update(sample.view(torch.uint8).numpy().data)
+    elif isinstance(sample, np.ndarray | np.generic):
+        digest.update(f"{sample.dtype}{sample.shape}".encode())
+        digest.update(np.ascontiguousarray(sample).tobytes())
+    elif isinstance(sample, dict):
+        for key in sample:
+            _add(digest, key)
+            _add(digest, sample[key])
+    elif isinstance(sample, list | tuple):
+        for value in sample:
+            _add(digest, value)
+    elif sample is None or isinstance(sample, bool | int | float | str | bytes):
+        digest.update(repr(sample).encode())
+    else:
+        raise TypeError(type(sample).__name__)

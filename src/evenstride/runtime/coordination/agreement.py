@@ -41,17 +41,15 @@ def agree(
     Args:
         channel: of the ranks that must agree.
         topic: what is agreed on, a name used once per channel and shown in errors.
-        show: returns this rank's settings as JSON types; an `EvenstrideError` it raises is
-            raised on every rank.
-        judge: called on the leader with all ranks' settings in rank order; returns the verdict
-            as JSON types, or raises an `EvenstrideError`, which is then raised on every rank.
+        show: returns this rank's settings as JSON types.
+        judge: called on the leader with all ranks' settings in rank order; returns the verdict as
+            JSON types. An `EvenstrideError` of either is raised on every rank.
         call: that this rank makes, if ``topic`` does not name it.
         passed: called while this rank waits; returns the ranks that are past this call, and what
             each of them does. What it raises ends the wait.
         before: the topic before this one on the same channel, whose verdict all have then read.
 
     Raises:
-        EvenstrideError: what ``show`` or ``judge`` raised on some rank.
         RanksDisagree: a rank is past this call and has not made it.
         WorkerLost: some rank did not come within the group's timeout.
     """
@@ -79,7 +77,6 @@ class _Wait:
 
     @property
     def shown(self) -> list[str]:
-        """Where each rank shows its settings."""
         return [f"{self.topic}/rank/{rank}" for rank in range(self.channel.world_size)]
 
     def over(self, keys: list[str], timeout: timedelta) -> list[str]:
@@ -161,11 +158,7 @@ def _heard(wait: _Wait) -> Plain:
 def named(
     call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
 ) -> tuple[Callable[[], Plain], Callable[[list[Plain]], Plain]]:
-    """Return both with the name of the call added, so that ranks in different calls are told so.
-
-    Raises:
-        RanksDisagree: when judged, the ranks are in different calls.
-    """
+    """Return both with the name of the call added, so that ranks in different calls are told so."""
 
     def show_both() -> Plain:
         return {"call": call, "shown": show()}
@@ -186,15 +179,10 @@ def named(
 def require_equal(
     settings: list[Plain], topic: str, remedies: Mapping[str, str] | None = None
 ) -> None:
-    """Raise unless all ranks show the same value for every setting.
+    """Raise `RanksDisagree` unless all ranks show the same value for every setting.
 
-    Args:
-        settings: of all ranks, in rank order.
-        topic: what they are settings of.
-        remedies: what to do about a setting that differs, where there is more to say.
-
-    Raises:
-        RanksDisagree: names the first setting that differs, with each value and its ranks.
+    ``settings`` are in rank order. ``remedies`` say what to do about a setting that differs, where
+    there is more to say.
     """
     for name in settings[0]:
         values: dict[str, list[int]] = {}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from evenstride.core.control.events import Recalled
 from evenstride.core.fleet import Shares
 from evenstride.core.membership.worker_profiles import WorkerProfile
 from evenstride.core.reliability.checkpoint_interval import (
@@ -22,11 +23,9 @@ from evenstride.core.reliability.checkpoint_interval import (
     next_save_in_s,
 )
 from evenstride.runtime.coordination.agreement import Plain
+from evenstride.runtime.coordination.arrangements import RankNotices, SaveSchedule
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
-from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.coordination.messages import verdict_from_plain, verdict_to_plain
-from evenstride.runtime.coordination.notice_filter import RankNotices
-from evenstride.runtime.coordination.save_schedule import SaveSchedule
+from evenstride.runtime.coordination.leader import Leader, verdict_from_plain, verdict_to_plain
 from evenstride.runtime.failures.peers import Peer
 from evenstride.runtime.notices import Notice, NoticeWatcher, make_sources
 
@@ -36,9 +35,7 @@ logger = logging.getLogger("evenstride")
 class Pace:
     """Counts losses over all of a run's lives, and tells when to save next.
 
-    Args:
-        peers: all ranks' processes; a machine counts once, with its age when its ranks met.
-        clock: seconds that only grow.
+    A machine counts once, with its age when its ranks met.
     """
 
     def __init__(self, peers: Iterable[Peer], clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,11 +58,7 @@ class Pace:
         return Observed(self._before.failures, self._before.expected + expected)
 
     def interval_s(self, save_s: float) -> float:
-        """Return the seconds until the next save.
-
-        Args:
-            save_s: how long training stands still for one.
-        """
+        """Return the seconds until the next save, which takes ``save_s``."""
         now_s = self._ages_s + (self._clock() - self._begun_s)
         # A save takes nothing at all where it is small; the clock of a test may stand still.
         planned = next_save_in_s(max(save_s, 1e-4), now_s, self.observed, self.saving)
@@ -78,12 +71,10 @@ class Pace:
         return {"failures": observed.failures, "expected": observed.expected}
 
     def recall(self, remembered: Any, *, lost: bool) -> None:
-        """Go on counting from what a checkpoint has kept.
+        """Go on counting from what a checkpoint has kept; what is none is left out.
 
-        Args:
-            remembered: by `remember`; what is none is left out.
-            lost: whether the life that saved it ended in a loss. Who starts again from a
-                checkpoint was interrupted, unless that was announced.
+        ``lost`` tells whether the life that saved it ended in a loss. Who starts again from a
+        checkpoint was interrupted, unless that was announced.
         """
         plain = remembered if isinstance(remembered, dict) else {}
         failures, expected = plain.get("failures"), plain.get("expected")
@@ -103,11 +94,9 @@ Not 0, as training has not come to its end, and launchers would take it for that
 class Notified:
     """The notice that this rank has, if any, on its way from the watcher to the leader.
 
-    Args:
-        ask: asks the leader for an exchange.
-        over: whether the run cannot go on anyway. Then a signal to this process ends it at once:
-            its launcher waits for it in order to start all again, and the training thread may
-            be waiting in a collective for a rank that is lost.
+    ``over`` tells whether the run cannot go on anyway. Then a signal to this process ends it at
+    once: its launcher waits for it in order to start all again, and the training thread may be
+    waiting in a collective for a rank that is lost.
     """
 
     def __init__(self, ask: Callable[[], None], over: Callable[[], bool]) -> None:
@@ -116,11 +105,7 @@ class Notified:
         self._watcher: NoticeWatcher | None = None
 
     def watch(self, setting: str, *, polls_clouds: bool) -> None:
-        """Watch for notices from now on, as a setting says (see `make_sources`).
-
-        Raises:
-            ConfigError: the setting is not understood.
-        """
+        """Watch for notices from now on, as a setting says (see `make_sources`)."""
         if self._watcher is None:
             self._watcher = NoticeWatcher(
                 make_sources(setting, slurm="SLURM_JOB_ID" in os.environ),
@@ -158,13 +143,8 @@ class Notified:
 class Continuity:
     """One rank's part in what goes on beyond its own process.
 
-    Args:
-        ask: asks the leader for an exchange.
-        rank: this rank.
-        peers: all ranks' processes, in rank order.
-        leader: on rank 0 only.
-        over: whether the run cannot go on.
-        notices: where to look for notices unless a call says otherwise; see `make_sources`.
+    ``leader`` is there on rank 0 only. ``notices`` says where to look for notices unless a call
+    says otherwise; see `make_sources`.
     """
 
     def __init__(
@@ -185,13 +165,9 @@ class Continuity:
             leader.save_with(self.saves)
 
     def watch(self, setting: str | None) -> None:
-        """Watch for notices that this rank will be taken away; one rank per machine asks its cloud.
+        """Watch for notices that this rank will be taken away; ``None`` as the environment says.
 
-        Args:
-            setting: see `make_sources`; ``None`` for what the environment says.
-
-        Raises:
-            ConfigError: it is not understood.
+        See `make_sources`. One rank per machine asks its cloud.
         """
         # A cloud takes away whole machines, so one rank of each asks for all.
         first = self._here[0] == self._rank
@@ -219,18 +195,15 @@ class Continuity:
         }
 
     def recalling(self, step: int, remembered: Plain) -> Callable[[], Plain]:
-        """Return what the leader does to recall what a checkpoint has kept.
-
-        Args:
-            step: steps committed by this process.
-            remembered: what `remember` returned then.
-        """
+        """Return what the leader does to recall what a checkpoint has kept."""
 
         def lead() -> Plain:
             assert self._leader is not None, "only rank 0 leads"
             profiles = tuple(_profiles(remembered.get("profiles")))
             self.pace.recall(remembered.get("losses"), lost=not remembered.get("parting"))
-            verdict = self._leader.recall(step, profiles, _generation(remembered) + 1)
+            verdict = self._leader.recall(
+                Recalled(step, step, profiles, _generation(remembered) + 1)
+            )
             return {"verdict": verdict_to_plain(verdict)}
 
         return lead

@@ -21,28 +21,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.control.events import Verdict
-from evenstride.core.control.exchange_interval import ToleranceBand
+from evenstride.core.control.schedule import ToleranceBand
 from evenstride.core.fleet import Shares
-from evenstride.core.gradients.noise_accumulator import StepParts
-from evenstride.core.time_model.observation import Measurements
+from evenstride.core.gradients.noise_scale import StepParts
+from evenstride.core.time_model.observation import Measurements, PeakMemory
 from evenstride.errors import EvenstrideError, WorkerLost, from_plain, to_plain
-from evenstride.runtime.coordination.draw_barrier import DrawBarrier
-from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.coordination.messages import (
+from evenstride.runtime.coordination.arrangements import RankNotices, SaveSchedule
+from evenstride.runtime.coordination.draw_barrier import (
+    BarrierReport,
     BatchChange,
+    DrawBarrier,
     Position,
+)
+from evenstride.runtime.coordination.leader import (
+    Leader,
     Reply,
     reply_from_text,
     reply_to_text,
     verdict_from_plain,
     verdict_to_plain,
 )
-from evenstride.runtime.coordination.notice_filter import RankNotices
-from evenstride.runtime.coordination.save_schedule import SaveSchedule
-from evenstride.runtime.store.local_channel import LocalChannel
-from evenstride.runtime.store.store_channel import Channel
+from evenstride.runtime.store.store_channel import Channel, LocalChannel
 from evenstride.runtime.timing.recorder import Recorder
 
 logger = logging.getLogger("evenstride")
@@ -63,6 +63,25 @@ class Local:
     held: Callable[[], PeakMemory | None] = lambda: None
     notice: Callable[[], RankNotices | None] = lambda: None
     norms: Callable[[], tuple[StepParts, ...]] = lambda: ()
+
+    def reply(self, report: BarrierReport | None) -> Reply:
+        """Return what this rank answers in an exchange; without a report, that it is leaving."""
+        position = self.position()
+        if report is None:
+            told, norms = self.recorder.take(), self.norms()
+            return Reply(0, 0, position.stands, told, leaving=True, norms=norms)
+        self.gate.forget_before(position.step - 1)
+        return Reply(
+            report.barrier,
+            report.checksum,
+            position.stands,
+            self.recorder.take(),
+            held=self.held(),
+            notice=self.notice(),
+            norms=self.norms(),
+            drawn=report.drawn,
+            turn=report.turn,
+        )
 
 
 def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
@@ -87,12 +106,8 @@ def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
 class ControlPlane:
     """One rank's part in the exchanges, on a thread if there are others; rank 0's also leads.
 
-    Args:
-        channel: to the other ranks, or to oneself.
-        local: gate, recorder and position of this rank.
-        shares: the opening split; those in force from then on.
-        leader: the leader, on rank 0 only.
-        lost: called on this thread when other ranks report that one is gone.
+    ``shares`` are the opening split, then those in force. ``lost`` is called on this thread when
+    other ranks report that one is gone.
     """
 
     def __init__(
@@ -124,7 +139,6 @@ class ControlPlane:
 
     @property
     def running(self) -> bool:
-        """Whether the control thread still runs."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
@@ -229,7 +243,7 @@ class ControlPlane:
         if self._leader is not None:
             for other in range(1, self._channel.world_size):
                 self._channel.put(f"go/{number}/{other}", "")
-        reply = self._reply()
+        reply = self._local.reply(self._local.gate.hold(self._somebody_turns))
         # Ranks that still hold for the opening look for this and reply at once, or all would wait
         # for each other.
         if reply.turn is not None:
@@ -256,25 +270,6 @@ class ControlPlane:
             self._channel.drop(f"told/{number}/{self._channel.rank}")
         elif number > 0:  # every reply to this exchange proves that the last verdict was read
             self._channel.drop(f"verdict/{number - 1}")
-
-    def _reply(self) -> Reply:
-        held = self._local.gate.hold(self._somebody_turns)
-        position = self._local.position()
-        if held is None:
-            told, norms = self._local.recorder.take(), self._local.norms()
-            return Reply(0, 0, position.stands, told, leaving=True, norms=norms)
-        self._local.gate.forget_before(position.step - 1)
-        return Reply(
-            held.barrier,
-            held.checksum,
-            position.stands,
-            self._local.recorder.take(),
-            held=self._local.held(),
-            notice=self._local.notice(),
-            norms=self._local.norms(),
-            drawn=held.drawn,
-            turn=held.turn,
-        )
 
     def _somebody_turns(self) -> bool:
         """Return whether a rank stands at a turn, and this one may wait for it in vain."""

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from evenstride.core.control.schedule import Schedule
 from evenstride.core.fleet import Shares
 from evenstride.errors import EvenstrideError, WorkerLost
-from evenstride.runtime.coordination.messages import BatchChange
 
 # Steps a rank may still draw while an exchange is in flight, so that it need not wait.
 SLACK = 1
@@ -33,20 +32,36 @@ _ASK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class Position:
+    """Where a rank's training thread stands."""
+
+    step: int  # steps it has committed
+    # (step, epoch, position) where its latest passes over the loader began.
+    stands: tuple[tuple[int, int, int], ...]
+    # When the latest step was committed (`time.perf_counter`); `None` if none was, or it is not
+    # known.
+    committed_s: float | None = None
+    epoch: int | None = None  # of the data that the next step belongs to; `None` if it is not known
+
+
+@dataclass(frozen=True, slots=True)
+class BatchChange:
+    """What a rank reports at the end of an epoch, or before a pass over restored data."""
+
+    step: int  # the first step after it
+    wanted: int | None  # batch that it has restored, and needs; `None` to have one chosen
+    most: int  # largest batch of which there is one in an epoch
+    weighted: bool = False  # whether the noise it measures is not in samples
+
+
+@dataclass(frozen=True, slots=True)
 class BarrierReport:
-    """What a rank reports about its gate: its barrier, and a proof of its decisions.
+    """What a rank reports about its gate: its barrier, and a proof of its decisions."""
 
-    Args:
-        barrier: first step it has not drawn, and will not draw before the decision.
-        checksum: of all decisions it has applied.
-        drawn: first step that it has not drawn by now.
-        turn: where it stands still, if it does.
-    """
-
-    barrier: int
-    checksum: int
-    drawn: int = 0
-    turn: BatchChange | None = None
+    barrier: int  # first step it has not drawn, and will not draw before the decision
+    checksum: int  # of all decisions it has applied
+    drawn: int = 0  # first step that it has not drawn by now
+    turn: BatchChange | None = None  # where it stands still, if it does
 
 
 class DrawBarrier:
@@ -86,7 +101,6 @@ class DrawBarrier:
 
     @property
     def opening(self) -> bool:
-        """Whether each step still waits for a decision."""
         return self._opening
 
     @property
@@ -101,15 +115,13 @@ class DrawBarrier:
 
     @property
     def failed(self) -> bool:
-        """Whether every draw raises, because the run cannot go on."""
         return self._error is not None
 
     def draw(self, step: int) -> Shares:
         """Return the shares of a step, waiting for its decision if need be (training thread).
 
-        Raises:
-            WorkerLost: a rank is gone, or no decision came within the timeout.
-            SplitDiverged: the ranks no longer agree.
+        `WorkerLost` says that a rank is gone, or that no decision came within the timeout;
+        `SplitDiverged` that the ranks no longer agree.
         """
         # Without the lock, because every step comes by here. It is safe: what `hold` reads is
         # either this draw or the one before it, and its barrier lies above both (or, in the
@@ -132,17 +144,10 @@ class DrawBarrier:
             self._next_draw = step
 
     def turn(self, turn: BatchChange, ask: Callable[[], None]) -> int | None:
-        """Stand still until the batch is decided (training thread).
+        """Stand still until the batch is decided, and return it (training thread).
 
-        Args:
-            turn: what to tell the leader.
-            ask: asks it for an exchange; never waits.
-
-        Returns:
-            The batch; ``None`` if no more decisions will come.
-
-        Raises:
-            WorkerLost: a rank is gone, or no decision came within the timeout.
+        ``None`` if no more decisions will come. ``ask`` asks the leader for an exchange and never
+        waits. Raises as `draw` does.
         """
         with self._changed:
             self._turn, self._told = turn, False
@@ -167,8 +172,8 @@ class DrawBarrier:
     ) -> BarrierReport | None:
         """Put up the barrier and report it (control thread); ``None`` after `stop`.
 
-        In the opening phase this waits until the training thread stands at the barrier, so
-        that the step before it has been measured.
+        In the opening phase this waits until the training thread stands at the barrier, so that the
+        step before it has been measured.
 
         Args:
             hurry: whether to report at once, as training waits for a rank that waits for this;

@@ -1,14 +1,19 @@
-"""The leader's side of an exchange: gather, let the core decide, record, tell."""
+"""The leader's side of an exchange: gather, let the core decide, record, tell.
+
+`Reply` is what a rank tells it and `Verdict` what it tells all ranks; both travel as JSON text.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any, Protocol
 
-from evenstride.core.allocation.memory_model import PeakMemory
+import numpy as np
+
 from evenstride.core.allocation.speedup import Yardstick, equal_split
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import (
@@ -22,24 +27,152 @@ from evenstride.core.control.events import (
     Verdict,
 )
 from evenstride.core.control.state import Control
+from evenstride.core.diagnostics.alerts import Alert
 from evenstride.core.diagnostics.ledger import Ledger
-from evenstride.core.fleet import Shares
-from evenstride.core.gradients.noise_accumulator import NoiseOfRun
-from evenstride.core.membership.worker_profiles import WorkerProfile
-from evenstride.core.time_model.observation import Measurements
+from evenstride.core.fleet import FloatArray, Shares
+from evenstride.core.gradients.noise_scale import NoiseOfRun, StepParts
+from evenstride.core.time_model.observation import Measurements, PeakMemory
 from evenstride.errors import SplitDiverged
-from evenstride.runtime.coordination.epoch_boundary import asked, meeting
-from evenstride.runtime.coordination.messages import Reply, joined
-from evenstride.runtime.coordination.notice_filter import NoticeFilter
-from evenstride.runtime.coordination.save_schedule import SaveSchedule
+from evenstride.runtime.coordination.arrangements import (
+    NoticeFilter,
+    RankNotices,
+    SaveSchedule,
+    asked,
+    meeting,
+)
+from evenstride.runtime.coordination.draw_barrier import BatchChange
 from evenstride.runtime.engines.replica_groups import Fold, Islands
 from evenstride.runtime.sinks.snapshot import LeaderSnapshot
-from evenstride.runtime.sinks.telemetry_board import TelemetryBoard
-from evenstride.trace.write import TraceWriter
+from evenstride.trace.codec import TraceWriter
 
 logger = logging.getLogger("evenstride")
 
 _STANDS_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one rank answers when the leader asks."""
+
+    barrier: int  # first step the rank has not drawn and will not draw before the decision
+    checksum: int  # of all decisions the rank has applied
+    # (step, epoch, position) where the rank's latest passes over the loader began.
+    stands: tuple[tuple[int, int, int], ...]
+    observations: Measurements  # what it measured since it was last asked
+    leaving: bool = False  # the rank's program is ending
+    held: PeakMemory | None = None  # the memory it held since then, if it is watched
+    notice: RankNotices | None = None  # that it will be taken away, if it knows so
+    norms: tuple[StepParts, ...] = ()  # of its gradients in the steps measured since then
+    drawn: int = 0  # first step that it has not drawn by now
+    turn: BatchChange | None = None  # where it stands still until the batch is decided, if it does
+
+
+def reply_to_text(reply: Reply) -> str:
+    return json.dumps(
+        {
+            "barrier": reply.barrier,
+            "checksum": reply.checksum,
+            "stands": reply.stands,
+            "observations": _columns(reply.observations),
+            "leaving": reply.leaving,
+            "held": None if reply.held is None else asdict(reply.held),
+            "notice": None if reply.notice is None else asdict(reply.notice),
+            "norms": [astuple(parts) for parts in reply.norms],
+            "drawn": reply.drawn,
+            "turn": None if reply.turn is None else asdict(reply.turn),
+        },
+        separators=(",", ":"),
+        allow_nan=False,  # other readers of JSON than Python's know no NaN
+    )
+
+
+def reply_from_text(text: str) -> Reply:
+    plain = json.loads(text)
+    return Reply(
+        plain["barrier"],
+        plain["checksum"],
+        tuple(tuple(stand) for stand in plain["stands"]),
+        _from_columns(plain["observations"]),
+        plain["leaving"],
+        None if plain["held"] is None else PeakMemory(**plain["held"]),
+        None if plain["notice"] is None else RankNotices(**plain["notice"]),
+        tuple(StepParts(*parts) for parts in plain["norms"]),
+        plain["drawn"],
+        None if plain["turn"] is None else BatchChange(**plain["turn"]),
+    )
+
+
+def _columns(told: Measurements) -> dict[str, Any]:
+    """Return the columns as lists; a time or load that is no finite number becomes ``None``."""
+    return {
+        "worker": told.worker.tolist(),
+        "share": told.share.tolist(),
+        "first_step": told.first_step.tolist(),
+        "steps": told.steps.tolist(),
+        "busy_s": _finite(told.busy_s),
+        "wait_s": _finite(told.wait_s),
+        "sums_s": _finite(told.sums_s),
+        "modelled": told.modelled.tolist(),
+        "loads": _finite(told.loads),
+    }
+
+
+def _finite(values: FloatArray) -> list[Any]:
+    # JSON knows neither nan nor infinity; as an array of objects it can hold `None` instead.
+    known = values.astype(object)
+    known[~np.isfinite(values)] = None
+    return list(known.tolist())
+
+
+def _from_columns(plain: dict[str, Any]) -> Measurements:
+    """Return the columns again; what was no finite number is not a number now."""
+    n = len(plain["worker"])
+    return Measurements(
+        worker=np.array(plain["worker"], dtype=np.int64),
+        share=np.array(plain["share"], dtype=np.int64),
+        first_step=np.array(plain["first_step"], dtype=np.int64),
+        steps=np.array(plain["steps"], dtype=np.int64),
+        busy_s=np.array(plain["busy_s"], dtype=np.float64),
+        wait_s=np.array(plain["wait_s"], dtype=np.float64),
+        sums_s=np.array(plain["sums_s"], dtype=np.float64).reshape(3, n),
+        modelled=np.array(plain["modelled"], dtype=np.bool_),
+        loads=np.array(plain["loads"], dtype=np.float64).reshape(2, n),
+    )
+
+
+def verdict_to_plain(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as JSON types."""
+    return asdict(verdict)
+
+
+def verdict_from_plain(plain: dict[str, Any]) -> Verdict:
+    shares = plain["shares"]
+    tuples = {name: tuple(plain[name]) for name in ("expected_s", "band", "going")}
+    return Verdict(**{**plain, **tuples, "shares": None if shares is None else tuple(shares)})
+
+
+class Board(Protocol):
+    """Shows a run while it goes on; see `TelemetryBoard`."""
+
+    def count_from(self, earlier: int) -> None:
+        """Count steps from those that were committed before this process."""
+        ...
+
+    def hear(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Take what the trace is told besides decisions."""
+        ...
+
+    def look(self, known: LeaderSnapshot) -> tuple[Alert, ...]:
+        """Return the alerts that an exchange gives rise to, each once."""
+        ...
+
+    def tell(self, known: LeaderSnapshot, alerts: tuple[Alert, ...]) -> None:
+        """Tell what is known, and the alerts."""
+        ...
+
+    def close(self) -> None:
+        """Tell the rest, and end."""
+        ...
 
 
 class Leader:
@@ -50,12 +183,19 @@ class Leader:
         islands: that the ranks are on, which are then the workers of the fleet, of the ledger and
             of the trace; ``None`` if each rank is a worker.
         lockstep: whether all workers take the same steps.
+        bounds: of a global batch that is chosen while the run goes on; ``None`` for a fixed one.
     """
 
     def __init__(
-        self, control: Control, islands: Islands | None = None, *, lockstep: bool = True
+        self,
+        control: Control,
+        islands: Islands | None = None,
+        *,
+        lockstep: bool = True,
+        bounds: tuple[int, int] | None = None,
     ) -> None:
         self._lockstep = lockstep
+        self.bounds = bounds  # of a global batch that is chosen here
         self._control, self._islands = control, islands
         self._fold = None if islands is None else Fold(islands)
         self._writer: TraceWriter | None = None
@@ -67,10 +207,9 @@ class Leader:
         self.exchange_at = 0  # the leader's own step at which the next exchange is due
         self.changes = 0
         self.saves: SaveSchedule | None = None  # of rank 0, which knows how long a save takes
-        self.bounds: tuple[int, int] | None = None  # of a global batch that is chosen here
         self.noise = NoiseOfRun()  # of the gradients, as far as it is measured
         self._desk = NoticeFilter((), ())
-        self.board = TelemetryBoard()  # what is shown while the run goes on
+        self.board: Board | None = None  # shows the run while it goes on
         self._known: LeaderSnapshot | None = None  # what it has not been shown yet
 
     @property
@@ -80,23 +219,17 @@ class Leader:
 
     @property
     def control(self) -> Control:
-        """The state of the decision path after the latest event."""
         return self._control
 
     @property
     def islands(self) -> Islands | None:
-        """The islands that are the workers of the fleet; ``None`` if each rank is one."""
         return self._islands
 
     def form(self, event: FleetFormed, places: Sequence[str] = ()) -> Verdict:
-        """Form the fleet and return the ranks' opening split.
+        """Form the fleet, of all ranks in rank order, and return the ranks' opening split.
 
-        Args:
-            event: with all ranks as workers, in rank order.
-            places: where each rank runs: equal for ranks of one machine.
-
-        Raises:
-            ConfigError: the policy or the bounds cannot serve this fleet.
+        ``places`` tell where each rank runs: equal for ranks of one machine. A `ConfigError` says
+        that policy or bounds cannot serve this fleet.
         """
         ranks = [worker.name for worker in event.workers]
         if self._islands is not None:
@@ -114,7 +247,7 @@ class Leader:
         """Take the saves of rank 0 into account, whose length bounds what a notice allows."""
         self.saves = saves
 
-    def show_on(self, board: TelemetryBoard) -> None:
+    def show_on(self, board: Board) -> None:
         """Show the run on a board from now on."""
         self.board = board
 
@@ -134,7 +267,7 @@ class Leader:
         committed_s: float | None = None,
         epoch: int | None = None,
     ) -> Verdict:
-        """Return the verdict on what all ranks replied.
+        """Return the verdict on what all ranks replied, in rank order.
 
         Args:
             step: steps the leader has committed.
@@ -162,12 +295,7 @@ class Leader:
         """Take what was measured since the latest exchange, where the run ends for some rank.
 
         Nobody goes by what is decided then, and nothing that goes wrong keeps a program from its
-        end.
-
-        Args:
-            step: steps the leader has committed.
-            replies: in rank order; empty ones of those who did not answer.
-            committed_s: as in `exchange`.
+        end. Replies of those who did not answer are empty.
         """
         if not any(reply.observations for reply in replies):
             return
@@ -196,7 +324,7 @@ class Leader:
         Nobody waits for it then, and nothing that goes wrong in it ends training.
         """
         known, self._known = self._known, None
-        if known is None:
+        if known is None or self.board is None:
             return
         try:
             alerts = self.board.look(known)
@@ -207,24 +335,16 @@ class Leader:
         except Exception:
             logger.exception("alerts and metrics failed, and are left out of one exchange")
 
-    def recall(self, step: int, profiles: tuple[WorkerProfile, ...], generation: int) -> Verdict:
-        """Return the ranks' opening split, now that workers are known from a checkpoint.
-
-        Args:
-            step: steps the leader has committed; no rank has drawn it.
-            profiles: of the workers of the generation that saved it.
-            generation: that this one is.
-        """
-        verdict = self._advance(Recalled(step, step, profiles, generation), at_step=step)
+    def recall(self, event: Recalled) -> Verdict:
+        """Return the ranks' opening split, now that workers are known; no rank has drawn it."""
+        verdict = self._advance(event, at_step=event.step)
         self._log(verdict)
         return self._for_ranks(verdict)
 
     def not_measured(self, step: int, reason: str) -> Verdict:
-        """Return the ranks' split, now that steps cannot be measured; no rank has drawn ``step``.
+        """Return the ranks' split, now that steps cannot be measured; see `NotMeasured`.
 
-        Args:
-            step: steps the leader has committed.
-            reason: why, as a part of a sentence.
+        No rank has drawn ``step``. ``reason`` is a part of a sentence.
         """
         verdict = self._advance(NotMeasured(step, reason), at_step=step)
         self._log(verdict)
@@ -239,16 +359,23 @@ class Leader:
         """Let no further step wait for a decision."""
         self._advance(OpeningSkipped(step), at_step=step)
 
+    def count_from(self, earlier: int) -> None:
+        """Let the board count steps from those that were committed before this process."""
+        if self.board is not None:
+            self.board.count_from(earlier)
+
     def note(self, kind: str, **values: Any) -> None:
         """Write a record that no decision depends on, and let the board know of it."""
-        self.board.hear(kind, values)
+        if self.board is not None:
+            self.board.hear(kind, values)
         if self._writer is not None:
             self._writer.record(kind, at_s=round(self.at_s, 6), **values)
 
     def close(self, summary: dict[str, Any]) -> None:
         """Tell the last of it, and close the trace and the sinks."""
         self.show()
-        self.board.close()
+        if self.board is not None:
+            self.board.close()
         self.note("ended", summary=summary)
         if self._writer is not None:
             self._writer.close()
@@ -383,3 +510,13 @@ class Leader:
                 "/".join(map(str, shown)),
                 verdict.reason,
             )
+
+
+def joined(first: Verdict, then: Verdict) -> Verdict:
+    """Return one verdict for two decisions that take effect at the same step."""
+    return replace(
+        then,
+        shares=first.shares if then.shares is None else then.shares,
+        batch=first.batch if then.batch is None else then.batch,
+        reason=f"{first.reason}; {then.reason}",
+    )

@@ -1,4 +1,4 @@
 """What is particular to DDP, FSDP2, devices and compilers.
 
-Start with `watched_model`, which is what ``Stride.watch`` does.
+Start with `watched_models`; `model_agreement` is what ``Stride.watch`` refuses.
 """

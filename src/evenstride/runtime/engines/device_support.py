@@ -3,11 +3,10 @@
 The facts are read once (`read_device`); everything else is a pure function of them, so that what
 would happen on a card can be told without having one.
 
-Source:
-    Which machine code runs where: CUDA C++ programming guide, "binary compatibility" (code for
-    X.y runs on X.z with z >= y) and "PTX compatibility" (PTX for X.y is translated for any newer
-    card); the exceptions for integrated chips and the suffixes are as in ``DEVICE_REQUIREMENT``
-    of torch 2.13's ``torch/cuda/__init__.py``. Which wheel holds which code: see `WHEELS`.
+Which machine code runs where: CUDA C++ programming guide, "binary compatibility" (code for X.y runs
+on X.z with z >= y) and "PTX compatibility" (PTX for X.y is translated for any newer card). The
+exceptions for integrated chips and the suffixes are as in ``DEVICE_REQUIREMENT`` of torch 2.13's
+``torch/cuda/__init__.py``.
 """
 
 from __future__ import annotations
@@ -32,28 +31,17 @@ Bf16 = Literal["native", "emulated", "no"]
 
 @dataclass(frozen=True, slots=True)
 class RankDevice:
-    """One rank's device, and the torch that drives it.
-
-    Args:
-        kind: ``cpu`` or ``cuda``.
-        name: as its maker calls it.
-        capability: compute capability ``(major, minor)`` of a CUDA device, else ``None``.
-        arch_list: what the installed torch holds machine code (``sm_80``) or PTX
-            (``compute_90``) for; empty without CUDA, and when it is not known.
-        torch: its version, such as ``2.13.0+cu130``.
-        cuda: the CUDA version that torch was built with; ``None`` without, or with ROCm.
-        bf16: whether bfloat16 is computed by the device itself, emulated, or not possible.
-        compile: whether ``torch.compile`` finds what it needs.
-    """
+    """One rank's device, and the torch that drives it."""
 
     kind: Kind
-    name: str
-    capability: Capability | None
+    name: str  # as its maker calls it
+    capability: Capability | None  # ``(major, minor)`` of a CUDA device
+    # Machine code (``sm_80``) or PTX (``compute_90``) that torch holds; empty if not known.
     arch_list: tuple[str, ...]
-    torch: str
-    cuda: str | None
+    torch: str  # such as ``2.13.0+cu130``
+    cuda: str | None  # that torch was built with; ``None`` without, or with ROCm
     bf16: Bf16
-    compile: bool
+    compile: bool  # whether ``torch.compile`` finds what it needs
 
     @property
     def architecture(self) -> str:
@@ -65,18 +53,11 @@ class RankDevice:
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """The CUDA wheels of some torch releases that hold the same code.
+    """The CUDA wheels of some torch releases that hold the same code."""
 
-    Args:
-        tag: last part of the wheel's index, such as ``cu126``.
-        first: first release, ``(major, minor)``, that has it.
-        last: last one; ``None`` while there is no end known.
-        arch_list: as in `RankDevice`.
-    """
-
-    tag: str
-    first: Capability
-    last: Capability | None
+    tag: str  # last part of the wheel's index, such as ``cu126``
+    first: Capability  # release, ``(major, minor)``
+    last: Capability | None  # ``None`` while no end is known
     arch_list: tuple[str, ...]
 
 
@@ -118,10 +99,8 @@ _ENTRY = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 def runs(entry: str, capability: Capability) -> bool:
     """Return whether one entry of an architecture list runs on a card.
 
-    Args:
-        entry: ``sm_86`` for machine code, ``compute_90`` for PTX; a suffix ``a`` binds both to
-            that very architecture, ``f`` to its family (the same major number).
-        capability: of the card.
+    An entry is ``sm_86`` for machine code or ``compute_90`` for PTX. A suffix ``a`` binds it to
+    that very architecture, ``f`` to its family (the same major number).
 
     >>> runs("sm_80", (8, 6)), runs("sm_86", (8, 0)), runs("compute_80", (9, 0))
     (True, False, True)
@@ -150,11 +129,7 @@ def wheel_for(capability: Capability, release: str) -> tuple[str, str] | None:
     """Return the wheel that carries a card: release (``2.13``) and tag (``cu126``).
 
     The installed release's own wheel if it has one, else that of the nearest release; of several
-    wheels the one of the latest CUDA. ``None`` if none of `WHEELS` does.
-
-    Args:
-        capability: of the card.
-        release: version of the installed torch.
+    the one of the latest CUDA.
     """
     asked = _release(release)
     fitting: list[tuple[int, int, Capability, str]] = []
@@ -188,18 +163,9 @@ def require(
 ) -> tuple[str, ...]:
     """Refuse what some rank's device cannot do; return what is possible but slow, as sentences.
 
-    Args:
-        devices: of all ranks, in rank order.
-        dtype: that the forward and backward pass compute in.
-        compiled: whether the model is to be compiled on every rank.
-
-    Raises:
-        ConfigError: the installed torch has no code for a rank's card, or a rank lacks bfloat16
-            or what ``torch.compile`` needs; the message names rank, device, reason and way out.
-
-    Source:
-        bfloat16 from compute capability 8.0 on as in ``torch.cuda.is_bf16_supported``; Triton
-        from 7.0 on as in torch's ``GPUTooOldForTriton``.
+    ``dtype`` is what forward and backward pass compute in. Sources: bfloat16 from compute
+    capability 8.0 on as in ``torch.cuda.is_bf16_supported``, Triton from 7.0 on as in
+    ``GPUTooOldForTriton``.
     """
     for rank, device in enumerate(devices):
         wrong = complaint(device)
@@ -227,11 +193,7 @@ def require(
 
 
 def check_kind(device: torch.device) -> None:
-    """Refuse a device whose steps evenstride cannot time.
-
-    Raises:
-        ConfigError: the device is neither a CPU nor a CUDA (or ROCm) card.
-    """
+    """Refuse a device whose steps evenstride cannot time."""
     if device.type == "meta":
         raise ConfigError(
             "watch() got a model whose parameters are on the meta device, so its device is not "
@@ -247,14 +209,8 @@ def check_kind(device: torch.device) -> None:
 def check_backends(kinds: Sequence[str], backend_config: str) -> None:
     """Refuse a process group in which ranks would wait for each other in different libraries.
 
-    Args:
-        kinds: every rank's kind of device, ``cpu`` or ``cuda``, in rank order.
-        backend_config: the group's mapping, as ``torch.distributed.get_backend_config(group)``
-            returns it: ``cpu:gloo,cuda:nccl``, or one name for all kinds it serves.
-
-    Raises:
-        ConfigError: ranks of different kinds would meet on different backends, which hangs at
-            the first collective, or some kind has no backend.
+    ``backend_config`` is as of ``torch.distributed.get_backend_config(group)``:
+    ``cpu:gloo,cuda:nccl``, or one name for all kinds that it serves.
     """
     served = _served(backend_config)
     for rank, kind in enumerate(kinds):
@@ -264,6 +220,7 @@ def check_backends(kinds: Sequence[str], backend_config: str) -> None:
                 f"{backend_config!r} serves {' and '.join(served) or 'no device'} only; call "
                 'init_process_group("gloo"), which serves both, or give that rank another device'
             )
+    # Ranks that meet on different backends hang at the first collective.
     met = {kind: served[kind] for kind in dict.fromkeys(kinds)}
     if len(set(met.values())) > 1:
         ways = " and ".join(f"{kind} ranks on {backend}" for kind, backend in met.items())
@@ -275,15 +232,7 @@ def check_backends(kinds: Sequence[str], backend_config: str) -> None:
 
 
 def check_chosen(chosen: Sequence[bool | None], backend_config: str) -> None:
-    """Refuse ranks of which only some use their GPU where that decides whom they wait for.
-
-    Args:
-        chosen: for each rank whether it has begun to use its GPU; ``None`` if it has none.
-        backend_config: as in `check_backends`.
-
-    Raises:
-        ConfigError: the group waits in one library on CPU, and in another one on CUDA.
-    """
+    """Refuse ranks of which only some use their GPU where that decides whom they wait for."""
     cpu, cuda = (backend_of(kind, backend_config) for kind in ("cpu", "cuda"))
     if True in chosen and False in chosen and cpu and cuda and cpu != cuda:
         raise ConfigError(
@@ -308,15 +257,7 @@ def backend_of(kind: str, backend_config: str) -> str:
 
 
 def likely_device(group: dist.ProcessGroup | None = None) -> torch.device:
-    """Return the device that this rank is likely to compute on, before it has a model.
-
-    That which the process group is bound to, else the current one. A rank that has not called
-    ``torch.cuda.set_device`` has device 0 as the current one, like all others of its host; its
-    local rank tells them apart.
-
-    Args:
-        group: of the ranks that train.
-    """
+    """Return the device that this rank is likely to compute on, before it has a model."""
     bound = getattr(group, "bound_device_id", None)
     if isinstance(bound, torch.device):
         return bound
@@ -326,20 +267,19 @@ def likely_device(group: dist.ProcessGroup | None = None) -> torch.device:
     started = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     current = torch.cuda.current_device() if started else 0
     local = os.environ.get("LOCAL_RANK", "")
+    # A rank that has not called set_device has device 0, like all others of its host; its local
+    # rank tells them apart.
     if current == 0 and local.isdecimal() and int(local) < torch.cuda.device_count():
         current = int(local)
     return torch.device("cuda", current)
 
 
 def own_device() -> torch.device:
-    """Return the device this process trains on, and make it the current one.
-
-    The launcher's local rank counts the CUDA devices that the process sees; it starts anew where
-    there are more ranks than devices.
-    """
+    """Return the device this process trains on, and make it the current one."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     local = dist.get_node_local_rank(fallback_rank=0) if dist.is_available() else 0
+    # The local rank counts the devices that the process sees, and there may be more ranks.
     device = torch.device("cuda", local % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
@@ -368,7 +308,6 @@ def read_device(device: torch.device) -> RankDevice:
 
 
 def _release(version: str) -> Capability:
-    """Return major and minor number of a version of torch."""
     major, minor = re.findall(r"\d+", version)[:2]
     return int(major), int(minor)
 
@@ -386,7 +325,6 @@ def _remedy(capability: Capability, version: str) -> str:
 
 
 def _generation(capability: Capability) -> str:
-    """Return the name of a card's generation; "unknown" where there is none known."""
     if capability >= (7, 5) and capability[0] == 7:
         return "Turing"
     if capability == (8, 9):
@@ -419,7 +357,6 @@ def _why_no_compile(device: RankDevice) -> str:
 
 
 def _served(backend_config: str) -> dict[str, str]:
-    """Return the backend of each kind of device."""
     served: dict[str, str] = {}
     for part in filter(None, (part.strip().lower() for part in backend_config.split(","))):
         kind, colon, backend = part.partition(":")

@@ -1,11 +1,9 @@
 """What is special about FSDP2 (`fully_shard`): its waits, its islands, and what it cannot do.
 
-DDP waits for other ranks once, after the backward pass. FSDP2 waits in every layer: it gathers
-the layer's parameters before forward and again before backward, and scatters the gradients
-after backward. A rank with little work is held up at each of them, so that by the clock every
-rank computes for as long as the slowest. `subtract_collectives` counts these waits as waits.
-
-Where the host blocks, with Gloo on CPU (torch 2.13):
+DDP waits for other ranks once, after the backward pass. FSDP2 waits in every layer: it gathers the
+parameters before forward and again before backward, and scatters the gradients after backward. By
+the clock every rank then computes for as long as the slowest. `subtract_collectives` counts these
+waits as waits. Where the host blocks, with Gloo on CPU (torch 2.13):
 
 - all-gather and reduce-scatter: inside the call, because FSDP asks for them synchronously. Both
   are objects that FSDP lets one replace (`set_custom_all_gather`, `set_custom_reduce_scatter`);
@@ -13,17 +11,20 @@ Where the host blocks, with Gloo on CPU (torch 2.13):
 - HSDP's all-reduce between the islands: inside a call that cannot be replaced. But it stands
   between the reduce-scatter, which is ours, and the all-reduce hook, which is run after it.
 
-On CUDA the host blocks in none of these. There the compute stream waits, in
-``wait_for_unshard``, before a reduce-scatter whose input buffer is still in use, and at the end
-of the backward pass. There the timer's marks are events on the stream that is current when they
-are made, and inside a collective that is the collective's own. So a version for CUDA has to make
-the same marks in other places: around those three waits, on the compute stream.
+On CUDA the host blocks in none of these. There the compute stream waits: in ``wait_for_unshard``,
+before a reduce-scatter whose input buffer is still in use, and at the end of the backward pass. The
+timer's marks are events on the current stream, which inside a collective is the collective's own.
+So a version for CUDA has to mark these three waits, on the compute stream.
+
+Models are refused whose work on one sample is divided over several ranks (tensor, context, expert
+and pipeline parallelism). Such ranks need the same samples, and each rank of a `Stride` has samples
+of its own, in numbers that move.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,24 +33,23 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.engines.device_meshes import check_meshes
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.runtime.engines.watched_models import fsdp_parts, is_of_fsdp
+from evenstride.runtime.timing.device_timer import RankClock
 
+logger = logging.getLogger("evenstride")
+
+_PARTS = ("tp", "sp", "cp", "ep", "pp")  # usual names: tensor, sequence, context, ...
 _AllReduceHook = Callable[[Tensor], None]
 
 
 def subtract_collectives(model: nn.Module, clock: RankClock) -> None:
     """Count the time that FSDP2's collectives block the host as waiting, not as work.
 
-    Call it once the model is set up: after `fully_shard`, and after any `set_custom_all_gather`,
-    `set_custom_reduce_scatter` or `set_all_reduce_hook` of your own, which stay in use. A second
-    call replaces the clock of the first. Changes no result, and costs about 1 us per collective.
-
-    Args:
-        model: with FSDP2 somewhere in it, or without.
-        clock: gets the waits in forward, backward and evaluation.
+    Call it after `fully_shard`, and after any `set_custom_all_gather`, `set_custom_reduce_scatter`
+    or `set_all_reduce_hook` of the user's, which stay in use. A second call replaces the clock of
+    the first. Changes no result, and costs about 1 us per collective.
     """
-    for part in _parts(model):
+    for part in fsdp_parts(model):
         for group in _groups(part):
             if not _why_uncounted(group):
                 _mark(group, clock)
@@ -57,7 +57,7 @@ def subtract_collectives(model: nn.Module, clock: RankClock) -> None:
 
 def uncounted(model: nn.Module) -> str:
     """Return why the waits of FSDP2's collectives cannot be told from work; empty if they can."""
-    reasons = (_why_uncounted(group) for part in _parts(model) for group in _groups(part))
+    reasons = (_why_uncounted(group) for part in fsdp_parts(model) for group in _groups(part))
     return next(filter(None, reasons), "")
 
 
@@ -73,12 +73,10 @@ def _why_uncounted(group: Any) -> str:
 
 
 def _mark(group: Any, clock: RankClock) -> None:
-    """Put marks around the collectives of one parameter group.
-
-    The setters of `FSDPModule` set these same fields, but cannot tell what they held, and refuse
-    modules with several parameter groups.
-    """
+    """Put marks around the collectives of one parameter group."""
     spans_islands = hasattr(group.mesh_info, "replicate_process_group")
+    # `FSDPModule` has setters for these fields, but they cannot tell what they held, and refuse
+    # modules with several parameter groups.
     group._all_gather_comm = _MarkedGather(_unmarked(group._all_gather_comm), clock)
     group._reduce_scatter_comm = _MarkedScatter(
         _unmarked(group._reduce_scatter_comm), clock, reduces_after=spans_islands
@@ -103,9 +101,8 @@ class _MarkedGather:
         return buffer
 
     def __call__(self, *args: Any, **options: Any) -> dist.Work | None:
-        self._clock.timer.wait_began()
-        work: dist.Work | None = self.inner(*args, **options)
-        self._clock.timer.wait_ended()
+        with self._clock.waiting():
+            work: dist.Work | None = self.inner(*args, **options)
         return work if work is None else _MarkedWork(work, self._clock)
 
 
@@ -117,10 +114,8 @@ class _MarkedWork(dist.Work):
         self._inner, self._clock = inner, clock
 
     def wait(self, *args: Any, **options: Any) -> bool:
-        self._clock.timer.wait_began()
-        done = self._inner.wait(*args, **options)
-        self._clock.timer.wait_ended()
-        return done
+        with self._clock.waiting():
+            return self._inner.wait(*args, **options)
 
 
 class _MarkedScatter:
@@ -136,9 +131,8 @@ class _MarkedScatter:
         return buffer
 
     def __call__(self, *args: Any, **options: Any) -> dist.Work | None:
-        self._clock.timer.wait_began()
-        work: dist.Work | None = self.inner(*args, **options)
-        self._clock.timer.wait_ended()
+        with self._clock.waiting():
+            work: dist.Work | None = self.inner(*args, **options)
         if self._reduces_after:
             self._clock.timer.wait_began()
         return work
@@ -162,21 +156,15 @@ class _MarkedHook:
 def held_back(model: nn.Module, *, last: bool) -> Iterator[None]:
     """Hold back the synchronisation of a micro-batch unless it is the step's last.
 
-    Put the forward and backward pass of every micro-batch inside, the last one's as well. Within
-    a step the parameters are gathered once, in the first forward pass, and kept until the last
-    backward pass: gathering anew for each micro-batch would need the same number of micro-batches
-    on every rank, and hang otherwise. So a rank needs memory for all gathered parameters, as with
-    ``reshard_after_forward=False``, which the model has from then on.
+    Put the forward and backward pass of every micro-batch inside, the last one's as well.
+    Parameters are gathered once per step and kept until the last backward pass: gathering anew for
+    each micro-batch would hang unless every rank had as many. So a rank needs memory for all
+    gathered parameters, and the model has ``reshard_after_forward=False`` from then on.
 
-    Args:
-        model: with FSDP2 in it.
-        last: whether this is the last micro-batch of the step on this rank.
-
-    Source:
-        Accumulation in the manner of ZeRO-1 as of pytorch/pytorch#124319, for forward passes
-        in unequal number.
+    Accumulation in the manner of ZeRO-1 as of pytorch/pytorch#124319, for forward passes in unequal
+    number.
     """
-    parts = _parts(model)
+    parts = fsdp_parts(model)
     for part in parts:
         part.set_reshard_after_forward(False, recurse=False)
         part.set_reshard_after_backward(last, recurse=False)
@@ -193,10 +181,9 @@ def held_back(model: nn.Module, *, last: bool) -> Iterator[None]:
 def gathered(model: nn.Module) -> Iterator[None]:
     """Keep all parameters gathered inside, so that ranks may run forward unequally often.
 
-    For evaluation, where a rank may have fewer batches than others, or none. Collective at the
-    start; memory for all gathered parameters is needed meanwhile. No backward pass inside.
+    For evaluation: collective at the start, and no backward pass inside.
     """
-    parts = _parts(model)
+    parts = fsdp_parts(model)
     kept = [
         (part, group, group.post_forward_mesh_info) for part in parts for group in _groups(part)
     ]
@@ -218,26 +205,16 @@ def gathered(model: nn.Module) -> Iterator[None]:
             part.reshard()
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Return whether FSDP2 is somewhere in a model."""
-    return _is(model, "FSDPModule") or (
-        not hasattr(model, "no_sync") and bool(_parts(model))  # quick for what is wrapped in DDP
-    )
-
-
 def island_of(model: nn.Module) -> tuple[int, ...]:
     """Return the global ranks that hold the shards of one replica, this rank's: its island.
 
-    These wait for each other in every layer, and for other islands once per layer's gradient.
-
-    Returns:
-        With a mesh of one dimension all its ranks; with HSDP the ranks along the dimension that
-        shards; of several groups of parameters the largest. Without FSDP2 this rank alone, which
-        is 0 in a process without a group.
+    These wait for each other in every layer, and for other islands once per layer's gradient. With
+    a mesh of one dimension they are all its ranks; with HSDP the ranks along the dimension that
+    shards; of several groups of parameters the largest. Without FSDP2 this rank alone.
     """
     islands = [
         tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
-        for part in _parts(model)
+        for part in fsdp_parts(model)
         for group in _groups(part)
         if hasattr(group.mesh_info, "shard_process_group")
     ]
@@ -248,20 +225,14 @@ def island_of(model: nn.Module) -> tuple[int, ...]:
 def check_engine(model: nn.Module, device_kinds: Sequence[str]) -> None:
     """Refuse an engine whose gradient cannot be made exact, or that cannot run on these ranks.
 
-    Args:
-        model: as it is trained.
-        device_kinds: device kind of every rank that trains together, such as ``cpu`` or ``cuda``,
-            in rank order.
-
-    Raises:
-        ConfigError: the model is FSDP1, `DataParallel` or DeepSpeed; it is FSDP2 over devices of
-            several kinds; the work on one sample is divided over ranks; or the model averages over
-            other ranks than these, or does not average.
+    That is FSDP1, `DataParallel`, DeepSpeed, FSDP2 over devices of several kinds, work on one
+    sample divided over ranks, and a model that averages over other ranks than these, or does not
+    average. ``device_kinds`` are of every rank that trains together, in rank order.
     """
     for part in model.modules():
         _refuse_kind(part)
     kinds = sorted(set(device_kinds))
-    parts = _parts(model)
+    parts = fsdp_parts(model)
     if parts and len(kinds) > 1:
         raise ConfigError(
             f"watch() got an FSDP2 model over ranks of several kinds ({', '.join(kinds)}), but its "
@@ -270,6 +241,7 @@ def check_engine(model: nn.Module, device_kinds: Sequence[str]) -> None:
     groups = [group for part in parts for group in _groups(part)]
     engines = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
     check_meshes(model, groups, engines)
+    # The loss is weighed by the number of ranks that the Stride has.
     for name, ranks in _averaged(model, parts):
         if ranks != len(device_kinds):
             raise ConfigError(
@@ -287,7 +259,7 @@ def _refuse_kind(part: nn.Module) -> None:
             f"watch() got DeepSpeed's {name}, which scales and reduces gradients by its own "
             "rules; use DistributedDataParallel, or fully_shard (FSDP2) in place of ZeRO"
         )
-    if _is(part, "FullyShardedDataParallel"):
+    if is_of_fsdp(part, "FullyShardedDataParallel"):
         raise ConfigError(
             f"watch() got a {name} (FSDP1), whose waits cannot be told from its work; FSDP2 can "
             "be: use torch.distributed.fsdp.fully_shard(model)"
@@ -319,24 +291,86 @@ def _averaged(model: nn.Module, parts: list[Any]) -> Iterator[tuple[str, float]]
             yield "fully_shard model", ranks if factor is None else factor
 
 
-def _parts(model: nn.Module) -> list[Any]:
-    """Return the modules that `fully_shard` was applied to, outer before inner."""
-    return [part for part in model.modules() if _is(part, "FSDPModule")]
-
-
-def _is(part: nn.Module, name: str) -> bool:
-    """Return whether a module is of a class of FSDP's.
-
-    Without importing it, which takes half as long as to import torch: whoever has made such a
-    module has imported it.
-    """
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and isinstance(part, getattr(fsdp, name))
-
-
 def _groups(part: Any) -> list[Any]:
     """Return the groups of parameters that a module gathers together; a root may have none."""
     state = part._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [group for group in [state._fsdp_param_group] if group is not None]  # before torch 2.12
+
+
+def check_meshes(model: nn.Module, groups: Sequence[Any], engines: Sequence[Any]) -> None:
+    """Refuse a model that is divided along another dimension than that of its data."""
+    sharded = [one for group in groups for one in group.fsdp_params]
+    ours = {id(one.sharded_param) for one in sharded}
+    divided = {id(one.sharded_param) for one in sharded if one.is_dtensor}  # before FSDP2 did
+    for name, parameter in model.named_parameters():
+        alone = id(parameter) not in ours and hasattr(parameter, "placements")
+        if alone or id(parameter) in divided:
+            mesh = getattr(parameter, "device_mesh")  # noqa: B009
+            raise _refused(f"parameter {name} is a DTensor on {_shown(mesh)}")
+    for mesh in _meshes(groups, engines):
+        dims = _others(mesh)
+        if dims:
+            root = _root(mesh)
+            raise _refused(
+                f"its device mesh {_shown(root)} has {', '.join(dims)} in addition to the "
+                "dimensions that gradients are averaged over"
+            )
+
+
+def tell_of_the_rest(ranks: int, of: int) -> None:
+    """Warn that a `Stride` moves the shares of some ranks of the job, whatever the others do."""
+    if ranks < of:
+        logger.warning(
+            "this Stride moves the shares of %d of %d ranks. That is right if the others train "
+            "something else. If they compute parts of the same samples (tensor, context or "
+            'pipeline parallelism), their batches would differ from these: set policy="uniform"',
+            ranks,
+            of,
+        )
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(
+        f"watch() got a model that divides the work on one sample over several ranks: {what}. "
+        "Tensor, context, expert and pipeline parallelism need the same samples on these ranks, "
+        "and evenstride gives each rank samples of its own; use DistributedDataParallel, "
+        "fully_shard or HSDP alone"
+    )
+
+
+def _meshes(groups: Sequence[Any], engines: Sequence[Any]) -> Iterator[Any]:
+    """Yield the meshes that gradients are averaged over."""
+    for group in groups:
+        yield group.mesh_info.mesh
+    for engine in engines:
+        mesh = getattr(engine, "device_mesh", None)
+        if mesh is not None:
+            yield mesh
+
+
+def _others(mesh: Any) -> list[str]:
+    """Return the dimensions of the whole mesh that do not divide the data, as text."""
+    root = _root(mesh)
+    names, mine = root.mesh_dim_names or (), mesh.mesh_dim_names or ()
+    sizes = {name: root.size(place) for place, name in enumerate(names)}
+    if mesh.size() < root.size():
+        found = [name for name in names if name not in mine]
+    else:  # flattened, maybe: then only a name can tell
+        found = [name for name in names if name in _PARTS and name not in mine]
+    return [f"{name}={sizes[name]}" for name in found if sizes[name] > 1]
+
+
+def _root(mesh: Any) -> Any:
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()
+    from torch.distributed import device_mesh  # before torch 2.9
+
+    resources: Any = device_mesh._mesh_resources
+    return resources.get_root_mesh(mesh)
+
+
+def _shown(mesh: Any) -> str:
+    names = mesh.mesh_dim_names or tuple(str(place) for place in range(mesh.ndim))
+    return "(" + ", ".join(f"{name}={mesh.size(at)}" for at, name in enumerate(names)) + ")"

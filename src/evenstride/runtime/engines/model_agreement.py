@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.argument_checks import check_whole
 from evenstride.runtime.coordination.agreement import Plain, require_equal
-from evenstride.runtime.engines.compression import check_compression
+from evenstride.runtime.engines.ddp import check_compression
 from evenstride.runtime.engines.device_support import (
     RankDevice,
     backend_of,
@@ -24,8 +23,9 @@ from evenstride.runtime.engines.device_support import (
     read_device,
     require,
 )
-from evenstride.runtime.engines.forward_timing import engine_of
-from evenstride.runtime.engines.fsdp import check_engine, is_sharded, uncounted
+from evenstride.runtime.engines.fsdp import check_engine, uncounted
+from evenstride.runtime.engines.watched_models import engine_of, is_sharded
+from evenstride.runtime.usage_errors import check_whole
 
 logger = logging.getLogger("evenstride")
 
@@ -39,22 +39,11 @@ def meet(
     agree: Agree,
     connections: int | None = None,
 ) -> Plain:
-    """Return what holds for the model on all ranks; collective.
+    """Return what holds for the model on all ranks; collective, and refused alike on all of them.
 
-    Args:
-        model: to be watched.
-        asked: settings of `Stride.watch`, equal on all ranks.
-        group: that trains it; ``None`` with one process.
-        agree: lets all ranks show something and the leader judge it.
-        connections: hardware queues of this rank's device, if the environment limits them.
-
-    Returns:
-        ``kinds`` (of device, in rank order) and ``not_measured`` (why steps cannot be measured;
-        empty if they can).
-
-    Raises:
-        ConfigError: the model cannot be trained on these ranks; alike on all of them.
-        RanksDisagree: the ranks were given different settings.
+    ``asked`` has the settings of `Stride.watch`, ``connections`` the hardware queues of this rank's
+    device if the environment limits them. The answer has ``kinds`` (of device, in rank order) and
+    ``not_measured`` (why steps cannot be measured; empty if they can).
     """
 
     def show() -> Plain:
@@ -65,18 +54,26 @@ def meet(
             )
         _check_drift(model, asked["drift_check"])
         check_compression(model, asked["compress"])
-        world_size = 1 if group is None else dist.get_world_size(group)
+        device = device_of(model)
+        check_kind(device)
+        check_engine(model, [device.type] * (1 if group is None else dist.get_world_size(group)))
         return {
-            **show_model(model, world_size),
             "asked": {**asked, "weights": _outline(model)},
+            "device": asdict(read_device(device)),
+            "bf16": any(p.dtype is torch.bfloat16 for p in model.parameters()),
+            "compiled": _by_inductor(model),
             "not_measured": why_not_measured(model, group, connections),
         }
 
     def judge(shown: list[Plain]) -> Plain:
         require_equal([mine["asked"] for mine in shown], "watch()")
-        config = "" if group is None else dist.get_backend_config(group)
-        kinds, told = judge_models(shown, config)
-        for sentence in told:
+        devices = [_device(mine["device"]) for mine in shown]
+        kinds = tuple(device.kind for device in devices)
+        if group is not None and len(kinds) > 1:
+            check_backends(kinds, dist.get_backend_config(group))
+        dtype = torch.bfloat16 if any(mine["bf16"] for mine in shown) else torch.float32
+        compiled = any(mine["compiled"] for mine in shown)
+        for sentence in require(devices, dtype=dtype, compiled=compiled):
             logger.warning("%s", sentence)
         reasons = (mine["not_measured"] for mine in shown)
         return {"kinds": kinds, "not_measured": next(filter(None, reasons), "")}
@@ -119,42 +116,6 @@ def _check_drift(model: nn.Module, drift_check: int | None) -> None:
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of a model's parameters; the CPU if it has none."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-def show_model(model: nn.Module, world_size: int) -> Plain:
-    """Return what the other ranks must know of this rank's model, as JSON types.
-
-    Raises:
-        ConfigError: its engine cannot be made exact, whatever the other ranks have.
-    """
-    device = device_of(model)
-    check_kind(device)
-    check_engine(model, [device.type] * world_size)
-    return {
-        "device": asdict(read_device(device)),
-        "bf16": any(p.dtype is torch.bfloat16 for p in model.parameters()),
-        "compiled": _by_inductor(model),
-    }
-
-
-def judge_models(shown: list[Plain], backend_config: str) -> tuple[tuple[str, ...], list[str]]:
-    """Return the kind of every rank's device, and sentences about what is possible but slow.
-
-    Args:
-        shown: by `show_model`, in rank order.
-        backend_config: of the process group, as torch names it.
-
-    Raises:
-        ConfigError: the ranks would hang in different backends, or some rank's device lacks what
-            is asked of it.
-    """
-    devices = [_device(mine["device"]) for mine in shown]
-    kinds = tuple(device.kind for device in devices)
-    if len(kinds) > 1:
-        check_backends(kinds, backend_config)
-    dtype = torch.bfloat16 if any(mine["bf16"] for mine in shown) else torch.float32
-    told = require(devices, dtype=dtype, compiled=any(mine["compiled"] for mine in shown))
-    return kinds, list(told)
 
 
 def _device(plain: Plain) -> RankDevice:

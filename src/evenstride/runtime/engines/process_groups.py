@@ -12,12 +12,10 @@ from evenstride.runtime.store.store_channel import Channel
 
 
 def take_down_group() -> None:
-    """Destroy the default process group.
-
-    In torch 2.6 the destructor joins the group's threads while it holds the interpreter, and
-    such a thread may be waiting for the interpreter to let go of a tensor that Python has seen:
-    a deadlock. Leaving the interpreter to it for a moment beforehand avoids it.
-    """
+    """Destroy the default process group."""
+    # In torch 2.6 the destructor joins the group's threads while it holds the interpreter. Such a
+    # thread may be waiting for the interpreter to let go of a tensor: a deadlock. Leaving the
+    # interpreter to it for a moment avoids it.
     time.sleep(0.01)
     dist.destroy_process_group()
 
@@ -25,18 +23,12 @@ def take_down_group() -> None:
 def own_group(
     group: dist.ProcessGroup | None, channel: Channel | None, backend: str | None = None
 ) -> dist.ProcessGroup | None:
-    """Return another group of the same ranks, of the default backend if none is named; collective.
-
-    Among these ranks alone: other groups may do the same at the same time, or never.
-
-    Args:
-        group: of the ranks; ``None`` for a process on its own, which gets ``None`` back.
-        channel: through which the ranks exchange; its timeout is the new group's.
-        backend: of the new group.
-    """
+    """Return another group of the same ranks, of the default backend if none is named."""
+    # A process on its own has nobody to meet.
     if group is None or channel is None:
         return None
     ranks = dist.get_process_group_ranks(group)
+    # Among these ranks alone: other groups may do the same at the same time, or never.
     with _unbound(dist.group.WORLD, ranks):
         other: dist.ProcessGroup = dist.new_group(
             ranks, channel.timeout, backend, use_local_synchronization=True
@@ -46,14 +38,9 @@ def own_group(
 
 @contextlib.contextmanager
 def _unbound(world: dist.ProcessGroup | None, ranks: list[int]) -> Iterator[None]:
-    """Let torch make a group of a part of the world by itself, not by splitting the world's.
-
-    With ``init_process_group(device_id=)`` torch splits the communicator of the default group,
-    which all ranks of the world must do. Ranks outside the new group never come.
-
-    Source:
-        pytorch/pytorch#129965.
-    """
+    """Let torch make a group of a part of the world by itself, not by splitting the world's."""
+    # With `init_process_group(device_id=)` torch splits the communicator of the default group,
+    # which all ranks of the world must do, and ranks outside never come (pytorch/pytorch#129965).
     device = getattr(world, "bound_device_id", None)
     if world is None or device is None or len(ranks) == world.size():
         yield

@@ -1,13 +1,12 @@
 """Islands: ranks that wait for each other in every layer, balanced as one worker.
 
 With HSDP the ranks of one shard group gather each other's parameters before every layer, so none
-of them can be ahead of the others. What can be balanced is the group. The core therefore sees
-islands as its workers: what the ranks measured is folded into what each island did, and an
-island's share is spread evenly over its ranks. The weighted gradient is exact for any split, so
-nothing else changes.
+can be ahead of the others. What can be balanced is the group. The core sees islands as its workers:
+what the ranks measured is folded into what each island did, and an island's share is spread evenly
+over its ranks. The weighted gradient is exact for any split.
 
-An island is as slow as its slowest member: its busy time is the largest of theirs. That is a lower
-bound, as members may be the slowest in turn, in one layer and another.
+An island's busy time is the largest of its members'. That is a lower bound, as members may be the
+slowest in turn, in one layer and another.
 """
 
 from __future__ import annotations
@@ -23,27 +22,23 @@ import numpy as np
 import torch.distributed as dist
 from torch import nn
 
-from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.fleet import Shares, Worker
-from evenstride.core.time_model.observation import Measurements
+from evenstride.core.time_model.observation import Measurements, PeakMemory
 from evenstride.errors import ConfigError
 from evenstride.runtime.engines.fsdp import island_of
 from evenstride.runtime.timing.recorder import in_columns, stretches
 from evenstride.runtime.timing.step_timer import StepRecord
 
+logger = logging.getLogger("evenstride")
+
+_MOST_HOSTS = 3  # named in full
+_FIX = 'give Stride(shard_group=mesh["shard"].get_group()) on every rank'
 # Steps that some member has not told of yet. Ranks are a few steps apart, an exchange at most 512.
 _MOST_PENDING = 4096
 
 
 class Fold:
-    """Makes of what ranks have measured what their islands did, one exchange after the other.
-
-    A step of an island is known once all its members have told of it. Steps that some member has
-    not told of are kept for the next exchange; those that it never will are dropped.
-
-    Args:
-        islands: the ranks are on.
-    """
+    """Makes of what ranks have measured what their islands did, one exchange after the other."""
 
     def __init__(self, islands: Islands) -> None:
         self._islands = islands
@@ -52,14 +47,7 @@ class Fold:
         self._pace = [1.0] * islands.size
 
     def take(self, told: Sequence[Measurements]) -> Measurements:
-        """Return what the islands measured, each step of an island once.
-
-        Args:
-            told: by each rank since the last call, in rank order; steps ascending.
-
-        Cost:
-            ``O(ranks * steps)``, some 2 us for each step of each rank.
-        """
+        """Return what the islands measured, each step of an island once."""
         seen: list[Measurements] = []
         for island, (members, pending) in enumerate(
             zip(self._islands.members, self._pending, strict=True)
@@ -69,6 +57,7 @@ class Fold:
                     number = step.record.step
                     pending.setdefault(number, {})[rank] = step
                     self._latest[rank] = max(self._latest[rank], number)
+            # A step of an island is known once all its members have told of it; the others wait.
             whole = sorted(step for step, by in pending.items() if len(by) == len(members))
             rows = [pending.pop(step) for step in whole]
             self._forget(pending, members)
@@ -77,16 +66,13 @@ class Fold:
         return Measurements.joined(seen)
 
     def expected(self, expected_s: Sequence[float]) -> tuple[float, ...]:
-        """Return every rank's expected busy time, given the islands'; of no values none.
-
-        A member is busy for its usual part of its island's time. Else one that is faster than the
-        slowest would be outside its band at all times, and ask for one exchange after the other.
-        """
+        """Return every rank's expected busy time, given the islands'; of no values none."""
+        # A member is busy for its usual part of its island's time. Else one that is faster than the
+        # slowest would be outside its band at all times, and ask for one exchange after the other.
         pairs = zip(self._islands.each(expected_s), self._pace, strict=bool(expected_s))
         return tuple(round(one_s * pace, 7) for one_s, pace in pairs)
 
     def _pace_of(self, members: Sequence[int], rows: list[dict[int, _IslandStep]]) -> None:
-        """Learn which part of the island's time each member is busy."""
         good = [row for row in rows if all(_usual(step.record) for step in row.values())]
         whole_s = sum(max(step.record.busy_s for step in row.values()) for row in good)
         for rank in members if good else ():
@@ -110,12 +96,10 @@ class _IslandStep(NamedTuple):
 
 
 def _steps(told: Measurements) -> Iterator[_IslandStep]:
-    """Yield the steps that one rank has told of.
-
-    Sums are taken to be the same part in each step. All stretches but the first begin where the
-    rank saw a change; the first begins where the exchange before happened to be.
-    """
+    """Yield the steps that one rank has told of; sums are taken to be the same part in each."""
     stretch = np.repeat(np.arange(len(told)), told.steps)
+    # All stretches but the first begin where the rank saw a change; the first begins where the
+    # exchange before happened to be.
     begins = np.diff(stretch, prepend=0) > 0
     sums_s = (told.sums_s / np.maximum(told.steps, 1))[:, stretch].T.tolist()
     loads = told.loads[:, stretch].T.tolist()
@@ -140,17 +124,15 @@ def _usual(record: StepRecord) -> bool:
 
 
 def _folded(told: Sequence[_IslandStep]) -> _IslandStep:
-    """Return a step of an island, given that of all its members.
-
-    The slowest member has the busy time. The wait is the least: what others wait beyond it they
-    wait for members of their own island, which is no wait for other islands nor communication.
-    """
+    """Return a step of an island, given that of all its members."""
     slowest = max(told, key=lambda step: step.record.busy_s)
     records = [step.record for step in told]
     sound = all(each.busy_s > 0 and each.wait_s >= 0 for each in records)  # not with a nan
     folded = slowest.record._replace(
         share=sum(each.share for each in records),
         busy_s=slowest.record.busy_s if sound else nan,
+        # What others wait beyond the least they wait for members of their own island, which is no
+        # wait for other islands nor communication.
         wait_s=min(each.wait_s for each in records),
         modelled=all(each.modelled for each in records),
     )
@@ -165,25 +147,14 @@ def _measured(island: int, steps: Sequence[_IslandStep]) -> Measurements:
     return in_columns(island, records, runs, [steps[run.stop - 1].loads for run in runs])
 
 
-logger = logging.getLogger("evenstride")
-
-_MOST_HOSTS = 3  # named in full
-_FIX = 'give Stride(shard_group=mesh["shard"].get_group()) on every rank'
-
-
 @dataclass(frozen=True, slots=True)
 class Islands:
-    """All ranks of a team as groups of equal ranks, in order of their lowest rank.
+    """All ranks of a team as groups of equal ranks, in order of their lowest rank."""
 
-    Args:
-        members: ranks of each island, ascending; each rank is in one.
-    """
-
-    members: tuple[tuple[int, ...], ...]
+    members: tuple[tuple[int, ...], ...]  # ranks of each island, ascending; each rank is in one
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return sum(map(len, self.members))
 
     @property
@@ -193,11 +164,9 @@ class Islands:
         return tuple(place[rank] for rank in range(self.size))
 
     def ranks_of(self, islands: Iterable[int]) -> tuple[int, ...]:
-        """Return the ranks of some islands, ascending."""
         return tuple(sorted(rank for k in islands for rank in self.members[k]))
 
     def of(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks of the island that a rank is on."""
         return next(island for island in self.members if rank in island)
 
     def workers(self, ranks: Sequence[Worker]) -> tuple[Worker, ...]:
@@ -229,13 +198,11 @@ class Islands:
         return tuple(of_ranks)
 
     def holdings(self, held: Iterable[PeakMemory]) -> tuple[PeakMemory, ...]:
-        """Return what the ranks held as what their islands did, in samples of the island.
-
-        Every report is passed on, as the highest peak of a size counts. That with the least
-        limit comes last, as the last one's limit does.
-        """
+        """Return what the ranks held as what their islands did, in samples of the island."""
         place = {rank: (k, len(i)) for k, i in enumerate(self.members) for rank in i}
         told = [(*place[one.worker], one) for one in held if one.worker in place]
+        # Every report is passed on, as the highest peak of a size counts. That with the least limit
+        # comes last, as the last one's limit does.
         told.sort(key=lambda one: (one[0], -_limit(one[2])))
         return tuple(replace(one, worker=k, samples=n * one.samples) for k, n, one in told)
 
@@ -243,16 +210,7 @@ class Islands:
 def show_island(
     shard_group: dist.ProcessGroup | None, group: dist.ProcessGroup | None
 ) -> tuple[int, ...]:
-    """Return the ranks of this rank's shard group, ascending, as positions in ``group``.
-
-    Args:
-        shard_group: as given to `Stride`; ``None`` for this rank alone.
-        group: that the `Stride` trains over; ``None`` with one process.
-
-    Raises:
-        ConfigError: it is no group, this rank is not in it, or another of its ranks is not in
-            ``group``.
-    """
+    """Return the ranks of this rank's shard group, ascending, as positions in ``group``."""
     if group is None:
         return (0,)
     own = dist.get_rank(group)
@@ -269,23 +227,13 @@ def show_island(
 def check_island(
     model: nn.Module, group: dist.ProcessGroup | None, islands: Islands | None
 ) -> None:
-    """Refuse a model whose islands are not those of the `Stride`.
-
-    A model that is sharded over all ranks, or not at all, is on no island, and always accepted:
-    the work of its ranks is measured one by one.
-
-    Args:
-        model: to be watched.
-        group: that the `Stride` trains over; ``None`` with one process.
-        islands: of the `Stride`; ``None`` if its ranks are balanced one by one.
-
-    Raises:
-        ConfigError: they differ.
-    """
+    """Refuse a model whose islands are not those of the `Stride`."""
     if group is None:
         return
     ranks, own = _positions(island_of(model), group), dist.get_rank(group)
     given = (own,) if islands is None else islands.of(own)
+    # A model that is sharded over all ranks, or not at all, is on no island: the work of its ranks
+    # is measured one by one.
     if ranks != given and 1 < len(ranks) < dist.get_world_size(group):
         raise ConfigError(
             f"watch() got a model that shards each replica over some of the ranks (rank {own}'s "
@@ -299,11 +247,7 @@ def _with_whom(island: Sequence[int]) -> str:
 
 
 def _positions(ranks: Sequence[int], group: dist.ProcessGroup) -> tuple[int, ...]:
-    """Return global ranks as positions in a group, ascending.
-
-    Raises:
-        ConfigError: one is not in it.
-    """
+    """Return global ranks as positions in a group, ascending."""
     place = {rank: at for at, rank in enumerate(dist.get_process_group_ranks(group))}
     strange = [rank for rank in ranks if rank not in place]
     if strange:
@@ -316,14 +260,7 @@ def _positions(ranks: Sequence[int], group: dist.ProcessGroup) -> tuple[int, ...
 
 
 def islands_of(shown: Sequence[Sequence[int]]) -> Islands | None:
-    """Return the islands that all ranks are on; ``None`` if each is on its own.
-
-    Args:
-        shown: by each rank, in rank order: the ranks of its shard group, ascending.
-
-    Raises:
-        ConfigError: they do not part the ranks, or are not of one size.
-    """
+    """Return the islands that all ranks have shown to be on; ``None`` if each is on its own."""
     for rank, island in enumerate(shown):
         for other in island:
             if list(shown[other]) != list(island):
@@ -351,7 +288,6 @@ def islands_of(shown: Sequence[Sequence[int]]) -> Islands | None:
 
 
 def _as_one(members: list[Worker]) -> Worker:
-    """Return an island as a worker."""
     n = len(members)
     quantum = lcm(*(worker.quantum for worker in members))
     most = [worker.max_share for worker in members if worker.max_share is not None]

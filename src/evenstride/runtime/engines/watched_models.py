@@ -1,11 +1,16 @@
-"""The models that a rank trains, and what is particular to their engines."""
+"""The models that a rank trains, and what they are: which engine, sharded, compiled."""
 
 from __future__ import annotations
 
-from torch import nn
+import gc
+import hashlib
+import sys
+from collections.abc import Iterator
+from typing import Any
 
-from evenstride.runtime.engines.forward_timing import compiled, static_graph
-from evenstride.runtime.engines.fsdp import is_sharded
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 class WatchedModels:
@@ -20,7 +25,6 @@ class WatchedModels:
         """Whether DDP still has to record the static graph of one, in its first step."""
 
     def add(self, model: nn.Module) -> None:
-        """Know one more model."""
         self.models.append(model)
         self.parameters += model.parameters()
         self.unrecorded = self.unrecorded or static_graph(model)
@@ -33,15 +37,122 @@ class WatchedModels:
 
     @property
     def without_gradients(self) -> bool:
-        """Whether no parameter has a gradient."""
         return all(p.grad is None for p in self.parameters)
 
     def drop_gradients(self) -> None:
-        """Drop the gradients of all parameters."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def clear(self) -> None:
-        """Let go of all of them."""
         self.models.clear()
         self.parameters.clear()
+
+
+def engine_of(model: nn.Module) -> nn.Module:
+    """Return the model itself, out of torch.compile's wrapper."""
+    engine = getattr(model, "_orig_mod", model)
+    assert isinstance(engine, nn.Module), "torch.compile wraps modules"
+    return engine
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether FSDP2 is somewhere in a model."""
+    if is_of_fsdp(model, "FSDPModule"):
+        return True
+    # Quick for what is wrapped in DDP.
+    return not hasattr(model, "no_sync") and bool(fsdp_parts(model))
+
+
+def fsdp_parts(model: nn.Module) -> list[Any]:
+    """Return the modules that `fully_shard` was applied to, outer before inner."""
+    return [part for part in model.modules() if is_of_fsdp(part, "FSDPModule")]
+
+
+def is_of_fsdp(part: nn.Module, name: str) -> bool:
+    """Return whether a module is of a class of FSDP's, by its name.
+
+    Without importing FSDP, which takes half as long as torch: who made the module has imported it.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(part, getattr(fsdp, name))
+
+
+def compiled(model: nn.Module) -> bool:
+    """Return whether a model, or a part of it, is compiled by `torch.compile`."""
+    return any(
+        hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
+        for part in model.modules()
+    )
+
+
+def static_graph(model: nn.Module) -> bool:
+    """Return whether DDP records the model's graph in its first step, to rely on it later."""
+    engine = engine_of(model)
+    return isinstance(engine, DistributedDataParallel) and bool(engine.static_graph)
+
+
+def averages(model: nn.Module) -> bool:
+    """Return whether something in a model, or held by it, averages gradients over ranks.
+
+    DDP and FSDP2 do, also deep inside other libraries' and ``torch.compile``'s wrappers, and in a
+    plain attribute of a wrapper. So does whatever has a ``no_sync`` of its own.
+    """
+    parts = list(model.modules())
+    held = (inner for part in parts for one in _held(part) for inner in one.modules())
+    return any(map(_is_engine, parts)) or any(map(_is_engine, held))
+
+
+def _is_engine(part: object) -> bool:
+    return hasattr(part, "set_requires_gradient_sync") or hasattr(part, "no_sync")
+
+
+def _held(part: nn.Module) -> Iterator[nn.Module]:
+    """Yield modules that a module holds without being their parent."""
+    for name, value in list(vars(part).items()):
+        if name == "_modules":
+            continue
+        values = value.values() if isinstance(value, dict) else value
+        for one in values if isinstance(value, (list, tuple, dict)) else (value,):
+            if isinstance(one, nn.Module):
+                yield one
+
+
+def engine_exists() -> bool:
+    """Return whether this process has any module that averages gradients over ranks.
+
+    Looks through all objects, which takes tens of milliseconds.
+    """
+    if _engine_among(gc.get_objects()):
+        return True
+    if not gc.get_freeze_count():
+        return False
+    gc.unfreeze()  # frozen objects are not listed
+    try:
+        return _engine_among(gc.get_objects())
+    finally:
+        gc.freeze()
+
+
+def _engine_among(objects: list[Any]) -> bool:
+    # By type, because some objects answer isinstance() and hasattr() with code of their own.
+    kinds = set(map(type, objects))
+    return any(issubclass(kind, nn.Module) and _is_engine(kind) for kind in kinds)
+
+
+def bypassed(model: nn.Module) -> bool:
+    """Return whether a DDP's module has gradients although the DDP itself seems never to have run.
+
+    ``torch.compile`` hides that it has; `gradient_digest` tells.
+    """
+    engine = engine_of(model)
+    if not isinstance(engine, DistributedDataParallel):
+        return False
+    ran = getattr(engine, "_lazy_init_ran", True)  # torch sets it in the first forward pass
+    return not ran and any(p.grad is not None for p in engine.parameters())
+
+
+def gradient_digest(model: nn.Module) -> str:
+    """Return a text that is equal on all ranks if the model's gradients were averaged."""
+    gradient = next(p.grad for p in model.parameters() if p.grad is not None)
+    sample = gradient.detach().flatten()[:4096].to("cpu", torch.float64)
+    return hashlib.sha256(sample.numpy().tobytes()).hexdigest()[:16]

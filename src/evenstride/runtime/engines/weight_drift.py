@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.runtime.timing.device_timer import RankClock
 
 logger = logging.getLogger("evenstride")
 
@@ -29,9 +29,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def fingerprint(parameters: Iterable[Tensor]) -> Tensor:
     """Return two numbers that equal bits have in common; int64 of shape ``(2,)``, on the CPU.
 
-    The sum over all bits as integers, and that of their squares: differences of a last digit up
-    and down may cancel in one of them. Wraps around. Costs two passes over the parameters, and
-    memory for a few millions of their elements at a time.
+    Costs two passes over the parameters.
     """
     total = torch.zeros(2, dtype=torch.int64)
     for parameter in parameters:
@@ -40,17 +38,15 @@ def fingerprint(parameters: Iterable[Tensor]) -> Tensor:
         sums = torch.zeros(2, dtype=torch.int64, device=bits.device)
         for piece in torch.split(bits, _MOST_AT_ONCE):
             wide = piece.to(torch.int64)
+            # Differences of a last digit up and down may cancel in one of the two. Both wrap
+            # around.
             sums += torch.stack([wide.sum(), wide.square_().sum()])
         total += sums.cpu()
     return total
 
 
 class DriftGuard:
-    """Compares the weights of all ranks every so many steps.
-
-    Args:
-        clock: of this rank's steps.
-    """
+    """Compares the weights of all ranks every so many steps."""
 
     def __init__(self, clock: RankClock) -> None:
         self.checks = self.drifts = 0
@@ -64,13 +60,9 @@ class DriftGuard:
     def watch(
         self, model: nn.Module, every: int, join: Callable[[], dist.ProcessGroup | None]
     ) -> None:
-        """Compare the weights of a model, too; equal in number and shape on all ranks.
-
-        Args:
-            model: to compare.
-            every: steps between two comparisons; the first model's count for all.
-            join: makes a group that serves the devices of all ranks; collective.
-        """
+        """Compare the weights of a model, too; equal in number and shape on all ranks."""
+        # The first model's interval counts for all. `join` makes a group that serves the devices of
+        # all ranks; collective.
         if not self.every:
             self.every, self._group = every, join()
         ignored = getattr(model, "parameters_to_ignore", ())

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 
+from evenstride.errors import EvenstrideError, WorkerLost
 from evenstride.runtime.failures.peers import Peer, watch_exit
 from evenstride.runtime.store.store_channel import Channel
 
@@ -69,19 +70,12 @@ _NAP_S, _NAP_RANKS = 0.1, 32
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """One rank's heartbeat.
+    """One rank's heartbeat."""
 
-    Args:
-        count: of its beats so far.
-        phase: what its training thread is doing; `ENDED` once its program has ended.
-        step: in which step.
-        error: that its program ended with, if it did.
-    """
-
-    count: int
-    phase: str
-    step: int
-    error: str | None = None
+    count: int  # of its beats so far
+    phase: str  # what its training thread is doing; `ENDED` once its program has ended
+    step: int  # in which step
+    error: str | None = None  # that its program ended with, if it did
 
     @property
     def where(self) -> str:
@@ -153,12 +147,7 @@ class Heartbeats:
         return self._cpu_s
 
     def close(self, step: int, error: str | None) -> None:
-        """Say that this program ends, and end the thread. May be called again.
-
-        Args:
-            step: it is in.
-            error: it ends with, if any.
-        """
+        """Say that this program ends, in which step and by which error; may be called again."""
         if self._closing:
             return
         # Under the lock, so that no beat of the thread comes after the last one and hides it.
@@ -280,14 +269,9 @@ def diagnose(
 ) -> tuple[int, str] | None:
     """Return which rank broke the collective of ``step`` and how that is known, or ``None``.
 
-    Called by a rank whose own collective failed; watches the others for as long as it takes to
-    tell a silent heart from a slow one: `MISSED_S`, or `SILENT_S` where its own heart is slow.
-
-    Args:
-        liveness: of this rank.
-        rank: this rank.
-        step: the step whose collective failed.
-        known: whether the answer has come from elsewhere, so that watching is pointless.
+    Called by a rank whose own collective failed; watches the others for as long as it takes to tell
+    a silent heart from a slow one: `MISSED_S`, or `SILENT_S` where its own heart is slow. ``known``
+    tells that the answer has come from elsewhere, so that watching is pointless.
     """
     first, started_s = liveness.beats(), time.monotonic()
     now = first
@@ -334,3 +318,18 @@ def ending_error() -> str | None:
         return None
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:_MOST_TEXT]}"
+
+
+# Signs in an error's text that a collective, and not the user's own code, has failed.
+_OF_COLLECTIVES = ("gloo", "nccl", "connection", "socket", "timed out", "timeout", "peer")
+
+
+def is_of_collectives(error: BaseException | None) -> bool:
+    """Return whether an exception is of the kind that the loss of another rank raises.
+
+    With NCCL it may come wherever the program next needs the device, in any phase of a step.
+    """
+    if error is None or isinstance(error, EvenstrideError):
+        return isinstance(error, WorkerLost)
+    text = f"{type(error).__name__}: {error}".lower()
+    return any(sign in text for sign in _OF_COLLECTIVES)

@@ -17,27 +17,19 @@ from evenstride.runtime.engines.device_support import likely_device
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One rank's process.
+    """One rank's process."""
 
-    Args:
-        rank: in the process group.
-        host: host name, for people.
-        place: identifies the machine and its process namespace; a process id means something
-            only to ranks with the same place.
-        pid: process id.
-        device: fingerprint of what computes its steps.
-        slot: which of its host's workers it is, the same after a restart; ``None`` if the
-            launcher does not say.
-        up_s: how long its machine has been running, in seconds; 0 if not known.
-    """
-
-    rank: int
-    host: str
+    rank: int  # in the process group
+    host: str  # host name, for people
+    # Identifies the machine and its process namespace; a process id means something only to ranks
+    # with the same place.
     place: str
-    pid: int
-    device: str = ""
+    pid: int  # process id
+    device: str = ""  # fingerprint of what computes its steps
+    # Which of its host's workers it is, the same after a restart; `None` if the launcher does not
+    # say.
     slot: int | None = None
-    up_s: float = 0.0
+    up_s: float = 0.0  # how long its machine has been running, in seconds; 0 if not known
 
     @property
     def name(self) -> str:
@@ -45,17 +37,11 @@ class Peer:
         return f"{self.host}/{self.rank}"
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the peer as JSON types."""
         return asdict(self)
 
 
 def myself(rank: int, device: torch.device | None = None) -> Peer:
-    """Return this process as a peer.
-
-    Args:
-        rank: of this process.
-        device: that it computes on; ``None`` for `likely_device`.
-    """
+    """Return this process as a peer; it computes on `likely_device` if no device is given."""
     slot = os.environ.get("EVENSTRIDE_SLOT") or os.environ.get("LOCAL_RANK") or ""
     return Peer(
         rank,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +23,7 @@ from evenstride.core.fleet import Shares
 from evenstride.errors import WorkerLost
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.environment import USUAL_SILENT_S
-from evenstride.runtime.failures.collective_errors import is_of_collectives
-from evenstride.runtime.parameter_server.async_worker import AsyncWorker
+from evenstride.runtime.failures.heartbeat import is_of_collectives
 from evenstride.runtime.store.store_channel import Channel
 
 # How often who waits looks whether what it waits for has come, and whether somebody is lost.
@@ -35,16 +35,45 @@ _GRACE_S = 2.0
 _NEWS_S = USUAL_SILENT_S + 10.0
 
 
+class FreeWorker(Protocol):
+    """What is asked of a worker that does not keep step with the others."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for others."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """Samples of the epoch that are trained, by all workers."""
+        ...
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        """Samples that each worker trained in the epoch that ended last; empty without any."""
+        ...
+
+    def present(self) -> tuple[int, ...]:
+        """Return the workers that are there."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """Return what the first server tells of the run, such as who is ``gone``."""
+        ...
+
+    def lost(self, rank: int) -> bool:
+        """Tell the servers that a worker is gone; return whether the others can go on."""
+        ...
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Note that this rank waits, so that the heartbeats of the others are watched."""
+        ...
+
+
 class Survivors:
-    """One rank's view of who is there.
+    """One rank's view of who is there; ``opening`` is the split that the run began with."""
 
-    Args:
-        free: what the workers do, which do not keep step.
-        opening: the split that the run began with.
-        gate: knows why the run cannot go on, if it cannot.
-    """
-
-    def __init__(self, free: AsyncWorker, opening: Shares, gate: DrawBarrier) -> None:
+    def __init__(self, free: FreeWorker, opening: Shares, gate: DrawBarrier) -> None:
         self._free, self._opening, self._gate = free, opening, gate
 
     def split(self) -> Shares:
@@ -59,11 +88,7 @@ class Survivors:
         return there if any(there) else tuple(int(r in present) for r in range(len(shares)))
 
     def lost(self) -> tuple[int, ...]:
-        """Return the workers that are gone by now.
-
-        Raises:
-            EvenstrideError: the run cannot go on without one of them.
-        """
+        """Return the workers that are gone by now; raise if the run cannot go on without one."""
         if (error := self._gate.error) is not None:
             raise error
         return tuple(self._free.report().get("gone", ()))
@@ -74,15 +99,7 @@ class Survivors:
         return tuple(rank for rank in range(len(self._opening)) if rank not in present)
 
     def until(self, done: Callable[[], bool], call: str) -> None:
-        """Wait for something that all ranks do.
-
-        Args:
-            done: whether it is done.
-            call: that this rank waits in.
-
-        Raises:
-            WorkerLost: one of them is lost meanwhile.
-        """
+        """Wait for something that all ranks do in ``call``; `WorkerLost` if one of them is lost."""
         next_look_s, give_up_s = 0.0, math.inf
         with self.waiting():
             while not done():
@@ -95,18 +112,11 @@ class Survivors:
                 time.sleep(_NAP_S)
 
     def summed(self, channel: Channel, topic: str, values: Tensor) -> Tensor:
-        """Return the sums of all ranks' values, the same on all; collective.
+        """Return the sums of all ranks' values, ``(n,)`` float64, the same on all; collective.
 
         By way of the store: a collective of the process group that waits for a lost rank cannot be
-        left, not even by the end of the process.
-
-        Args:
-            channel: to the others.
-            topic: a name used once.
-            values: ``(n,)`` float64, of this rank; as many on all.
-
-        Raises:
-            WorkerLost: a rank is lost, before or meanwhile.
+        left, not even by the end of the process. ``topic`` is a name used once. `WorkerLost` says
+        that a rank is lost, before or meanwhile.
         """
         if lost := self.lost():
             raise _without(lost, "mean()")
@@ -130,15 +140,10 @@ class Survivors:
 
 @dataclass(slots=True, eq=False)
 class WatchedChannel(Channel):
-    """A channel on which nobody waits for a rank that is lost.
+    """A channel on which nobody waits for a rank that is lost, as ``survivors`` know."""
 
-    Args:
-        survivors: tell who is.
-        call: that ranks wait in.
-    """
-
-    survivors: Survivors | None = None
-    call: str = "a call of all ranks"
+    survivors: Survivors | None = None  # tell who is
+    call: str = "a call of all ranks"  # that ranks wait in
 
     def meet(
         self,
@@ -147,12 +152,7 @@ class WatchedChannel(Channel):
         tell: Callable[[], object] = lambda: None,
         look: Callable[[], object] | None = None,
     ) -> list[str]:
-        """Wait for all keys; see `Channel.meet`. What would be looked for, survivors know.
-
-        Raises:
-            WorkerLost: a rank is lost.
-            RuntimeError: some key did not come in time.
-        """
+        """Wait for all keys; see `Channel.meet`. What would be looked for, survivors know."""
         del look
         assert self.survivors is not None, "made by `watched`"
         begun_s, untold = time.monotonic(), True

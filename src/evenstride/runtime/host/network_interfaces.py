@@ -50,11 +50,7 @@ def address_of(interface: str) -> str | None:
 
 
 def resolve(host: str) -> str:
-    """Return the address of a name.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Return the address of a name. Raises ConfigError if it has none."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -67,8 +63,7 @@ def resolve(host: str) -> str:
 def address_towards(host: str, port: int) -> str:
     """Return the address from which this machine reaches another one; nothing is sent.
 
-    Raises:
-        ConfigError: the other has no address, or there is no route to it.
+    Raises ConfigError if the name has no address or there is no route to it.
     """
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]

@@ -37,17 +37,12 @@ _TORCHRUN = re.compile(r"(\[rank\d+\]:)?[EWI]\d{4} .*torch/distributed/")
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """A process to start.
+    """A process to start."""
 
-    Args:
-        command: script and arguments; or ``-m``, module and arguments, only from scratch.
-        environment: all of its variables.
-        log: file that its output is appended to.
-    """
-
+    # script and arguments; or ``-m``, module and arguments, only from scratch
     command: tuple[str, ...]
-    environment: Mapping[str, str]
-    log: Path
+    environment: Mapping[str, str]  # all of its variables
+    log: Path  # file that its output is appended to
 
 
 class Starter(Protocol):
@@ -65,12 +60,9 @@ class Starter(Protocol):
         ...
 
     def ended(self, timeout_s: float = 0.0) -> Mapping[int, int]:
-        """Return the exit codes of all processes that have ended, by process id.
+        """Return the exit codes of all ended processes by id; negative codes are signals.
 
-        Negative codes are signals.
-
-        Args:
-            timeout_s: how long to wait for another end, if there was none since the last call.
+        Waits up to ``timeout_s`` for another end if there was none since the last call.
         """
         ...
 
@@ -80,16 +72,11 @@ class Starter(Protocol):
 
 
 class FromZygote:
-    """Forks workers from a process that has imported torch and evenstride.
+    """Forks workers from a process that has imported torch, evenstride and the modules to preload.
 
-    It dies with the thread that makes it, as the kernel counts parents.
-
-    Args:
-        environment: of the zygote itself; what native libraries read as they are loaded.
-        preload: modules that the workers need, besides torch and evenstride.
-
-    Raises:
-        LaunchError: the zygote did not come up, or has threads, which a fork would lose.
+    It dies with the thread that makes it, as the kernel counts parents. Its environment is what
+    native libraries read as they are loaded. Raises LaunchError if it does not come up, or has
+    threads, which a fork would lose.
     """
 
     def __init__(self, environment: Mapping[str, str], preload: Sequence[str] = ()) -> None:
@@ -236,15 +223,9 @@ class FromScratch:
 
 
 def end_all(starter: Starter, pids: Iterable[int], grace_s: float) -> None:
-    """End processes and their children: first asked, then killed.
+    """End processes and their children: first ask, after ``grace_s`` kill.
 
-    Args:
-        starter: that has started them.
-        pids: may have ended already.
-        grace_s: how long they may go on after they are asked to end.
-
-    Raises:
-        LaunchError: one could not be killed.
+    Raises LaunchError if one could not be killed.
     """
     left = set(pids) - starter.ended().keys()
     for number, within_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILLED_S)):

@@ -31,10 +31,7 @@ STEADY = {
 def rank_variables(rank: int, world_size: int, store: tuple[str, int]) -> dict[str, str]:
     """Return the variables that make a process one rank of a group on this machine.
 
-    Args:
-        rank: of the process, from 0 on.
-        world_size: ranks of the group, all on this machine.
-        store: host and port of a store that outlives the ranks; see `serve_store`.
+    ``store`` is the host and port of a store that outlives the ranks; see `serve_store`.
     """
     return {
         "RANK": str(rank),

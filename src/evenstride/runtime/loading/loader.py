@@ -1,53 +1,88 @@
-"""The data loaders users iterate over."""
+"""The training loader that users iterate over, and the micro-batches on their way through it."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, Dataset
 
 from evenstride.core.sampling.draw import Draw
-from evenstride.errors import LoaderBusy
+from evenstride.core.sampling.partition import micro_batches
+from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime import usage_errors
-from evenstride.runtime.coordination.draw_barrier import DrawBarrier
+from evenstride.runtime.coordination.coordinator import Coordinator
 from evenstride.runtime.engines.weight_drift import DriftGuard
-from evenstride.runtime.loading.batch_change import BatchChanges
 from evenstride.runtime.loading.loader_options import (
     BatchStream,
     DataLoaderOptions,
     LoaderOptions,
     own_generator,
 )
-from evenstride.runtime.loading.micro_batches import (
-    LoadedBatch,
-    Retry,
-    check_weights,
-    merge,
-    smaller,
-)
-from evenstride.runtime.loading.position import CommittedPosition
+from evenstride.runtime.loading.position import BatchChanges, CommittedPosition
 from evenstride.runtime.loading.sampler import StepSampler
-from evenstride.runtime.loading.seeding import SeededDataset, seeded_dataset
+from evenstride.runtime.loading.seeding import Keys, SeededDataset, seeded_dataset
 from evenstride.runtime.loading.shards import ShardReader, indexed
-from evenstride.runtime.loss.step_state import StepEvent
-from evenstride.runtime.loss.token_weights import checked
-from evenstride.runtime.loss.training_step import TrainingStep
+from evenstride.runtime.loss.batch_in_hand import Retry, StepEvent
+from evenstride.runtime.loss.training_step import TrainingStep, checked
+
+# Rounding of a sum of weights.
+_ALIKE = 1e-6
+
+
+class LoadedBatch(NamedTuple):
+    """A loaded batch."""
+
+    batch: Any  # what the training loop gets
+    draw: Draw  # which step and samples it is of
+    keys: Keys  # of its samples in the data set
+    weight: float | None  # from the weight function; ``None`` counts samples
+
+
+def smaller(draw: Draw, keys: Keys, at_most: int) -> Iterator[tuple[Draw, Keys]]:
+    """Yield the same samples in the fewest batches of at most ``at_most``, sizes alike."""
+    parts = micro_batches(range(len(keys)), at_most)
+    for number, part in enumerate(parts):
+        piece = draw._replace(
+            samples=len(part),
+            first=draw.first and number == 0,
+            last=draw.last and number == len(parts) - 1,
+        )
+        yield piece, keys[part.start : part.stop]
+
+
+def merge(items: list[LoadedBatch]) -> LoadedBatch:
+    """Return the consecutive batches of a step as one, without what was loaded."""
+    draw = items[-1].draw._replace(samples=sum(item.draw.samples for item in items), first=True)
+    weights = [item.weight for item in items if item.weight is not None]
+    keys: list[Any] = [key for item in items for key in item.keys]
+    return LoadedBatch(None, draw, keys, sum(weights) if weights else None)
+
+
+def check_weights(whole: LoadedBatch, pieces: list[LoadedBatch]) -> None:
+    """Raise `ConfigError` unless the pieces' weights add up to the whole's, which was exchanged."""
+    if whole.weight is None:
+        return
+    total = sum(piece.weight or 0.0 for piece in pieces)
+    if not math.isclose(total, whole.weight, rel_tol=_ALIKE):
+        raise ConfigError(
+            f"weight_fn gave {whole.weight:g} for a batch of {whole.draw.samples} samples, and "
+            f"{total:g} for its {len(pieces)} pieces together; a batch that does not fit into "
+            "memory is trained in pieces, so the weight must be a sum over samples (tokens, say)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
     """The parts of a rank's `Stride` that its training loader works with."""
 
-    gate: DrawBarrier
+    coordinator: Coordinator
     step: TrainingStep
     progress: CommittedPosition
-    rank: int
-    max_steps: int | None
-    tick: Callable[[], None] | None
-    explain_failure: Callable[[], None]
+    max_steps: int | None = None
     sampler: Callable[..., StepSampler] = StepSampler
     turns: BatchChanges | None = None
     drift: DriftGuard | None = None
@@ -69,6 +104,7 @@ class TrainLoader(DataLoader[Any]):
         torch_options: DataLoaderOptions,
     ) -> None:
         self._rank, self._options = rank, options
+        self._standing = standing = rank.coordinator.standing
         self._busy, self._retired, self._own_s = False, False, 0.0
         rank.step.limits.ask(options.max_micro_batch, by_cost=options.costs is not None)
         self._ready: deque[LoadedBatch] = deque()
@@ -79,45 +115,33 @@ class TrainLoader(DataLoader[Any]):
         samples = seeded_dataset(data, seeded=options.seeded)
         self._steps = rank.sampler(
             order,
-            rank.gate,
-            rank.rank,
+            standing.gate,
+            standing.rank,
             rank.step.limits,
             seeded=isinstance(samples, SeededDataset),
             sizes=options.sizes,
             costs=options.costs,
         )
-        torch_options.setdefault("generator", own_generator(order.seed, rank.rank))
-        super().__init__(
-            samples,
-            batch_sampler=BatchStream(self._steps),
-            **torch_options,
-        )
+        self._own_seed = None if "generator" in torch_options else order.seed
+        torch_options.setdefault("generator", own_generator(order.seed, standing.rank))
+        super().__init__(samples, batch_sampler=BatchStream(self._steps), **torch_options)
 
     def __len__(self) -> int:
         return self._rank.progress.cursor.steps
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Return an iterator over the rest of the current epoch.
-
-        Raises:
-            LoaderBusy: another loop over this loader has not ended.
-        """
+        """Return an iterator over the rest of the epoch; `LoaderBusy` during another loop."""
         self._refuse_second_loop()
         return self._loop()
 
     def restart(self) -> None:
-        """Leave the rest of the current epoch; the next loop begins the next one.
-
-        Raises:
-            LoaderBusy: a loop over this loader is going on.
-        """
+        """Leave the rest of the epoch to the next one; `LoaderBusy` during a loop."""
         if self._busy:
             raise LoaderBusy("restart() was called inside the loop; leave the loop first")
         self._rank.progress.next_epoch()
 
     @property
     def busy(self) -> bool:
-        """Whether a loop over this loader is going on."""
         return self._busy
 
     def retire(self) -> None:
@@ -144,11 +168,41 @@ class TrainLoader(DataLoader[Any]):
     def _loop(self) -> Iterator[Any]:
         self._refuse_second_loop()  # two iterators may have been made before either was used
         rank, progress = self._rank, self._rank.progress
+        self._stand()
         if rank.turns is not None:
             rank.turns.before_pass()
         self._busy = True
+        self._begin_pass()
+        steps_before = progress.earlier + progress.step  # where workers do not keep step: of all
+        try:
+            yield from self._deliver()
+            rank.step.clock.timer.epoch_ended()
+            rank.step.batch.happened(StepEvent.LOOP_ENDS)
+            if rank.turns is not None:
+                rank.turns.after_pass()
+            empty = progress.earlier + progress.step == steps_before and not progress.cursor.done
+            if empty and (rank.max_steps is not None or self._options.sizes is not None):
+                usage_errors.end_program(self._standing.rank, rank.max_steps)
+        finally:
+            self._busy = False
+            self._end_pass()
+            rank.coordinator.exchange()
+
+    def _stand(self) -> bool:
+        """Agree on who takes part in the next step; return whether it is another group."""
+        before, self._standing = self._standing, self._rank.coordinator.stand()
+        if self._standing is before:
+            return False
+        self._steps.regroup(self._standing.gate, self._standing.rank)
+        if self._own_seed is not None:
+            self.generator = own_generator(self._own_seed, self._standing.rank)
+        return True
+
+    def _begin_pass(self) -> None:
+        """Begin to draw at the committed position."""
+        rank, progress = self._rank, self._rank.progress
         progress.begin_pass()
-        if progress.first_since_load() and rank.rank == 0:
+        if progress.first_since_load() and self._standing.rank == 0:
             usage_errors.tell_if_epochs_begin_anew(progress.epoch)
         self._steps.begin(
             progress.epoch,
@@ -159,75 +213,96 @@ class TrainLoader(DataLoader[Any]):
             parts=progress.parts,
             dealing=progress.dealing,
         )
-        steps_before = progress.earlier + progress.step  # where workers do not keep step: of all
-        try:
-            yield from self._deliver()
-            rank.step.clock.timer.epoch_ended()
-            rank.step.batch.happened(StepEvent.LOOP_ENDS)
-            if rank.turns is not None:
-                rank.turns.after_pass()
-            empty = progress.earlier + progress.step == steps_before and not progress.cursor.done
-            if empty and (rank.max_steps is not None or self._options.sizes is not None):
-                usage_errors.end_program(rank.rank, rank.max_steps)
-        finally:
-            self._busy = False
-            self._steps.left()
-            self._ready.clear()
-            rank.step.clock.timer.pass_ended()
-            rank.step.leave()
-            progress.end_pass()
-            if rank.tick is not None:
-                rank.tick()
+
+    def _begin_again(self, epoch: int) -> bool:
+        """Begin anew among others; return whether they are still in this epoch."""
+        self._end_pass()
+        if self._rank.progress.epoch != epoch:
+            return False
+        self._begin_pass()
+        return True
+
+    def _end_pass(self) -> None:
+        """Forget what is drawn and not trained."""
+        self._steps.left()
+        self._ready.clear()
+        self._rank.step.clock.timer.pass_ended()
+        self._rank.step.leave()
+        self._rank.progress.end_pass()
 
     def _deliver(self) -> Iterator[Any]:
         """Yield the batches, fetched in this process at first and by the workers then."""
         rank, fresh, between_steps = self._rank, True, True
-        step, clock, batch = rank.step, rank.step.clock, rank.step.batch
-        opening = rank.gate.opening and self.num_workers > 0
-        source = self._here(self.batch_sampler) if opening else self._whole(super().__iter__())
+        clock, batch = rank.step.clock, rank.step.batch
+        epoch, opening = rank.progress.epoch, self._cold
+        source = self._source()
         given: list[LoadedBatch] = []  # of the step in hand
         while True:
-            if batch.failed:
-                step.optimizers.check_stepped()
-                rank.explain_failure()
+            self._check_came_through()
             asked_s = clock.timer.fetch_started()
             if batch.retry:
                 self._put_back(given.pop() if batch.retry is Retry.BATCH else merge(given))
                 between_steps = False
             batch.check_finished()
-            if rank.gate.opening:
+            if self._standing.gate.opening:
                 clock.timer.settle()  # the decision about the next step waits for the last
             if between_steps:
                 self._end_step()
-                if opening and not rank.gate.opening:
-                    opening, fresh = False, True
+                another = self._stand()
+                if another and not self._begin_again(epoch):
+                    return  # the others have ended this epoch
+                # Processes would load ahead, under shares that the opening is still to find.
+                if another or opening != self._cold:
+                    opening, fresh = self._cold, True
                     started_s = clock.timer.now()
-                    source = self._from_processes()
+                    del source  # its processes end before others are forked
+                    source = self._source()
                     asked_s += clock.timer.now() - started_s  # torch's own
-            fetching_s = clock.timer.now()
+            self._own_s += clock.timer.now() - asked_s
             item = self._fetch(source)
-            fetched_s = clock.timer.now()
             if item is None:
                 return
-            draw = item.draw
-            rank.progress.keep_parts(self._steps.parts)
-            given = [item] if draw.first else [*given, item]
-            step.begin(draw, item.weight)
-            modelled = not fresh and draw.share > 0
-            handed_s = clock.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
-            clock.handed_out(draw.samples, compiled=step.watched.compiled)
-            self._own_s += fetching_s - asked_s + handed_s - fetched_s
+            given = [item] if item.draw.first else [*given, item]
+            self._hand_out(item, fresh=fresh)
             yield item.batch
-            between_steps, fresh = draw.last, fresh and not draw.last
+            between_steps, fresh = item.draw.last, fresh and not item.draw.last
+
+    def _hand_out(self, item: LoadedBatch, *, fresh: bool) -> None:
+        """Begin the step of a fetched batch; ``fresh`` in the first step of a pass."""
+        step, clock, draw = self._rank.step, self._rank.step.clock, item.draw
+        fetched_s = clock.timer.now()
+        self._rank.progress.keep_parts(self._steps.parts)
+        step.begin(draw, item.weight)
+        # The first step of a pass also pays for the start of the loader.
+        modelled = not fresh and draw.share > 0
+        handed_s = clock.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
+        clock.handed_out(draw.samples, compiled=step.watched.compiled)
+        self._own_s += handed_s - fetched_s
+
+    def _check_came_through(self) -> None:
+        """Raise why the last backward pass never came through, if it did not."""
+        if self._rank.step.batch.failed:
+            self._rank.step.optimizers.check_stepped()
+            self._rank.coordinator.explain_failure()
 
     def _end_step(self) -> None:
-        """Do what belongs between two steps."""
         rank = self._rank
         if rank.drift is not None and rank.drift.every:
             rank.drift.check(rank.progress.step)
-        if rank.tick is not None:
-            # The step file and the exchanges go by steps that are committed, not by batches.
-            rank.tick()
+        rank.coordinator.exchange()
+
+    @property
+    def _cold(self) -> bool:
+        """Whether the loader's processes wait until the first split is found."""
+        return self._standing.gate.opening and self.num_workers > 0
+
+    def _source(self) -> Iterator[Any]:
+        """Return an iterator over what is loaded from here on, by whoever loads now."""
+        if self._cold:
+            return self._here(self.batch_sampler)
+        if self._reader is not None and self.num_workers:
+            self._reader.release()  # forked, they would share what is open here
+        return self._whole(super().__iter__())
 
     def _whole(self, source: Iterator[Any]) -> Iterator[Any]:
         """Return an iterator over what is loaded, and over what comes back from other workers."""
@@ -240,12 +315,6 @@ class TrainLoader(DataLoader[Any]):
                 yield from self._here(self.batch_sampler)
 
         return whole()
-
-    def _from_processes(self) -> Iterator[Any]:
-        """Return an iterator over what the loader's processes load from here on."""
-        if self._reader is not None:
-            self._reader.release()  # forked, they would share what is open here
-        return super().__iter__()
 
     def _here(self, batches: Any) -> Iterator[Any]:
         """Return an iterator that loads batches in the training process."""
@@ -276,25 +345,23 @@ class TrainLoader(DataLoader[Any]):
         self._ready.extendleft(reversed(items))
 
     def _fetch_drawn(self, source: Iterator[Any]) -> LoadedBatch | None:
-        """Return the next batch as it was drawn, or ``None`` at the end of the epoch.
-
-        With a weight function all of a step's micro-batches are fetched before the first is
-        handed out, because their weights' sum is needed to scale it.
-        """
+        """Return the next batch as it was drawn, or ``None`` at the end of the epoch."""
         if self._ready:
             return self._ready.popleft()
-        waited_s = self._rank.gate.waited_s
+        waited_s = self._standing.gate.waited_s
         try:
             batch = next(source)
         except StopIteration:
             return None
         finally:
-            waited_s = self._rank.gate.waited_s - waited_s
+            waited_s = self._standing.gate.waited_s - waited_s
             if waited_s:
                 self._rank.step.clock.timer.control_waited(waited_s)
         item = self._item(batch)
         if item.weight is None:
             return item
+        # All of a step's micro-batches are fetched before the first is handed out, because the sum
+        # of their weights is needed to scale it.
         self._ready.append(item)
         while not self._ready[-1].draw.last:
             self._ready.append(self._item(next(source)))

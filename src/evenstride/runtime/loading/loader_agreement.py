@@ -1,32 +1,116 @@
-"""What a training loader is laid out like: compared between the ranks, and checked."""
+"""What a training loader is laid out like, and a few of its samples: compared between the ranks.
+
+Every rank looks up its part of each global batch by index. If the ranks hold different data (random
+numbers or a `random_split` without a seed, a part of the data per rank), some samples are trained
+twice and others never, and nothing fails.
+
+Ranks on unlike machines decode and transform the same file to slightly different numbers, so a
+digest of the bytes alone would refuse equal data. A `Likeness` tells what must be equal (labels,
+shapes, texts) from what may differ a little (pixels, features).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
+import io
+import logging
+import pickle
+import re
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from itertools import accumulate
+from pathlib import PurePath
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from torch import Tensor
+from torch.utils.data import Subset
+
+from evenstride.core.sampling.draw import ShardAssignment
 from evenstride.core.sampling.partition import EpochCursor
-from evenstride.core.sampling.shard_assignment import ShardAssignment
-from evenstride.errors import ConfigError
-from evenstride.runtime.argument_checks import check_whole
-from evenstride.runtime.coordination.agreement import Plain, require_equal
-from evenstride.runtime.loading.data_check import SPLIT, judge_data, look
+from evenstride.core.sync_modes.mode_specs import SyncMode
+from evenstride.errors import ConfigError, RanksDisagree
+from evenstride.runtime.coordination.agreement import Plain, listed, require_equal
 from evenstride.runtime.loading.loader_options import LoaderOptions, dataset_length
-from evenstride.runtime.loading.sampler import EpochOrder
-from evenstride.runtime.loading.shards import digest, lengths_of
-from evenstride.runtime.settings import Settings
-from evenstride.runtime.synchronisation.mode_checks import check_unaligned_loader
+from evenstride.runtime.loading.position import EpochOrder
+from evenstride.runtime.loading.seeding import SeededDataset, item_seeds
+from evenstride.runtime.loading.shards import ShardReader, digest, indexed, lengths_of
+from evenstride.runtime.synchronisation.synchroniser import check_unaligned_loader
+from evenstride.runtime.usage_errors import check_whole
+
+logger = logging.getLogger("evenstride")
+
+# More numbers than this are a picture or a signal, which decoders round differently.
+_SMALL = 64
+_PARTS = 8
+_WINDOW = 16
+# Arrays are thinned out to about so many numbers before they are summed up.
+_MOST_NUMBERS = 1 << 20
+_MOST_NEAR = 8  # arrays of one sample that are compared by their numbers
+_DEEPEST = 8
+_LONGEST = 1000
+# As a part of the root mean square of an array.
+_TOLERANCE, _TOLERANCE_OF_SMALL = 0.03, 1e-4
+
+_PLACE = re.compile(r"^(?:/|~|\\\\|[A-Za-z]:[\\/]|[a-z][a-z0-9+.-]*://)\S")
+_BUDGET_S = 0.05  # after which no further sample is looked at
+_TOO_SLOW_S = 0.125  # after which a sample is not loaded a second time
+# Where samples are looked at, as parts of the data set, in the order in which they are.
+_PLACES = (0.0, 0.5, 0.25, 0.75, 0.125, 0.625, 0.375, 0.875)
+_DEEPEST_WRAPPER = 5  # wrappers around a data set that are looked into
+_FEW = 1000  # indices of a subset that are looked at
+_LONG = 10_000
+
+SPLIT = (
+    "the data set is already split by rank; give every rank the whole data set, and the loader "
+    "deals its samples out"
+)
+_CAUSES = {
+    "split": "Likely cause: random_split() without a seeded generator. Pass "
+    "generator=torch.Generator().manual_seed(0).",
+    "part": f"Likely cause: {SPLIT}.",
+    "": "Likely cause: the data set is made of random numbers without a seed (call "
+    "torch.manual_seed(0) before it is made), or it is already split by rank (give every rank the "
+    "whole data set, and the loader deals its samples out).",
+}
+
+
+class LoaderSettings(Protocol):
+    """What the settings of a run say about its loaders."""
+
+    @property
+    def global_batch(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def max_share(self) -> int | None: ...
+    @property
+    def quantum(self) -> int: ...
+    @property
+    def mode(self) -> SyncMode: ...
+
+
+class LoaderCalls(Protocol):
+    """What making a loader needs of the calls that all ranks make together."""
+
+    rank: int
+
+    def seed_to_compare(self, seed: int) -> int | None:
+        """Return the seed of samples that are compared between ranks; ``None`` for none."""
+
+    def agree(
+        self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
+    ) -> Plain:
+        """Return what the leader makes of what all ranks show; collective."""
 
 
 def layout(dataset: Any, asked: LoaderOptions, processes: int, seed: int | None) -> Plain:
-    """Return what all ranks must have alike, and what each has of its own, as JSON types.
-
-    Args:
-        dataset: the data.
-        asked: how it is to be laid out.
-        processes: of this rank's loader.
-        seed: of the samples; ``None`` to look at none of them.
-    """
+    """Return what all ranks must have alike, and what each has of its own, as JSON types."""
     return {
         "length": dataset_length(dataset),
         "shards": digest(lengths_of(dataset)),
@@ -46,13 +130,9 @@ def judge_loader(shown: list[Plain], topic: str = "the training loader") -> Plai
     micro, lanes, data = (
         tuple(mine.pop(name) for mine in shown) for name in ("micro", "lanes", "data")
     )
-    agreed = {
-        **equal(shown, topic, {"length": f"probably {SPLIT}"}),
-        "micro": micro,
-        "lanes": lanes,
-    }
+    require_equal(shown, topic, {"length": f"probably {SPLIT}"})
     judge_data(data, topic)
-    return agreed
+    return {**shown[0], "micro": micro, "lanes": lanes}
 
 
 def order_of(dataset: Any, agreed: Plain, asked: LoaderOptions, seed: int) -> EpochOrder:
@@ -74,25 +154,15 @@ def dealing(dataset: Any, agreed: Plain) -> ShardAssignment | None:
     return order_of(dataset, agreed, LoaderOptions(shuffle=False), seed=0).dealing(epoch=0)
 
 
-def equal(shown: list[Plain], topic: str, remedies: Mapping[str, str] | None = None) -> Plain:
-    """Return what all ranks have alike; see `require_equal`.
-
-    Raises:
-        RanksDisagree: they do not.
-    """
-    require_equal(shown, topic, remedies)
-    return shown[0]
-
-
 def check_loader(
-    dataset: Any, asked: LoaderOptions, settings: Settings, global_batch: int, *, by_cost: bool
+    dataset: Any,
+    asked: LoaderOptions,
+    settings: LoaderSettings,
+    global_batch: int,
+    *,
+    by_cost: bool,
 ) -> None:
-    """Raise unless a training loader can be laid out as it is asked for.
-
-    Raises:
-        ConfigError: it leaves nothing to train, its micro-batches do not fit the quantum, or its
-            ways to deal samples out do not go together.
-    """
+    """Raise `ConfigError` unless a training loader can be laid out as it is asked for."""
     length = dataset_length(dataset)
     if asked.drop_last and EpochCursor(length, global_batch, drop_last=True).end == 0:
         raise ConfigError(
@@ -125,10 +195,261 @@ def _check_quantum(micro: int | None, quantum: int, *, by_cost: bool) -> None:
 
 
 def check_micro_batch(size: int | None) -> None:
-    """Raise unless it is a size.
-
-    Raises:
-        ConfigError: it is none.
-    """
     if size is not None:
         check_whole("max_micro_batch", size, least=1)
+
+
+class Likeness:
+    """What a sample of any type looks like; what has no stable content counts by its type alone."""
+
+    def __init__(self, sample: Any) -> None:
+        self._exact, self._bits = xxhash.xxh3_64(), xxhash.xxh3_64()
+        self._near: list[list[float]] = []
+        self._add(sample, 0)
+
+    def to_plain(self) -> Plain:
+        return {
+            "exact": self._exact.hexdigest(),
+            "bits": self._bits.hexdigest(),
+            "near": self._near,
+        }
+
+    def _add(self, value: Any, depth: int) -> None:
+        if isinstance(value, Tensor):
+            self._add_tensor(value)
+        elif isinstance(value, (np.ndarray, np.generic, float, complex)):
+            self._add_array(np.asarray(value))
+        elif value is None or isinstance(value, (bool, int, str, bytes, PurePath, Enum)):
+            self._note(_stable(value))
+        elif callable(getattr(value, "tobytes", None)) and hasattr(value, "mode"):
+            self._add_array(np.asarray(value))  # an image of PIL
+        elif depth < _DEEPEST and len(parts := _parts(value)) <= _LONGEST:
+            self._note(f"{type(value).__name__} of {len(parts)}")
+            for part in parts:
+                self._add(part, depth + 1)
+        else:
+            self._note(type(value).__name__)
+
+    def _add_tensor(self, tensor: Tensor) -> None:
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            self._note(f"{tensor.dtype} {tuple(tensor.shape)}")
+            return
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+        half = tensor.is_floating_point() and tensor.element_size() <= 2
+        self._add_array((tensor.float() if half else tensor).numpy(), rounded=half)
+
+    def _add_array(self, array: npt.NDArray[Any], *, rounded: bool = False) -> None:
+        self._note(f"{array.dtype.kind} {array.shape}")
+        kind, size = array.dtype.kind, array.size
+        if kind not in "biufcmMSU" or not size:
+            return
+        data = np.ascontiguousarray(array)
+        inexact = kind in "fc" or (array.dtype == np.uint8 and size > _SMALL)
+        (self._bits if inexact else self._exact).update(data.tobytes())
+        if inexact and len(self._near) < _MOST_NEAR:
+            small = size <= _SMALL and not rounded and array.dtype != np.float16
+            self._near.append(_outline(data.ravel(), _TOLERANCE_OF_SMALL if small else _TOLERANCE))
+
+    def _note(self, value: object) -> None:
+        self._exact.update(f"{type(value).__name__}:{value!r};".encode())
+
+
+def alike(one: Plain, other: Plain) -> bool:
+    """Return whether two likenesses are those of equal samples, up to rounding."""
+    if one["exact"] != other["exact"] or len(one["near"]) != len(other["near"]):
+        return False
+    return all(map(_close, one["near"], other["near"]))
+
+
+def _close(one: Sequence[float], other: Sequence[float]) -> bool:
+    tolerance = max(one[0], other[0])
+    return all(abs(a - b) <= tolerance for a, b in zip(one[1:], other[1:], strict=True))
+
+
+def _outline(flat: npt.NDArray[Any], tolerance: float) -> list[float]:
+    """Return the tolerance, and means of parts of an array that tell it from another one."""
+    if flat.dtype.kind == "c":
+        flat = np.concatenate([flat.real, flat.imag])
+    thinned = flat[:: max(1, flat.size // _MOST_NUMBERS)].astype(np.float64)
+    numbers = np.nan_to_num(thinned, nan=0.0, posinf=0.0, neginf=0.0)
+    means = [part.mean() for part in np.array_split(numbers, min(_PARTS, numbers.size))]
+    if numbers.size > _SMALL:  # means of large parts of two noisy signals would be equal
+        starts = np.linspace(0, numbers.size - _WINDOW, _PARTS).astype(int)
+        means += [numbers[start : start + _WINDOW].mean() for start in starts]
+    allowed = tolerance * float(np.sqrt(np.square(numbers).mean()))
+    return [float(f"{number:.6g}") for number in (allowed + 1e-12, *means)]
+
+
+def _stable(value: object) -> object:
+    """Return a value without what differs between machines that hold the same data."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, PurePath):
+        return value.name
+    if isinstance(value, str) and _PLACE.match(value):
+        return re.split(r"[\\/]", value.partition("?")[0].rstrip("\\/"))[-1]
+    return value
+
+
+def _parts(value: object) -> list[Any]:
+    """Return what a container holds, in an order that is the same everywhere; else nothing."""
+    if isinstance(value, Mapping):
+        return [part for key in sorted(value, key=str) for part in (str(key), value[key])]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if isinstance(value, Sequence):
+        if value and all(type(part) in (int, float) for part in value[:_LONGEST]):
+            return [np.asarray(value)]
+        return list(value)
+    return []
+
+
+def look(dataset: Any, seed: int, processes: int) -> Plain:
+    """Return what some samples look like on this rank, as JSON types; see `judge_data`."""
+    # From a copy, so that what a data set counts, caches or opens while it loads stays as it was,
+    # and no open file is inherited by worker processes.
+    source = _copied(dataset)
+    if source is None and processes:
+        logger.debug("the ranks' data is not compared: the data set cannot be copied")
+        return {}
+    data = indexed(dataset if source is None else source)
+    samples: Plain = {}
+    try:
+        _look_at(data, _indices(dataset), seed, samples)
+    except Exception as error:  # training will say it, if it is more than looking too early
+        logger.debug("the ranks' data is not compared any further: a sample failed", exc_info=error)
+    if isinstance(data, ShardReader):
+        data.release()
+    return {"samples": samples, "made": _made(dataset)}
+
+
+def _look_at(data: Any, indices: list[int], seed: int, samples: Plain) -> None:
+    """Add what samples look like until the time is up."""
+    started_s = time.perf_counter()
+    # Under the samples' own seeds, as in training.
+    seeds = item_seeds(seed, 0, np.array(indices))
+    seeded = SeededDataset(data)
+    for key in zip(indices, seeds.tolist(), strict=True):
+        first = Likeness(seeded[key]).to_plain()
+        if time.perf_counter() - started_s > _TOO_SLOW_S:
+            return
+        if Likeness(seeded[key]).to_plain() == first:
+            samples[str(key[0])] = first
+        else:
+            logger.debug("sample %d differs when it is loaded again: not compared", key[0])
+        if time.perf_counter() - started_s > _BUDGET_S:
+            return
+
+
+def judge_data(shown: Sequence[Plain], topic: str) -> None:
+    """Compare what all ranks have shown, and raise `RanksDisagree` if most samples are others."""
+    of_ranks = [mine.get("samples", {}) for mine in shown]
+    common = [index for index in of_ranks[0] if all(index in samples for samples in of_ranks)]
+    others: list[int] = []
+    slightly: list[int] = []
+    for rank, samples in enumerate(of_ranks):
+        different = [i for i in common if not alike(of_ranks[0][i], samples[i])]
+        # Most must differ: decoders of other versions change a few.
+        if 2 * len(different) > len(common):
+            others.append(rank)
+        elif any(samples[i] != of_ranks[0][i] for i in common):
+            slightly.append(rank)
+    if others:
+        made = next((mine["made"] for mine in shown if mine["made"]), "")
+        raise RanksDisagree(
+            f"the ranks have different data in {topic}: sample {common[0]} on rank "
+            f"{listed(others)} is not the one on rank 0. {_CAUSES[made]} If the samples are meant "
+            "to differ, pass check_data=False."
+        )
+    if slightly:
+        logger.warning(
+            "a few samples of %s differ between rank %s and rank 0, or differ slightly. Different "
+            "versions of a decoder do that. Check that every rank has the same files and packages.",
+            topic,
+            listed(slightly),
+        )
+
+
+def _indices(dataset: Any) -> list[int]:
+    """Return the samples to look at: the first of some shards, or some from all over."""
+    shards = lengths_of(dataset)
+    if shards:
+        ends = accumulate(shards)
+        starts = [end - size for end, size in zip(ends, shards, strict=True) if size]
+        return list(dict.fromkeys(starts[int(place * len(starts))] for place in _PLACES))
+    length = dataset_length(dataset)
+    return list(dict.fromkeys(int(place * length) for place in _PLACES))
+
+
+def _made(dataset: Any) -> str:
+    """Return how a data set was cut out of another one, as far as it can be seen."""
+    for _ in range(_DEEPEST_WRAPPER):
+        if isinstance(dataset, Subset):
+            indices = [int(index) for index in dataset.indices[:_FEW]]
+            return "part" if indices == sorted(indices) else "split"
+        dataset = getattr(dataset, "dataset", None)
+    return ""
+
+
+class _CheckDeadline(Exception):
+    pass
+
+
+class _Sink(io.BytesIO):
+    """Takes bytes until a time is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._end_s = time.perf_counter() + _BUDGET_S
+
+    def write(self, data: Any) -> int:
+        if time.perf_counter() > self._end_s:
+            raise _CheckDeadline
+        return super().write(data)
+
+
+class _Sharing(pickle.Pickler):
+    """Pickles an object, but shares what is large and not changed by loading a sample."""
+
+    def __init__(self, sink: io.BytesIO) -> None:
+        super().__init__(sink, protocol=pickle.HIGHEST_PROTOCOL)
+        self.shared: list[Any] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        long = type(obj) in _TABLES and len(obj) > _LONG
+        if not (long or isinstance(obj, _SHARED) or type(obj).__module__.startswith("pyarrow")):
+            return None
+        self.shared.append(obj)
+        return len(self.shared) - 1
+
+
+_TABLES = (list, tuple, dict, str, bytes, bytearray)
+_SHARED = (
+    Tensor,
+    np.ndarray,
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+)
+
+
+class _Shared(pickle.Unpickler):
+    def __init__(self, data: bytes, shared: list[Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._shared = shared
+
+    def persistent_load(self, pid: int) -> Any:
+        return self._shared[pid]
+
+
+def _copied(dataset: Any) -> Any:
+    """Return a copy whose large tables are the data set's own; ``None`` where that cannot be."""
+    sink = _Sink()
+    pickler = _Sharing(sink)
+    try:
+        pickler.dump(dataset)
+        return _Shared(sink.getvalue(), pickler.shared).load()
+    except Exception as error:
+        logger.debug("the data set cannot be copied", exc_info=error)
+        return None

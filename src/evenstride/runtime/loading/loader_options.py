@@ -1,21 +1,32 @@
-"""What loaders take: torch's own options, and ours."""
+"""What loaders take: torch's own options, and ours, with the costs of samples and calibration.
+
+``EVENSTRIDE_CALIBRATE=0.333:1.5,0.2:1.5`` makes a lone process train on 0.333 of the global batch
+for 1.5 seconds, then on 0.2 of it, and then end; its trace holds the times. So a script's true
+curve is measured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
+from evenstride.core.spec import numbers
 from evenstride.errors import ConfigError
-from evenstride.runtime.loading.sample_costs import Costs
 from evenstride.runtime.loading.seeding import item_seeds
 from evenstride.runtime.loading.shards import Shards
 
 _DECIDED_BY_US = ("batch_size", "sampler", "batch_sampler")
+_FEWEST_STEPS = 4  # of each size in a calibration
+# Samples that stand for the others where ranks compare their cost functions.
+_PROBES = 64
 
 
 class DataLoaderOptions(TypedDict, total=False):
@@ -35,39 +46,24 @@ class DataLoaderOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """What a training loader takes beyond torch's own.
+    """What a training loader takes beyond torch's own."""
 
-    Args:
-        shuffle: whether each epoch has a new random order.
-        drop_last: whether the last, incomplete global batch is left out.
-        by_epoch: whether each rank keeps to a part of the data set for a whole epoch.
-        weight_fn: weight of a (micro-)batch, such as its tokens; ``None`` counts samples.
-        max_micro_batch: most samples in one batch; with costs, the most one may cost.
-        costs: of the samples, by which shares are dealt out; ``None`` counts samples.
-        seeded: whether each sample is loaded under a seed of its own.
-        cold_prefetch: whether worker processes start before the first split is found.
-        sizes: global batches to use, step by step, until they end (calibration).
-        check_data: whether a few samples are compared between the ranks.
-    """
-
-    shuffle: bool = True
-    drop_last: bool = False
-    by_epoch: bool = False
-    weight_fn: Callable[[Any], float] | None = None
+    shuffle: bool = True  # anew in each epoch
+    drop_last: bool = False  # the last, incomplete global batch
+    by_epoch: bool = False  # each rank keeps to a part of the data set for a whole epoch
+    weight_fn: Callable[[Any], float] | None = None  # weight of a (micro-)batch, such as its tokens
+    # Most samples in one batch; with costs, the most one may cost.
     max_micro_batch: int | None = None
-    costs: Costs | None = None
-    seeded: bool = True
-    cold_prefetch: bool = False
+    costs: Costs | None = None  # of the samples, by which shares are dealt out
+    seeded: bool = True  # each sample is loaded under a seed of its own
+    cold_prefetch: bool = False  # worker processes start before the first split is found
+    # Global batches to use, step by step, until they end (calibration).
     sizes: Iterator[int] | None = None
-    check_data: bool = True
+    check_data: bool = True  # a few samples are compared between the ranks
 
 
 def dataset_length(dataset: Any) -> int:
-    """Return the number of samples.
-
-    Raises:
-        ConfigError: the data set has no length, or no samples.
-    """
+    """Return the number of samples; `ConfigError` if the data set has no length, or no samples."""
     if isinstance(dataset, Shards):
         return len(dataset)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
@@ -89,11 +85,7 @@ def dataset_length(dataset: Any) -> int:
 
 
 def refuse_batching(options: dict[str, Any]) -> None:
-    """Raise if the caller tries to set what the loader decides itself.
-
-    Raises:
-        ConfigError: names the option, and what to use instead.
-    """
+    """Raise `ConfigError` if the caller tries to set what the loader decides itself."""
     for name in _DECIDED_BY_US:
         if name in options:
             raise ConfigError(
@@ -105,11 +97,7 @@ def refuse_batching(options: dict[str, Any]) -> None:
 
 
 def check_options(options: DataLoaderOptions) -> None:
-    """Raise unless torch's loader takes these options; nothing is started.
-
-    Raises:
-        ConfigError: says what torch has against them.
-    """
+    """Raise `ConfigError` unless torch's loader takes these options; nothing is started."""
     refuse_batching(dict(options))
     try:
         DataLoader(TensorDataset(), batch_sampler=BatchStream([[0]]), **options)
@@ -118,11 +106,9 @@ def check_options(options: DataLoaderOptions) -> None:
 
 
 def own_generator(seed: int, rank: int) -> torch.Generator:
-    """Return the generator that seeds a loader's worker processes.
-
-    torch would take the global one, and leave it changed. Each rank's own, because samples that
-    are not seeded one by one are augmented with what the worker processes got.
-    """
+    """Return the generator that seeds a loader's worker processes."""
+    # torch would take the global one, and leave it changed. Each rank's own, because samples that
+    # are not seeded one by one are augmented with what the worker processes got.
     own_seed = int(item_seeds(seed, 0, np.array([rank]))[0])
     return torch.Generator().manual_seed(own_seed >> 1)
 
@@ -138,3 +124,109 @@ class BatchStream(Sampler[list[Any]]):
 
     def __len__(self) -> int:
         return len(self.source)
+
+
+CostFn = Callable[[int], float] | Sequence[float] | npt.NDArray[Any] | torch.Tensor
+"""A function of a sample's index, or one number for each sample."""
+
+
+class Costs:
+    """What each sample of a data set costs, such as its tokens: a positive and finite number."""
+
+    def __init__(self, cost_fn: CostFn, length: int) -> None:
+        self._length = length
+        self._function: Callable[[int], float] | None = None
+        self._known = np.zeros(0)
+        if callable(cost_fn):
+            self._function = cost_fn
+            return
+        known = np.asarray(cost_fn, dtype=np.float64)
+        if known.shape != (length,):
+            raise ConfigError(
+                f"cost_fn has shape {known.shape}; it must be a function of a sample's index, or "
+                f"{length} numbers, one for each sample of the data set"
+            )
+        self._known = _checked(known, np.arange(length))
+
+    def of(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Return the costs of some samples, ``(n,)``; quick if they were given as an array."""
+        if self._function is None:
+            return np.asarray(self._known[indices])
+        return _checked(np.array([self._cost(index) for index in indices.tolist()]), indices)
+
+    def _cost(self, index: int) -> float:
+        assert self._function is not None, "else the costs are known"
+        try:
+            return float(self._function(index))
+        except Exception as error:
+            raise ConfigError(
+                f"cost_fn failed for sample {index} ({type(error).__name__}: {error}); it is "
+                "called with a sample's index (not the sample) and must return a positive number"
+            ) from error
+
+    def digest(self) -> str:
+        """Return a text that is equal on ranks with equal costs."""
+        probes = np.linspace(0, self._length - 1, min(_PROBES, self._length)).astype(np.int64)
+        # To call a function for every sample could take minutes.
+        costs = self._known if self._function is None else self.of(probes)
+        return f"costs with the checksum {hashlib.sha256(costs.tobytes()).hexdigest()[:16]}"
+
+
+def _checked(
+    costs: npt.NDArray[np.float64], indices: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    wrong = ~(np.isfinite(costs) & (costs > 0))
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        raise ConfigError(
+            f"cost_fn gives {costs[first]} for sample {indices[first]}; a cost must be a positive, "
+            "finite number, such as the number of tokens (an empty text still costs something: 1)"
+        )
+    return costs
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationStage:
+    """One batch size and how long it is served."""
+
+    part: float  # of the global batch
+    seconds: float  # at least so long, and at least a few steps
+
+
+def parse_stages(text: str) -> tuple[CalibrationStage, ...]:
+    """Return the stages in ``PART:SECONDS,...``; `ConfigError` if it is not understood."""
+    pairs = [numbers(stage.replace(":", ",")) for stage in text.split(",")]
+    stages = tuple(CalibrationStage(*pair) for pair in pairs if len(pair) == 2)
+    if len(stages) < len(pairs) or not all(0 < s.part <= 1 and s.seconds >= 0 for s in stages):
+        raise ConfigError(
+            f"EVENSTRIDE_CALIBRATE is {text!r}; write PART:SECONDS,... with parts of the global "
+            "batch above 0 and at most 1, such as 0.333:1.5,0.2:1.5"
+        )
+    return stages
+
+
+def batch_sizes(
+    stages: tuple[CalibrationStage, ...],
+    global_batch: int,
+    now: Callable[[], float] = time.perf_counter,
+) -> Iterator[int]:
+    """Yield the size of each step, until every stage has had its time."""
+    for stage in stages:
+        size = max(1, round(stage.part * global_batch))
+        started_s, steps = now(), 0
+        while steps < _FEWEST_STEPS or now() < started_s + stage.seconds:
+            yield size
+            steps += 1
+
+
+def calibration(text: str | None, world_size: int, global_batch: int) -> Iterator[int] | None:
+    """Return the batch sizes that ``EVENSTRIDE_CALIBRATE`` asks for, if it asks for any."""
+    if text is None:
+        return None
+    stages = parse_stages(text)
+    if world_size > 1:
+        raise ConfigError(
+            "EVENSTRIDE_CALIBRATE measures one process on its own, but there are "
+            f"{world_size}; unset it, or set WORLD_SIZE=1"
+        )
+    return batch_sizes(stages, global_batch)

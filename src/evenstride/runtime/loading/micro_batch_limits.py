@@ -1,9 +1,9 @@
-"""How many samples this rank may hold at once: as asked for, and as its memory has shown."""
+"""How many samples this rank may hold at once, and whether all ranks run equally many batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evenstride.core.fleet import FloatArray, Shares
 from evenstride.core.sampling.partition import (
@@ -22,52 +22,93 @@ Spans = tuple[tuple[int, int], ...]
 """The fewest and the most samples that each rank may get in a step, in rank order."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """What all ranks have asked of the training loader, and the shares that they may get."""
+
+    spans: Spans = ()  # of the shares in full steps; empty with one process
+    open: bool = False  # whether the global batch may become another one, and all shares with it
+    # Most samples of a micro-batch on each rank, or the most it may cost; empty without a loader.
+    asked: tuple[int | None, ...] = ()
+    tail: int = 0  # samples of an epoch's last, short step over all ranks; 0 if there is none
+    by_cost: bool = False  # whether any rank has micro-batches of limited costs
+
+    @property
+    def cuts(self) -> bool:
+        """Whether any rank may cut a share into micro-batches."""
+        return any(size is not None for size in self.asked)
+
+    def check_even(self) -> None:
+        """Raise `ConfigError` if shares that ranks may get make unequal numbers of batches."""
+        if len(self.spans) < 2 or not self.asked:
+            return
+        if self.open and self.cuts:
+            raise ConfigError(
+                "statistics over all ranks (sync_batch_norm) need the same number of micro-batches "
+                'on each, and with global_batch="auto" shares may become any; leave '
+                "max_micro_batch out, give global_batch a number, or use layers without "
+                "statistics, such as group norm"
+            )
+        if self.by_cost:
+            raise _by_cost()
+        steps = [(self.spans, "a step")]
+        if self.tail:
+            steps.append((tail_spans(self.spans, self.tail), "the last, short step of an epoch"))
+        for shares, when in steps:
+            counts = [_counts(span, size) for span, size in zip(shares, self.asked, strict=True)]
+            low, high = _apart(counts)
+            if counts[low][0] != counts[high][1]:
+                raise self._uneven(when, shares, low, high)
+
+    def check_step(self, shares: Shares) -> None:
+        """Raise `ConfigError`, alike on every rank, if these shares make unequal numbers."""
+        asked = self.asked or (None,) * len(shares)
+        counts = [len(micro_batches(range(n), k)) for n, k in zip(shares, asked, strict=True)]
+        if len(set(counts)) > 1:
+            raise ConfigError(
+                f"shares of {'/'.join(map(str, shares))} samples would be trained in "
+                f"{'/'.join(map(str, counts))} micro-batches, and statistics over all ranks need "
+                "the same number on each; leave max_micro_batch out (Stride(max_share=...) keeps "
+                "shares small), or use layers without statistics, such as group norm"
+            )
+
+    def _uneven(self, when: str, shares: Spans, low: int, high: int) -> ConfigError:
+        def told(rank: int, which: int) -> str:
+            size = self.asked[rank]
+            count = _counts(shares[rank], size)[which]
+            limit = "no max_micro_batch" if size is None else f"max_micro_batch={size}"
+            return f"{count} on rank {rank} ({shares[rank][which]} sample(s), {limit})"
+
+        tail = "loader(drop_last=True) if it is just that step, " if when.startswith("the") else ""
+        return ConfigError(
+            f"statistics over all ranks (sync_batch_norm) need the same number of micro-batches on "
+            f"each, and {when} may have {told(low, 0)} and {told(high, 1)}; leave max_micro_batch "
+            f"out and keep shares small with Stride(max_share=...), or use {tail}equal shares "
+            "(policy='uniform'), or layers without statistics, such as group norm"
+        )
+
+
 @dataclass(slots=True)
 class MicroBatchLimits:
-    """The sizes that a rank's batches may have.
+    """The sizes that a rank's batches may have: as asked for, and as its memory has shown."""
 
-    Args:
-        asked: most samples of a micro-batch, as the user wants it; ``None`` for no limit.
-        learned: most samples that may fit, once some did not; ``None`` until then.
-        repeated: how often some did not.
-        proven: samples of the largest batch that went through, both ways.
-        guarded: whether the training loop can repeat a batch that does not fit.
-        everywhere: what each rank has asked for, in rank order.
-        whole: whether micro-batches have the very size asked for, and one rest, not equal sizes.
-        most_cost: the most that a micro-batch may cost, where samples have costs.
-        revision: counts what has been learned; plans made before are to be made again.
-        plain_norms: whether the model has layers that need several samples at once.
-        even: whether all ranks must run the same number of batches in a step.
-        spans: of the shares in full steps; empty with one process.
-        tail: samples of an epoch's last, short step over all ranks; 0 if there is none.
-        by_cost: whether any rank has micro-batches of limited costs.
-        open: whether the global batch may become another one, and all shares with it.
-        micro: whether any rank may cut a share into micro-batches.
-    """
-
-    asked: int | None = None
-    learned: int | None = None
-    repeated: int = 0
-    proven: int = 0
-    guarded: bool = False
-    everywhere: tuple[int | None, ...] = ()
-    whole: bool = False
-    most_cost: float | None = None
-    revision: int = 0
-    plain_norms: bool = False
-    even: bool = False
-    spans: Spans = ()
-    tail: int = 0
-    by_cost: bool = False
-    open: bool = False
-    micro: bool = False
+    asked: int | None = None  # most samples of a micro-batch, as the user wants it
+    whole: bool = False  # micro-batches have that very size, and one rest, instead of equal sizes
+    most_cost: float | None = None  # of a micro-batch, where samples have costs
+    learned: int | None = None  # most samples that may fit, once some did not
+    repeated: int = 0  # how often some did not
+    proven: int = 0  # samples of the largest batch that went through, both ways
+    guarded: bool = False  # whether the training loop can repeat a batch that does not fit
+    plain_norms: bool = False  # whether the model has layers that need several samples at once
+    micro: bool = False  # whether any rank may cut a share into micro-batches
+    revision: int = 0  # counts what has been learned; plans made before are to be made again
+    layout: RankLayout = RankLayout()
+    even: bool = False  # whether all ranks must run the same number of batches in a step
 
     @property
     def at_most(self) -> int | None:
-        """The most samples of one batch."""
-        if self.asked is None or self.learned is None:
-            return self.learned if self.asked is None else self.asked
-        return min(self.asked, self.learned)
+        """The most samples of one batch; ``None`` for no limit."""
+        return min((n for n in (self.asked, self.learned) if n is not None), default=None)
 
     def ask(self, size: int | None, *, by_cost: bool) -> None:
         """Limit this rank's micro-batches as the user wants it, by samples or by cost."""
@@ -79,15 +120,11 @@ class MicroBatchLimits:
         self.repeated += 1
         self.revision += 1
         self.micro = True
-        self.learned, self.proven = fits, min(self.proven, fits)
+        self.learned = fits
+        self.proven = min(self.proven, fits)
 
     def fitted(self, samples: int, *, warm: bool) -> None:
-        """Note that a batch fitted, in a loop that could have repeated it.
-
-        Args:
-            samples: of the batch.
-            warm: whether enough steps have run for that to prove something.
-        """
+        """Note that a batch fitted that could have been repeated; cold, that proves nothing."""
         self.revision += not self.guarded
         self.guarded = self.micro = True
         if warm:
@@ -101,66 +138,34 @@ class MicroBatchLimits:
         """Note whether a share may be cut into micro-batches."""
         self.micro = micro
 
+    def lay_out(self, asked: Sequence[int | None], tail: int, *, by_cost: bool) -> None:
+        """Note what all ranks have asked of the training loader; see `require_even`."""
+        limited = by_cost and any(size is not None for size in asked)
+        layout = replace(self.layout, asked=tuple(asked), tail=tail, by_cost=limited)
+        if self.even:
+            layout.check_even()
+        self.layout = layout
+        self.micro = layout.cuts
+
     def change_tail(self, tail: int) -> None:
         """Note how many samples the last, short step has, now that the batch is another."""
-        self.tail = tail
-
-    def lay_out(self, asked: Sequence[int | None], tail: int, *, by_cost: bool) -> None:
-        """Take note of what all ranks have asked of the training loader.
-
-        Args:
-            asked: most samples of a micro-batch, or the most it may cost, in rank order.
-            tail: samples of an epoch's last, short step over all ranks; 0 if there is none.
-            by_cost: whether samples have costs.
-
-        Raises:
-            ConfigError: see `require_even`; alike on every rank, and nothing was changed.
-        """
-        limited = by_cost and any(size is not None for size in asked)
-        if self.even:
-            self._check_even(tail, asked, by_cost=limited)
-        self.everywhere, self.tail, self.by_cost = tuple(asked), tail, limited
-        self.cut(micro=any(size is not None for size in asked))
+        self.layout = replace(self.layout, tail=tail)
 
     def require_even(self) -> None:
         """From now on, all ranks must run the same number of batches in every step.
 
-        Raises:
-            ConfigError: shares that they may get would be cut into different numbers; alike on
-                every rank, and nothing was changed.
+        Raises `ConfigError`, alike on every rank, if some shares would be cut into other numbers;
+        nothing was changed then.
         """
-        self._check_even(self.tail, self.everywhere, by_cost=self.by_cost)
-        self.even = len(self.spans) > 1
-
-    def _check_even(self, tail: int, asked: Sequence[int | None], *, by_cost: bool) -> None:
-        if self.open and len(self.spans) > 1 and any(size is not None for size in asked):
-            raise ConfigError(
-                "statistics over all ranks (sync_batch_norm) need the same number of micro-batches "
-                'on each, and with global_batch="auto" shares may become any; leave '
-                "max_micro_batch out, give global_batch a number, or use layers without "
-                "statistics, such as group norm"
-            )
-        _check_even(self.spans, tail, asked, by_cost=by_cost)
+        self.layout.check_even()
+        self.even = len(self.layout.spans) > 1
 
     def check(self, shares: Shares) -> None:
-        """Raise unless the ranks run as many batches as they must, in a step with these shares.
-
-        Raises:
-            ConfigError: numbers differ; alike on every rank.
-        """
-        if not self.even:
-            return
-        if self.most_cost is not None:
+        """Raise `ConfigError` unless the ranks run as many batches as they must in a step."""
+        if self.even and self.most_cost is not None:
             raise _by_cost()
-        asked = self.everywhere or (None,) * len(shares)
-        counts = [len(micro_batches(range(n), k)) for n, k in zip(shares, asked, strict=True)]
-        if len(set(counts)) > 1:
-            raise ConfigError(
-                f"shares of {'/'.join(map(str, shares))} samples would be trained in "
-                f"{'/'.join(map(str, counts))} micro-batches, and statistics over all ranks need "
-                "the same number on each; leave max_micro_batch out (Stride(max_share=...) keeps "
-                "shares small), or use layers without statistics, such as group norm"
-            )
+        if self.even:
+            self.layout.check_step(shares)
 
     def parts_by_cost(self, positions: range, costs: FloatArray) -> tuple[range, ...]:
         """Return a share's positions as the batches to train them in, by what they cost."""
@@ -209,24 +214,6 @@ def tail_spans(spans: Spans, tail: int) -> Spans:
     return tuple((min(least, fewest), min(most, tail)) for least, most in spans)
 
 
-def _check_even(spans: Spans, tail: int, asked: Sequence[int | None], *, by_cost: bool) -> None:
-    """Raise unless all ranks run as many batches as each other, whatever shares they get.
-
-    Raises:
-        ConfigError: they might not.
-    """
-    if len(spans) < 2 or not asked:
-        return
-    if by_cost:
-        raise _by_cost()
-    steps = [(spans, "a step"), (tail_spans(spans, tail), "the last, short step of an epoch")]
-    for shares, when in steps if tail else steps[:1]:
-        counts = [_counts(span, size) for span, size in zip(shares, asked, strict=True)]
-        low, high = _apart(counts)
-        if counts[low][0] != counts[high][1]:
-            raise _uneven(when, shares, asked, low, high)
-
-
 def _apart(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """Return two ranks, the one with fewer and the one with more, if any two can differ."""
     ranks = range(len(counts))
@@ -242,23 +229,6 @@ def _counts(span: tuple[int, int], size: int | None) -> tuple[int, int]:
     """Return the fewest and the most micro-batches that a share is trained in."""
     least, most = (1 if size is None else max(-(-share // size), 1) for share in span)
     return least, most
-
-
-def _uneven(
-    when: str, shares: Spans, asked: Sequence[int | None], low: int, high: int
-) -> ConfigError:
-    def told(rank: int, which: int) -> str:
-        count, size = _counts(shares[rank], asked[rank])[which], asked[rank]
-        limit = "no max_micro_batch" if size is None else f"max_micro_batch={size}"
-        return f"{count} on rank {rank} ({shares[rank][which]} sample(s), {limit})"
-
-    tail = "loader(drop_last=True) if it is just that step, " if when.startswith("the") else ""
-    return ConfigError(
-        f"statistics over all ranks (sync_batch_norm) need the same number of micro-batches on "
-        f"each, and {when} may have {told(low, 0)} and {told(high, 1)}; leave max_micro_batch "
-        f"out and keep shares small with Stride(max_share=...), or use {tail}equal shares "
-        "(policy='uniform'), or layers without statistics, such as group norm"
-    )
 
 
 def _by_cost() -> ConfigError:

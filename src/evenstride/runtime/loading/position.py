@@ -1,21 +1,49 @@
-"""How far a rank's training has been committed: epoch, position, step."""
+"""How epochs are laid out, how far training has been committed, and where the batch changes.
+
+A global batch may change where an epoch ends and nowhere else, so that each step's window is known
+from the position in the data alone. Every rank stands still there until all have told the leader so
+in one and the same exchange. Nobody has drawn the next step then, whatever its loader prefetches.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from evenstride.core.fleet import Shares
+from evenstride.core.sampling.draw import ShardAssignment
 from evenstride.core.sampling.partition import EpochCursor
-from evenstride.core.sampling.shard_assignment import ShardAssignment
 from evenstride.errors import ConfigError
-from evenstride.runtime.coordination.messages import Position
-from evenstride.runtime.loading.sampler import EpochOrder
+from evenstride.runtime.coordination.draw_barrier import BatchChange, Position
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loading.shards import digest
+from evenstride.runtime.noise.noise_meter import NoiseMeter
+from evenstride.runtime.timing.device_timer import RankClock
 
 POSITION_VERSION = 2  # 1 had another order of the samples
 _STANDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOrder:
+    """How an epoch is laid out; the same on all ranks."""
+
+    length: int  # samples in the data set
+    seed: int  # of the order and of the samples' randomness
+    shuffle: bool = True  # false to keep the data set's own order
+    drop_last: bool = False  # leave the last, incomplete global batch out
+    by_epoch: bool = False  # each worker keeps to a part of the data set for a whole epoch
+    shards: Shares = ()  # samples in each shard, for data that is read shard by shard
+    lanes: tuple[int, ...] = ()  # shards that each worker reads in turn, where there are any
+
+    def dealing(self, epoch: int) -> ShardAssignment | None:
+        """Return how an epoch of shards begins; nothing for other data."""
+        if not self.shards:
+            return None
+        return ShardAssignment.of(self.shards, self.lanes, self.seed, epoch, shuffle=self.shuffle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,54 +66,37 @@ class Saved:
 
 @dataclass(slots=True)
 class CommittedPosition:
-    """The committed position of one rank.
-
-    Args:
-        seed: of the run.
-        global_batch: samples per step.
-        epoch: current epoch.
-        step: steps committed by this process; it only ever grows.
-        earlier: steps committed before, in the run whose state was loaded. Where workers do not
-            keep step, what others have made since is in it as well, once an epoch has ended.
-        loaded: of ``earlier``, those of the state that was loaded.
-        position: samples committed in the current epoch.
-        order: layout of the epochs, once there is a loader.
-        end: samples of an epoch that are trained.
-        untrained_pass: whether nothing has been trained yet in the current pass. A pass that ends
-            so (a look at the data, before a state is loaded, say) is nobody else's concern.
-        stands: what an exchange reports: (step, epoch, position) where the latest passes that
-            trained began.
-        restored: the state that was loaded, until a loader has been checked against it.
-        parts: shares that cut the data set when the current epoch began, where ranks keep to parts.
-        dealing: what is left of the shards in the current epoch, for data in shards.
-        varies: whether a state of another global batch may be loaded, and is gone on from with
-            the own one.
-        adopts: bounds of the batches that are taken over from a state; ``None`` for none.
-        batches: global batches so far where they may change, each with the first step it holds for.
-        latest: ``step``, when it was committed (`time.perf_counter`), and the epoch of the step
-            after it; one object, so that another thread reads all of one step.
-        just_loaded: whether no pass has begun since a state was loaded.
-    """
+    """The committed position of one rank."""
 
     seed: int
     global_batch: int
     epoch: int = 0
-    step: int = 0
+    step: int = 0  # committed by this process; it only ever grows
+    # Steps committed before, in the run whose state was loaded. Where workers do not keep step,
+    # what others have made since is in it as well, once an epoch has ended.
     earlier: int = 0
-    loaded: int = 0
-    position: int = 0
-    order: EpochOrder | None = None
-    end: int = 0
+    loaded: int = 0  # of ``earlier``, those of the state that was loaded
+    position: int = 0  # samples committed in the current epoch
+    order: EpochOrder | None = None  # once there is a loader
+    end: int = 0  # samples of an epoch that are trained
+    # Whether nothing has been trained yet in the current pass. A pass that ends so (a look at the
+    # data, before a state is loaded, say) is nobody else's concern.
     untrained_pass: bool = True
+    # What an exchange reports: (step, epoch, position) where the latest passes that trained began.
     stands: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_STANDS))
+    # The state that was loaded, until a loader has been checked against it.
     restored: Saved | None = None
-    parts: tuple[int, ...] = ()
-    dealing: ShardAssignment | None = None
+    parts: tuple[int, ...] = ()  # shares that cut the data set when the current epoch began
+    dealing: ShardAssignment | None = None  # what is left of the shards in the current epoch
+    # Whether a state of another global batch may be loaded, and is gone on from with the own one.
     varies: bool = False
-    adopts: tuple[int, int] | None = None
+    adopts: tuple[int, int] | None = None  # bounds of the batches that are taken over from a state
+    # Global batches so far where they may change, each with the first step it holds for.
     batches: tuple[tuple[int, int], ...] = ()
+    # ``step``, when it was committed (`time.perf_counter`), and the epoch of the step after it; one
+    # object, so that another thread reads all of one step.
     latest: tuple[int, float | None, int | None] = (0, None, None)
-    just_loaded: bool = False
+    just_loaded: bool = False  # whether no pass has begun since a state was loaded
 
     @property
     def cursor(self) -> EpochCursor:
@@ -103,18 +114,12 @@ class CommittedPosition:
 
     @property
     def steps_alone(self) -> Position:
-        """What an exchange reports where workers do not keep step.
-
-        Their passes and epochs do not match, so that comparing them would refuse every run.
-        """
+        """What an exchange reports where workers do not keep step."""
+        # Their passes and epochs do not match, so that comparing them would refuse every run.
         return Position(self.step, ())
 
     def attach(self, order: EpochOrder) -> None:
-        """Take note of the training loader's layout.
-
-        Raises:
-            ConfigError: the state that was restored belongs to another layout.
-        """
+        """Note the training loader's layout; `ConfigError` if the restored state has another."""
         saved = self.restored
         if saved is not None:
             self._check(saved, order)
@@ -138,7 +143,6 @@ class CommittedPosition:
             self.dealing = fresh.restored(self.dealing.save())
 
     def begin_pass(self) -> None:
-        """Note that a loop over the loader begins."""
         self.untrained_pass = True
 
     def end_pass(self) -> None:
@@ -179,7 +183,6 @@ class CommittedPosition:
             self.epoch, self.position, self.dealing = self.epoch + 1, 0, None
 
     def save(self) -> dict[str, Any]:
-        """Return the position as plain values."""
         order = self.order
         told = self.varies or self.adopts is not None
         more = {"batches": [list(one) for one in self._batches()]} if told else {}
@@ -203,12 +206,7 @@ class CommittedPosition:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go to a saved position.
-
-        Raises:
-            ConfigError: the state is of another version, seed, batch or data set; nothing
-                has changed then.
-        """
+        """Go to a saved position; if that is refused (`ConfigError`), nothing has changed."""
         saved = _saved_of(state)
         # By the batch that the epoch was trained with, which decides where it ends.
         ended = _has_ended(saved)
@@ -251,11 +249,7 @@ class CommittedPosition:
         self.end = self.cursor.end
 
     def _adopted(self, saved: object) -> int:
-        """Return the batch to go on with from a saved one.
-
-        Raises:
-            ConfigError: it is taken over, and not within the bounds.
-        """
+        """Return the batch to go on with from a saved one; `ConfigError` if out of bounds."""
         if self.adopts is None:
             return self.global_batch
         low, high = self.adopts
@@ -291,11 +285,7 @@ class CommittedPosition:
 
 
 def _saved_of(state: Any) -> Saved:
-    """Return what a state says.
-
-    Raises:
-        ConfigError: it is none, or of another version.
-    """
+    """Return what a state says; `ConfigError` if it is none, or of another version."""
     if not isinstance(state, dict):
         raise ConfigError(
             f"a saved state is a dictionary, not a {type(state).__name__}; give what "
@@ -323,11 +313,7 @@ def _has_ended(saved: Saved) -> bool:
 
 
 def _check_length(order: EpochOrder, batch: int) -> None:
-    """Refuse a batch of which there is none in an epoch.
-
-    Raises:
-        ConfigError: no step would ever be trained.
-    """
+    """Refuse a batch of which there is none in an epoch, so that no step would ever be trained."""
     if EpochCursor(order.length, batch, order.drop_last).end == 0:
         raise ConfigError(
             f"drop_last leaves nothing: the data set has {order.length} samples, fewer than the "
@@ -337,11 +323,7 @@ def _check_length(order: EpochOrder, batch: int) -> None:
 
 
 def _batches_of(state: dict[str, Any], saved: Saved) -> tuple[tuple[int, int], ...]:
-    """Return the batches that a state was trained with, each with its first step.
-
-    Raises:
-        ConfigError: they are something else.
-    """
+    """Return the batches that a state was trained with, each with its first step."""
     told = state.get("batches") or [[0, saved.global_batch]]
     try:
         return tuple((int(first), int(samples)) for first, samples in told)
@@ -366,3 +348,45 @@ def _left_of(saved: Saved, order: EpochOrder) -> ShardAssignment | None:
     if fresh is None or saved.left is None or not saved.position:
         return None
     return fresh.restored(saved.left)
+
+
+class BatchChanges:
+    """The turns of one rank's training loop, where the batch may become another one."""
+
+    def __init__(
+        self,
+        progress: CommittedPosition,
+        limits: MicroBatchLimits,
+        clock: RankClock,
+        noise: NoiseMeter | None,
+        meet: Callable[[BatchChange], int | None],  # waits for all; ``None``: no more decisions
+    ) -> None:
+        self._progress, self._limits, self._clock = progress, limits, clock
+        self._noise, self._meet = noise, meet
+        self._in_force = progress.global_batch
+
+    def before_pass(self) -> None:
+        """Let a batch that was restored be taken up by all."""
+        wanted = self._progress.global_batch
+        # A rank that did not restore it is found by the step that it draws.
+        if wanted != self._in_force:
+            self._turn(wanted)
+
+    def after_pass(self) -> None:
+        """Have the next epoch's batch chosen, if the epoch has ended."""
+        if self._progress.order is not None and self._progress.cursor.done:
+            self._turn(None)
+
+    def _turn(self, wanted: int | None) -> None:
+        progress, timer = self._progress, self._clock.timer
+        assert progress.order is not None, "there is a loader, so there is an order"
+        timer.settle()  # so that the steps before it are measured
+        weighted = self._noise is not None and self._noise.weighted
+        with timer.turning():
+            batch = self._meet(BatchChange(progress.step, wanted, progress.order.length, weighted))
+        if batch is None or batch == self._in_force:
+            return
+        progress.go_on_with(batch)
+        self._in_force = batch
+        tail = 0 if progress.order.drop_last else progress.order.length % batch
+        self._limits.change_tail(tail)

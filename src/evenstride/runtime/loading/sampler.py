@@ -5,22 +5,28 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from evenstride.core.fleet import Shares
-from evenstride.core.sampling.draw import Draw
-from evenstride.core.sampling.epoch_ranges import EpochParts
-from evenstride.core.sampling.partition import EpochCursor, Piece, cut, cut_by_cost, step_shares
+from evenstride.core.sampling.draw import Draw, ShardAssignment
+from evenstride.core.sampling.partition import (
+    EpochCursor,
+    EpochParts,
+    Piece,
+    cut,
+    cut_by_cost,
+    step_shares,
+)
 from evenstride.core.sampling.permutation import Permutation
-from evenstride.core.sampling.shard_assignment import ShardAssignment
 from evenstride.runtime import usage_errors
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
+from evenstride.runtime.loading.loader_options import Costs
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
-from evenstride.runtime.loading.sample_costs import Costs
+from evenstride.runtime.loading.position import EpochOrder
 from evenstride.runtime.loading.seeding import Keys, item_seeds
 
 # Steps planned at a time: enough for the code to run warm, few enough to throw away.
@@ -36,53 +42,15 @@ class _Planned(NamedTuple):
     batches: tuple[Keys, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EpochOrder:
-    """How an epoch is laid out; the same on all ranks.
-
-    Args:
-        length: samples in the data set.
-        seed: of the order and of the samples' randomness.
-        shuffle: false to keep the data set's own order.
-        drop_last: leave the last, incomplete global batch out.
-        by_epoch: whether each worker keeps to a part of the data set for a whole epoch.
-        shards: samples in each shard, for data that is read shard by shard.
-        lanes: shards that each worker reads in turn, where there are any.
-    """
-
-    length: int
-    seed: int
-    shuffle: bool = True
-    drop_last: bool = False
-    by_epoch: bool = False
-    shards: Shares = ()
-    lanes: tuple[int, ...] = ()
-
-    def dealing(self, epoch: int) -> ShardAssignment | None:
-        """Return how an epoch of shards begins; nothing for other data."""
-        if not self.shards:
-            return None
-        return ShardAssignment.of(self.shards, self.lanes, self.seed, epoch, shuffle=self.shuffle)
-
-
 class StepSampler:
     """A batch sampler whose batches are this rank's part of each step.
 
-    Every iterator over it continues where the last one stopped, so that the loader can start in
-    the training process and go on in worker processes.
+    Every iterator over it continues where the last one stopped, so that the loader can start in the
+    training process and go on in worker processes.
 
-    Steps are planned some way ahead, under the shares as they are known then, and a plan is
-    thrown away when its step is drawn under others. In the middle of training a step's own
-    Python runs on cold caches, several times slower than the same code run many times in a row.
-
-    Args:
-        order: layout of the epochs.
-        gate: tells each step's shares, and waits where they are not decided.
-        rank: this rank.
-        fit: how large a batch may be; it may change while training runs.
-        seeded: whether keys carry a seed for the sample's randomness.
-        sizes: global batches to use instead, step by step, until they end (calibration).
-        costs: of the samples; ``None`` where each counts the same.
+    Steps are planned some way ahead, under the shares as they are known then, and a plan is thrown
+    away when its step is drawn under others. In the middle of training a step's own Python runs on
+    cold caches, several times slower than the same code run many times in a row.
     """
 
     def __init__(
@@ -92,8 +60,8 @@ class StepSampler:
         rank: int,
         fit: MicroBatchLimits,
         *,
-        seeded: bool = True,
-        sizes: Iterator[int] | None = None,
+        seeded: bool = True,  # keys carry a seed for the sample's randomness
+        sizes: Iterator[int] | None = None,  # global batches to use instead (calibration)
         costs: Costs | None = None,
     ) -> None:
         self._costs, self._revision = costs, fit.revision
@@ -116,23 +84,13 @@ class StepSampler:
         epoch: int,
         cursor: EpochCursor,
         step: int,
-        limit: int | None,
+        limit: int | None,  # step to stop before
         *,
-        whole_first: bool = False,
-        parts: Shares = (),
-        dealing: ShardAssignment | None = None,
+        whole_first: bool = False,  # no rank cuts the first step into micro-batches
+        parts: Shares = (),  # shares that cut the data set when this epoch began
+        dealing: ShardAssignment | None = None,  # what is left of the shards here
     ) -> None:
-        """Start drawing at a committed position; whatever was drawn before is forgotten.
-
-        Args:
-            epoch: decides the order of the samples.
-            cursor: position in the epoch.
-            step: global index of the next step.
-            limit: step to stop before; ``None`` for no limit.
-            whole_first: whether the first step is not cut into micro-batches, on any rank.
-            parts: shares that cut the data set when this epoch began, if it has.
-            dealing: what is left of the shards at this position, if it has any.
-        """
+        """Start drawing at a committed position; whatever was drawn before is forgotten."""
         if epoch != self._epoch:
             order = self.order
             shuffled = order.shuffle and not order.shards
@@ -147,6 +105,10 @@ class StepSampler:
         self._limit = -1 if limit is None else limit
         self._whole_step = step if whole_first else -1
         self._gate.rewind(step)
+
+    def regroup(self, gate: DrawBarrier, rank: int) -> None:
+        """Draw another rank's part by another gate, from the next `begin` on."""
+        self._gate, self._rank = gate, rank
 
     @property
     def parts(self) -> Shares:
@@ -180,6 +142,7 @@ class StepSampler:
         if (outdated or not self._plan) and not self._plan_ahead(None):
             return ()
         shares = self._kept(self._gate.draw(self._step))
+        # Identity is enough: the schedule hands out the same tuple until a decision.
         if self._plan[0].shares is not shares:
             self._plan_ahead(shares)
         planned = self._plan.popleft()
@@ -202,6 +165,7 @@ class StepSampler:
         if not self._position:  # also where a calibration starts again
             self._dealing = self.order.dealing(self._epoch)
         self._fit.check(step_shares(shares, len(cursor.window)))
+        # These steps depend on a decision or on the step before, so none can be planned ahead.
         one = self._sizes is not None or self._gate.opening or self._dealing is not None
         count = 1 if one else _AHEAD
         alike = min(count, (cursor.end - cursor.position) // cursor.global_batch)
@@ -235,15 +199,13 @@ class StepSampler:
             yield _Planned(shares, batch, (draw,), (keys,))
 
     def _sized(self, cursor: EpochCursor) -> EpochCursor:
-        """Return the cursor with the next size of a calibration, at its end after the last.
-
-        Every step has its full size: where too little is left, the epoch starts again.
-        """
+        """Return the cursor with the next size of a calibration, at its end after the last."""
         if self._sizes is None:
             return cursor
         size = min(next(self._sizes, 0), cursor.end)
         if not size:
             return replace(cursor, length=0)
+        # Every step has its full size: where too little is left, the epoch starts again.
         position = cursor.position if cursor.position + size <= cursor.end else 0
         return replace(cursor, global_batch=size, position=position)
 
@@ -273,10 +235,7 @@ class StepSampler:
     def _pieces(
         self, window: range, shares: Shares
     ) -> tuple[Piece, tuple[range, ...], npt.NDArray[np.int64], ShardAssignment | None]:
-        """Return this rank's piece of a window, the batches to train it in, and its samples.
-
-        And what is left of the shards then.
-        """
+        """Return this rank's piece, its batches and samples, and what is left of the shards."""
         dealing = self._dealing
         if self._costs is None:
             piece = cut(window, shares)[self._rank]
@@ -286,6 +245,7 @@ class StepSampler:
                 mine = self._indices(np.arange(piece.positions.start, piece.positions.stop))
             parts = self._fit.parts(piece.positions)
         else:
+            # Each rank asks for the costs of all ranks' samples, as the cut depends on all of them.
             indices = self._indices(np.arange(window.start, window.stop))
             costs = self._costs.of(indices)
             piece = cut_by_cost(window, shares, costs)[self._rank]

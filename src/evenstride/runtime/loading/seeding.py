@@ -30,12 +30,8 @@ Keys = list[Key] | list[int]
 def item_seeds(
     seed: int, epoch: int, indices: npt.NDArray[np.integer[Any]]
 ) -> npt.NDArray[np.uint64]:
-    """Return a well mixed 64-bit seed for each index, a function of its three arguments alone.
-
-    Source:
-        SplitMix64 (see `evenstride.core.sampling.permutation`), applied in turn to the seed, the
-        epoch and the index.
-    """
+    """Return a well mixed 64-bit seed for each index, a function of its three arguments alone."""
+    # SplitMix64, applied in turn to the seed, the epoch and the index.
     seeds: npt.NDArray[np.uint64] = indices.astype(np.uint64) + _state(seed, epoch)
     mix(seeds, np.empty_like(seeds))
     return seeds
@@ -66,10 +62,7 @@ def seeded_dataset(dataset: Any, *, seeded: bool) -> Any:
 
 
 class SeededDataset(Dataset[Any]):
-    """A data set whose items are seeded one by one; indexed by `Key`.
-
-    Every other attribute is the wrapped data set's own.
-    """
+    """A data set whose items are seeded one by one, by their `Key`; all else is the data set's."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -81,7 +74,6 @@ class SeededDataset(Dataset[Any]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[Key]) -> list[Any]:
-        """Return the samples of a batch, each loaded under its own seed."""
         if get_worker_info() is not None:  # a loader process: nobody else uses its generators
             return [self._item(key) for key in keys]
         with generators_kept():

@@ -14,8 +14,8 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.argument_checks import check_whole, whole
 from evenstride.runtime.loading.seeding import generators_kept
+from evenstride.runtime.usage_errors import check_whole, whole
 
 Read = Callable[[int, int], Iterable[Any]]
 """Gives a shard's samples from some number on: called with the shard, and the samples to skip."""
@@ -80,11 +80,7 @@ class Shards:
 
 
 class ShardReader(Dataset[Any]):
-    """Shards as a data set with indices, which is quick where these go up.
-
-    A negative index asks for any sample at all, for a rank that takes part in a step without
-    counting.
-    """
+    """Shards as a data set with indices, which is quick where these go up."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
@@ -103,10 +99,10 @@ class ShardReader(Dataset[Any]):
             # the one to close it: a generator must not be ended here.
             self._inherited, self._open = self._open, OrderedDict()
             self._owner = os.getpid()
+        # A rank that takes part in a step without counting asks for any sample at all.
         return self._sample(index) if index >= 0 else self._any_sample()
 
     def release(self) -> None:
-        """Close what is open."""
         while self._open:
             _close(self._open.popitem()[1])
 

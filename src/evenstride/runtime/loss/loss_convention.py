@@ -1,61 +1,228 @@
 """Look at a run's first loss: is it the mean that `scale` takes it for?
 
 `scale` weighs a mean over the local samples. A sum, a mean over class weights or a loss divided by
-a count over all ranks raises no error, but its gradients are not those of one process. So the first
-loss is read from its autograd graph. What is surely wrong is refused on every rank alike; what may
-be wrong is a warning. Later losses are not looked at, but for a divisor that may be a constant:
-that shows when the batch has another size.
+a count over all ranks raises no error, but its gradients are not those of one process. What is
+surely wrong is refused on every rank alike; what may be wrong is a warning. Later losses are not
+looked at, but for a divisor that may be a constant: that shows when the batch has another size.
+
+The loss's autograd graph tells how it was reduced: `NllLossBackward0` holds the reduction, targets
+and class weights, `DivBackward0` the divisor. Reading it costs no forward pass. Where saved tensors
+were packed by hooks (activation checkpointing) they stay packed, and nothing is concluded.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from evenstride.core.sampling.draw import Draw
 from evenstride.errors import ScaleError
 from evenstride.runtime.coordination.agreement import Plain
 from evenstride.runtime.loss.batch_in_hand import BatchInHand
-from evenstride.runtime.loss.loss_graph import LossGraph, Reduction, nodes_of
 
 logger = logging.getLogger("evenstride")
+_MOST_NODES = 2000
+# What hands a loss on unchanged, up to shape, sign and the other losses it is added to.
+_NAMES = """
+View ReshapeAlias UnsafeView Squeeze Unsqueeze ToCopy Clone Alias Neg Add Sub Stack Cat Select
+Unbind _DDPSink
+"""
+_PASSES = frozenset(_NAMES.split())
+# What leaves every sample of a batch to itself, between a model's output and a sum.
+_NAMES_BY_SAMPLE = """
+Abs Pow Sub Add Mul Div Neg Exp Log Log1P Sigmoid Tanh Relu Softplus LogSigmoid Sqrt Clamp ClampMin
+ClampMax Square ToCopy View Squeeze Unsqueeze LogSoftmax Softmax Gather Where MaskedFill Alias Clone
+Index MaskedSelect NllLoss NllLoss2D MseLoss L1Loss SmoothL1Loss HuberLoss BinaryCrossEntropy
+BinaryCrossEntropyWithLogits Xlogy
+"""
+_BY_SAMPLE = frozenset(_NAMES_BY_SAMPLE.split())
+_REDUCTIONS = {0: "", 1: "mean", 2: "sum"}
+_LIKELIHOODS = ("NllLoss", "NllLoss2D")
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How one term of a loss was reduced to a number."""
+
+    kind: str  # ``mean`` or ``sum``
+    elements: int  # numbers that it is over
+    # What it was multiplied by afterwards, in order; a division by 4 is 0.25.
+    constants: tuple[float, ...]
+    clear: bool  # whether it surely is over the batch, sample by sample
+    targets: TargetWeighting | None = None  # of a likelihood
+
+
+class TargetWeighting(NamedTuple):
+    """What a mean over targets is weighted by."""
+
+    counted: int  # targets that are not ignored
+    unequal: bool  # whether samples differ in how many of those they have
+    by_class: bool  # whether classes have unequal weights
+
+
+_Term = tuple[Any, tuple[float, ...]]
+"""A node on the way from the loss, and what its value is multiplied by."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossGraph:
+    """The graph of a loss, above the outputs of the models it is of."""
+
+    loss: Tensor  # of one element
+    outputs: set[Any]  # the nodes that made the models' outputs; none if they are not known
+    samples: int  # in the batch
+
+    def reductions(self) -> list[Reduction]:
+        """Return the reductions that the loss is a sum of; none if there is too much to read."""
+        found: list[Reduction] = []
+        waiting: list[_Term] = [(self.loss.grad_fn, ())]
+        for _ in range(_MOST_NODES):
+            if not waiting:
+                return found
+            node, constants = waiting.pop()
+            if node is None:
+                continue
+            name = _name(node)
+            if name in _PASSES or name in ("Mul", "Div"):
+                waiting += _below(node, name, constants)
+            elif name in ("Sum", "Mean") and math.prod(_sizes(node)) < self.samples:
+                waiting += _below_a_few(node, name, constants)
+            elif reduction := self._reduction(node, name, constants):
+                found.append(reduction)
+        return []
+
+    def _reduction(self, node: Any, name: str, constants: tuple[float, ...]) -> Reduction | None:
+        if name in ("Sum", "Mean"):
+            clear = bool(self.outputs) and self._by_sample(node)
+            return Reduction(name.lower(), math.prod(_sizes(node)), constants, clear)
+        kind = _REDUCTIONS.get(getattr(node, "_saved_reduction", 0), "")
+        target = saved(node, "target") if kind else None
+        if target is None:
+            return None
+        likelihood = name in _LIKELIHOODS
+        clear = likelihood or (bool(self.outputs) and self._by_sample(node))
+        targets = self._targets(node, target) if likelihood else None
+        return Reduction(kind, target.numel(), constants, clear, targets)
+
+    def _targets(self, node: Any, target: Tensor) -> TargetWeighting:
+        # Autograd saves a negative index as an unsigned number.
+        ignored = node._saved_ignore_index
+        counts = target.ne(ignored - 2**64 if ignored >= 2**63 else ignored)
+        rows, rest = divmod(target.numel(), self.samples)
+        of_samples = (
+            counts.reshape(self.samples, rows).sum(1) if rows and not rest else counts.sum(0)
+        )
+        weight = saved(node, "weight")
+        return TargetWeighting(
+            int(counts.sum()),
+            bool(rest) or bool((of_samples != of_samples.flatten()[0]).any()),
+            weight is not None and bool((weight != weight[0]).any()),
+        )
+
+    def _by_sample(self, node: Any) -> bool:
+        """Return whether a reduction's input came sample by sample from a model's output."""
+        waiting, seen = [following for following, _ in node.next_functions], set[Any]()
+        reached = False
+        while waiting and len(seen) < _MOST_NODES:
+            node = waiting.pop()
+            if node in self.outputs:
+                reached = True
+            elif node is not None and node not in seen and _name(node) != "AccumulateGrad":
+                seen.add(node)
+                name = _name(node)
+                over_rows = name in ("Sum", "Mean") and 0 not in _dims(node)
+                if name not in _BY_SAMPLE and not over_rows:
+                    return False
+                waiting += [following for following, _ in node.next_functions]
+        return reached and not waiting
+
+
+def _below(node: Any, name: str, constants: tuple[float, ...]) -> list[_Term]:
+    """Return what a loss is made of by adding, or by a constant factor."""
+    sides = [following for following, _ in node.next_functions]
+    if name in _PASSES:
+        return [(side, constants) for side in sides]
+    if len(sides) == 2 and sides[0] is None:  # a constant times the loss, or over it
+        value, side = _number(saved(node, "self")), sides[1]
+    else:
+        value, side = _number(saved(node, "other")), sides[0]
+    varies = len(sides) == 2 and None not in sides
+    if varies or not value or (name == "Div" and side is not sides[0]):
+        return []
+    return [(side, (*constants, 1 / value if name == "Div" else value))]
+
+
+def _below_a_few(node: Any, name: str, constants: tuple[float, ...]) -> list[_Term]:
+    """Return what a sum or mean over less than a batch is of, such as losses that were stacked."""
+    count = math.prod(_sizes(node))
+    part = (1 / count,) if name == "Mean" and count > 1 else ()
+    return [(following, (*constants, *part)) for following, _ in node.next_functions]
+
+
+def saved(node: Any, name: str) -> Any:
+    """Return what a node has saved by that name; `None` if nothing, or if hooks have packed it."""
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    if raw is not None and getattr(raw, "unpack_hook", None) is not None:
+        return None
+    return getattr(node, f"_saved_{name}", None)
+
+
+def nodes_of(outputs: object) -> Iterable[Any]:
+    if isinstance(outputs, Tensor):
+        return [outputs.grad_fn] if outputs.grad_fn is not None else []
+    tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    return [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+
+
+def _name(node: Any) -> str:
+    name: str = node.name().rpartition(":")[2]
+    return name.rstrip("0123456789").removesuffix("Backward")
+
+
+def _sizes(node: Any) -> tuple[int, ...]:
+    return tuple(getattr(node, "_saved_self_sym_sizes", ()))
+
+
+def _dims(node: Any) -> set[int]:
+    """Return the dimensions that a sum or mean is over; the first one if it is over all."""
+    dims, sizes = getattr(node, "_saved_dim", ()), _sizes(node)
+    wrapped = (dim - 2**64 if dim >= 2**63 else dim for dim in dims)
+    return {dim % max(len(sizes), 1) for dim in wrapped} or {0}
+
+
+def _number(value: object) -> float | None:
+    """Return a constant, or `None` if it is none, or one for each of several elements."""
+    if isinstance(value, Tensor):
+        return float(value.detach()) if value.numel() == 1 else None
+    return float(value) if isinstance(value, (int, float)) else None
+
 
 Agree = Callable[[str, Callable[[], Plain], Callable[[list[Plain]], Plain]], Plain]
 """Returns what the leader makes of what all ranks show; see `agreement.agree`."""
 
 
 class Scaled(NamedTuple):
-    """A loss as it was given to `scale`.
-
-    Args:
-        loss: the loss.
-        draw: of its batch.
-        weight: of the batch, from either source; ``None`` if samples are counted.
-        reduction: as given.
-    """
+    """A loss as it was given to `scale`."""
 
     loss: Tensor
     draw: Draw
+    # Of the batch, from either source; ``None`` if samples are counted.
     weight: float | Tensor | None
     reduction: str
 
 
 class Convention:
-    """Checks the first loss of a run on one rank.
+    """Checks the first loss of a run on one rank."""
 
-    Args:
-        world_size: ranks the engine averages over.
-        rank: this rank.
-        agree: to refuse alike; ``None`` where ranks have no step in common, and none is refused.
-        batch: in hand.
-    """
-
+    # Without `agree` ranks have no step in common to refuse alike in, and none is refused.
     def __init__(self, world_size: int, rank: int, agree: Agree | None, batch: BatchInHand) -> None:
         self._world_size, self._rank, self._agree, self._batch = world_size, rank, agree, batch
         self._hooks: list[RemovableHandle] = []
@@ -69,17 +236,14 @@ class Convention:
         """Get to know the model's outputs, until the first loss."""
 
         def ran(_module: Any, _args: Any, outputs: object) -> None:
+            # Only what the loop trains: an evaluation before it has other outputs.
             if not torch.compiler.is_compiling() and self._batch.draw is not None:
                 self._outputs.update(nodes_of(outputs))
 
         self._hooks.append(model.register_forward_hook(ran))
 
     def see(self, given: Scaled) -> Self | None:
-        """Look at a loss; return what is to look at the next one, if any.
-
-        Raises:
-            ScaleError: it is surely no mean over the batch, on some rank; raised on every rank.
-        """
+        """Look at a loss, maybe refuse it on all ranks; return what looks at the next, if any."""
         if not self._hooks:
             return None  # no model has asked for it
         if self._first is None:
@@ -95,6 +259,7 @@ class Convention:
 
     def follow(self, scaled: Tensor) -> None:
         """Look at the gradient that comes into the first scaled loss."""
+        # With several losses their gradients would not tell what the script divided by.
         if self._losses == 1 and self._gradient is None and scaled.requires_grad:
 
             def came(gradient: Tensor) -> None:
@@ -157,19 +322,13 @@ class Convention:
 
 
 class Complaint(NamedTuple):
-    """What is wrong with a loss.
+    """What is wrong with a loss."""
 
-    Args:
-        text: says it, and what to do.
-        sure: whether it cannot be meant.
-    """
-
-    text: str
-    sure: bool
+    text: str  # says it, and what to do
+    sure: bool  # whether it cannot be meant
 
 
 def complaint(reduction: Reduction, given: Scaled) -> Complaint | None:
-    """Return what is wrong with a term of a loss, if anything is."""
     samples, bare = given.draw.samples, not reduction.constants
     if given.reduction == "sum":
         if reduction.kind == "mean" and bare:

@@ -17,29 +17,25 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstride.errors import UsageError
-from evenstride.runtime.engines.fsdp import held_back, is_sharded
+from evenstride.runtime.engines.fsdp import held_back
+from evenstride.runtime.engines.watched_models import is_sharded
 from evenstride.runtime.loss.batch_in_hand import BatchInHand
 
 
 def hold_back(
-    model: nn.Module, *, last: bool, world_size: int, late: LateSync | None
+    model: nn.Module,
+    *,
+    last: bool,
+    world_size: int,
+    late: LateSync | None,  # inside a guard: makes DDP ready when the loss is scaled
 ) -> AbstractContextManager[None]:
-    """Return a context in which a micro-batch's passes synchronise only if it is the step's last.
-
-    Args:
-        model: the engine.
-        last: whether it is the last one.
-        world_size: number of ranks; one rank may do without an engine.
-        late: makes DDP ready when the loss is scaled, inside a guard; ``None`` outside.
-
-    Raises:
-        UsageError: the model cannot hold back its synchronisation.
-    """
+    """Return a context in which passes synchronise only in the step's last micro-batch."""
     engine: Any = model
     if is_sharded(model):
         return held_back(model, last=last)
     if last and late is not None and isinstance(engine, DistributedDataParallel):
         return late.held(engine) if syncs_late(model) else contextlib.nullcontext()
+    # One rank may do without an engine.
     if last or (world_size == 1 and not hasattr(engine, "no_sync")):
         return contextlib.nullcontext()
     if hasattr(engine, "no_sync"):
@@ -52,13 +48,12 @@ def hold_back(
 
 
 def syncs_late(model: nn.Module) -> bool:
-    """Return whether a model's forward pass can be repeated until its loss is scaled.
-
-    A model without an engine has nothing to synchronise. A static graph is recorded by what the
-    forward pass makes ready, and what torch.compile makes of it cannot be told.
-    """
+    """Return whether a model's forward pass can be repeated until its loss is scaled."""
+    # What torch.compile makes of a forward pass cannot be told.
     if hasattr(model, "_orig_mod"):
         return False
+    # A model without an engine has nothing to synchronise. A static graph is recorded by what the
+    # forward pass makes ready.
     return not isinstance(model, DistributedDataParallel) or not model.static_graph
 
 
@@ -70,11 +65,7 @@ class LateSync:
 
     @contextlib.contextmanager
     def held(self, engine: DistributedDataParallel) -> Iterator[None]:
-        """Hold an engine back inside, until `make_ready`.
-
-        Raises:
-            UsageError: the loss was not scaled inside, and the engine has to know it.
-        """
+        """Hold an engine back inside, until `make_ready`."""
         if not engine.require_backward_grad_sync:  # within its own no_sync
             yield
             return
@@ -95,6 +86,7 @@ class LateSync:
             _ready(self._waiting.pop(), [loss])
 
     def _left_early(self, engine: DistributedDataParallel) -> None:
+        # DDP finds them by walking the loss's graph.
         if engine.find_unused_parameters:
             raise UsageError(
                 "accumulate() was left before the loss was scaled, and find_unused_parameters "
@@ -113,13 +105,7 @@ def _ready(engine: DistributedDataParallel, outputs: list[Tensor]) -> None:
 
 
 class Accumulation:
-    """Holds back the engine's synchronisation until the step's last micro-batch.
-
-    Args:
-        batch: in hand.
-        world_size: ranks the engine averages over.
-        by_engine: whether the engine averages in the backward pass.
-    """
+    """Holds back the engine's synchronisation until the step's last micro-batch."""
 
     def __init__(self, batch: BatchInHand, world_size: int, *, by_engine: bool) -> None:
         self._batch, self._world_size, self._by_engine = batch, world_size, by_engine

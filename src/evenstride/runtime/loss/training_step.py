@@ -1,48 +1,45 @@
-"""What happens to one step of a rank, put together.
+"""What happens to one step of a rank: each loss is scaled so that the averaged gradient is exact.
 
-What may happen to a batch, and in which order, is the table in `step_state`.
+What may happen to a batch, and in which order, is the table in `batch_in_hand`. `scale` and the
+hooks run in every step; see `evenstride.runtime.timing.step_timer` on why they are written for few
+calls.
+
+A rank with a share of 0 still takes part in the gradient's collectives. It runs one sample whose
+loss is weighted 0. But ``0 * inf`` is not 0: a loss or an activation that is not finite would
+poison every rank. So whatever is not finite is replaced by 0 on its way into the parameters, before
+the engine reduces it. What is finite came out as 0 already, or belongs to a term that the user adds
+beside the scaled loss, such as a penalty on the weights, and is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from evenstride.core.gradients.weighting import loss_factor
 from evenstride.core.sampling.draw import Draw
-from evenstride.runtime.batch_norm.norm_context import PlainNorms
-from evenstride.runtime.engines.reentrant_backward import InnerWaits
+from evenstride.errors import ScaleError
+from evenstride.runtime import usage_errors
+from evenstride.runtime.batch_norm.norm_layers import PlainNorms
+from evenstride.runtime.engines.ddp import InnerWaits
 from evenstride.runtime.engines.watched_models import WatchedModels
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
-from evenstride.runtime.loss.backward_hooks import BackwardHooks
-from evenstride.runtime.loss.batch_in_hand import BatchInHand
-from evenstride.runtime.loss.loss_convention import Convention
-from evenstride.runtime.loss.loss_scaling import LossScaling
+from evenstride.runtime.loss.batch_in_hand import BatchInHand, StepEvent
+from evenstride.runtime.loss.loss_convention import Convention, Scaled
 from evenstride.runtime.loss.no_sync import Accumulation
-from evenstride.runtime.loss.optimizer_hooks import OptimizerHooks
-from evenstride.runtime.loss.token_weights import WeightExchange
+from evenstride.runtime.loss.step_hooks import BackwardHooks, OptimizerHooks
 from evenstride.runtime.noise.noise_meter import NoiseMeter
 from evenstride.runtime.synchronisation.synchroniser import Synchroniser
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.runtime.timing.device_timer import RankClock
 
 
 class TrainingStep:
-    """The parts of one rank that see a batch from its loading to the optimizer's step.
-
-    Args:
-        world_size: ranks the engine averages over.
-        clock: gets the marks of each step.
-        watched: the models that are trained.
-        batch: in hand.
-        limits: of micro-batches.
-        commit: called when a step's synchronisation has ended.
-        weights: sums the weights of all ranks.
-        by_hand: whether the script averages the gradients itself.
-        sync: takes the place of the engine's averaging; ``None`` where the engine does it.
-        convention: looks at the first loss; ``None`` if none is to be looked at.
-        noise: measures gradients; ``None`` where it is not asked for.
-        add_up: adds up all ranks' gradients before a step is committed, where no engine does.
-    """
+    """The parts of one rank that see a batch from its loading to the optimizer's step."""
 
     def __init__(
         self,
@@ -51,14 +48,14 @@ class TrainingStep:
         watched: WatchedModels,
         batch: BatchInHand,
         limits: MicroBatchLimits,
-        commit: Callable[[Draw], None],
+        commit: Callable[[Draw], None],  # called when a step's synchronisation has ended
         weights: WeightExchange,
         *,
-        by_hand: bool = False,
-        sync: Synchroniser | None = None,
-        convention: Convention | None = None,
+        by_hand: bool = False,  # the script averages the gradients itself
+        sync: Synchroniser | None = None,  # in place of the engine's averaging
+        convention: Convention | None = None,  # looks at the first loss
         noise: NoiseMeter | None = None,
-        add_up: Callable[[Draw], None] | None = None,
+        add_up: Callable[[Draw], None] | None = None,  # all ranks' gradients, where no engine does
     ) -> None:
         self.clock, self.watched, self.batch, self.limits = clock, watched, batch, limits
         self.weights, self.noise = weights, noise
@@ -90,7 +87,6 @@ class TrainingStep:
         return own_s if self.noise is None else own_s + self.noise.own_s
 
     def watch(self, model: nn.Module) -> None:
-        """Train one more model."""
         self.watched.add(model)
         self._norms.watch(model)
         self.limits.watch_norms(plain=self._norms.any)
@@ -117,3 +113,248 @@ class TrainingStep:
         self.weights.close()
         self.inner_waits.close()
         self.watched.clear()
+
+
+class LossScaling:
+    """The exact weighting of one rank's losses."""
+
+    def __init__(
+        self,
+        world_size: int,
+        clock: RankClock,
+        batch: BatchInHand,
+        watched: WatchedModels,
+        limits: MicroBatchLimits,
+        accumulation: Accumulation,
+        backward: BackwardHooks,
+        weights: WeightExchange,
+        *,
+        sync: Synchroniser | None,  # in place of the engine's averaging, if at all
+        convention: Convention | None,  # looks at the first loss
+        noise: NoiseMeter | None,
+    ) -> None:
+        self._world_size, self._clock, self._batch = world_size, clock, batch
+        self._watched, self._limits, self._accumulation = watched, limits, accumulation
+        self._backward, self._weights, self._sync = backward, weights, sync
+        self._convention, self._noise = convention, noise
+        self.ghosts = ZeroShares(watched.models, batch.warn_of_placeholder)
+        """Keeps what a batch without samples computes out of the gradients."""
+        self.by_argument = False
+        """Whether weights were given to `scale`."""
+        self.own_s = 0.0
+
+    def check_losses_of(self, model: nn.Module) -> None:
+        if self._convention is not None:
+            self._convention.watch(model)
+
+    def scale(self, loss: Tensor, weight: float | Tensor | None, reduction: str = "mean") -> Tensor:
+        """Return ``loss * W * n_k / N``; see `Stride.scale`."""
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise usage_errors.not_one_number(loss)
+        # A script that watches no model tells its device by its first loss.
+        if loss.is_cuda and not self._watched.models:
+            self._clock.time_on(loss.device)
+        timer, batch = self._clock.timer, self._batch
+        if timer.capturing:
+            raise usage_errors.captured()
+        started_s, waited_s = timer.now(), 0.0
+        draw = batch.draw
+        # One condition for all that is rare: most steps make none of these checks.
+        unusual = self._limits.micro or bool(batch.retry) or weight is not None
+        if draw is None or unusual or hasattr(loss, "_evenstride_scaled"):
+            draw = self._checked(loss, weight)
+        if reduction != "mean":
+            factor = self._summed(draw, weight, reduction)
+        elif weight is None and batch.weight is None:
+            whole = loss_factor(self._world_size, draw.samples, draw.window)
+            factor = whole if self._sync is None else self._sync.factor(draw)
+        else:
+            factor, waited_s = self._weighed(draw, weight)
+        if self._noise is not None:
+            self._noise.lost(loss if reduction == "mean" else _mean_of_sum(loss, draw))
+        # FSDP2 hooks a loss that its model returns. Our hook must run first, so on another tensor.
+        same = factor == 1.0 and not self._watched.sharded
+        scaled = loss if same else loss * factor if factor else self.ghosts.silent(loss)
+        if self._convention is not None:
+            waited_s += self._see(Scaled(loss, draw, weight, reduction), scaled)
+        # Before the backward pass, as late as possible: until now the forward pass can be repeated.
+        self._accumulation.late.make_ready(scaled)
+        self._backward.follow(scaled)
+        # Both: scaling twice is the same error whatever the factor.
+        loss._evenstride_scaled = scaled._evenstride_scaled = True  # type: ignore[attr-defined]
+        batch.happened(StepEvent.SCALE)
+        self.own_s += timer.now() - started_s - waited_s
+        return scaled
+
+    def _checked(self, loss: Tensor, weight: float | Tensor | None) -> Draw:
+        self._batch.refuse_after_failure()
+        draw, micro = self._batch.draw, self._limits.micro
+        if draw is None:
+            raise usage_errors.outside_loop()
+        if hasattr(loss, "_evenstride_scaled"):
+            raise usage_errors.scaled_twice(draw.step)
+        if micro and not self._accumulation.active:
+            raise usage_errors.not_accumulated()
+        if weight is not None and (micro or self._batch.weight is not None):
+            raise usage_errors.weight_of_a_piece()
+        self._backward.check_gradients(draw)
+        return draw
+
+    def _weighed(self, draw: Draw, weight: float | Tensor | None) -> tuple[float, float]:
+        """Return the factor of a batch that has a weight, and the seconds spent waiting."""
+        # Collective when it is done first, so before the clock is read.
+        self._weights.open()
+        local, timer = self._batch.weight, self._clock.timer
+        started_s = timer.now()
+        if weight is not None:
+            self.by_argument = True
+            local = 0.0 if draw.samples == 0 else checked(weight)
+            self._weights.start(local)
+        total = self._weights.total()
+        assert local is not None, "one of the two weights is given"
+        if self._noise is not None:
+            self._noise.weighed(local, total)
+        return loss_factor(self._world_size, local, total), timer.now() - started_s
+
+    def _summed(self, draw: Draw, weight: float | Tensor | None, reduction: str) -> float:
+        """Return the factor of a loss that adds up over the ranks to that of the global batch."""
+        if reduction != "sum":
+            raise usage_errors.unknown_reduction(reduction)
+        if weight is not None or self._batch.weight is not None:
+            raise usage_errors.sum_with_weight()
+        # Without a common step there is no global batch that losses could add up to.
+        if draw.claimed:
+            raise usage_errors.sum_without_steps()
+        if not draw.samples:
+            return 0.0
+        if self._sync is None:
+            return float(self._world_size)
+        return self._sync.factor(draw) * draw.window / draw.samples
+
+    def _see(self, given: Scaled, scaled: Tensor) -> float:
+        """Let the convention look at a loss; return the seconds that it took."""
+        assert self._convention is not None, "the caller has looked"
+        started_s = self._clock.timer.now()
+        if given.weight is None:
+            given = given._replace(weight=self._batch.weight)
+        with self._clock.waiting():
+            self._convention = self._convention.see(given)
+        if self._convention is not None:
+            self._convention.follow(scaled)
+        return self._clock.timer.now() - started_s
+
+
+def _mean_of_sum(loss: Tensor, draw: Draw) -> Tensor:
+    """Return the mean over a batch of a loss that adds up to that of the global batch."""
+    return loss.detach() * (draw.window / draw.samples) if draw.samples else loss
+
+
+def zero_loss(loss: Tensor) -> Tensor:
+    """Return a loss of exactly 0, whatever ``loss`` is, that still reaches its whole graph."""
+    return torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0) * 0.0
+
+
+def silence(loss: Tensor, models: Iterable[nn.Module]) -> list[RemovableHandle]:
+    """Let no backward pass add to the gradients what is not finite, until the handles go."""
+    # The graph has leaves of models that are not watched. Activation checkpointing hides leaves
+    # from that walk, so all watched parameters are added.
+    reached = [*_leaves(loss), *(p for model in models for p in model.parameters())]
+    silenced = {id(p): p for p in reached if p.requires_grad}.values()
+    return [p.register_hook(_finite) for p in silenced]  # type: ignore[no-untyped-call]
+
+
+class ZeroShares:
+    """Keeps what a rank without samples computes out of the gradients, until its next batch."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],  # more may come
+        ended: Callable[[], None] = lambda: None,  # called after each batch that was silenced
+    ) -> None:
+        self._models, self._ended = models, ended
+        self._silenced: list[RemovableHandle] = []
+
+    def silent(self, loss: Tensor) -> Tensor:
+        """Return a loss of 0 whose backward pass adds exact zeros until `end`."""
+        silent = zero_loss(loss)
+        if silent.requires_grad:
+            # Until the next batch: a step may have several losses, whatever their order.
+            self._silenced += silence(silent, self._models)
+        return silent
+
+    def end(self) -> None:
+        """Let backward passes add what they compute again."""
+        if self._silenced:
+            for handle in self._silenced:
+                handle.remove()
+            self._silenced.clear()
+            self._ended()
+
+
+def _finite(gradient: Tensor) -> Tensor:
+    return torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _leaves(loss: Tensor) -> Iterable[Tensor]:
+    seen: set[object] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting.extend(following for following, _ in node.next_functions)
+
+
+class WeightExchange:
+    """Sums one number per rank over a small group of its own, on the CPU.
+
+    The sum is asked for when a step's batches are there and needed when its loss is scaled; by then
+    all ranks have usually begun the step. What is left to wait is not counted as work.
+    """
+
+    # `join` returns a Gloo group of the same ranks, `None` with one process; collective.
+    def __init__(self, join: Callable[[], dist.ProcessGroup | None], clock: RankClock) -> None:
+        self._join, self._clock = join, clock
+        self._group: dist.ProcessGroup | None = None
+        self._opened = False
+        self._sum = torch.zeros(1, dtype=torch.float64)
+        self._work: dist.Work | None = None
+
+    def open(self) -> None:
+        """Make the group, unless there is one: few runs need it; collective the first time."""
+        if not self._opened:
+            self._group, self._opened = self._join(), True
+
+    def close(self) -> None:
+        """Let go of the process group; see `Channel.close`."""
+        self._group, self._work = None, None
+
+    def start(self, weight: float) -> None:
+        """Begin to sum; every rank must call it once per step."""
+        self._sum = torch.tensor([checked(weight)], dtype=torch.float64)
+        if self._group is not None:
+            work = dist.all_reduce(self._sum, group=self._group, async_op=True)
+            assert work is not None, "this rank is in the group"
+            self._work = work
+
+    def total(self) -> float:
+        """Return the sum that `start` began; may be called again."""
+        if self._work is not None:
+            with self._clock.waiting():
+                self._work.wait()
+            self._work = None
+        return float(self._sum)
+
+
+def checked(weight: float | Tensor) -> float:
+    """Return the weight as a float; `ScaleError` if it is negative or not finite."""
+    value = float(weight)
+    if not math.isfinite(value) or value < 0:
+        raise ScaleError(
+            f"a batch was given the weight {value}; it must be a finite number of at least 0, "
+            "such as the number of tokens that are not padding"
+        )
+    return value

@@ -18,6 +18,12 @@ from typing import Any, Protocol, cast
 
 import psutil
 import torch
+from torch import nn
+
+from evenstride.core.time_model.observation import PeakMemory
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
+from evenstride.runtime.loading.position import CommittedPosition
+from evenstride.runtime.loss.batch_in_hand import BatchInHand
 
 # What reading a system that lacks some file, call or device may raise.
 _UNREADABLE = (
@@ -25,6 +31,8 @@ _UNREADABLE = (
     psutil.Error,
 )
 
+# Steps until the optimizer has made its states, and a step was held beside them.
+_WARM_STEPS = 2
 # A mark that rose by less than this part was there before: kept memory jitters a little.
 _JITTER = 1 / 64
 
@@ -48,11 +56,9 @@ class Source(Protocol):
 
     def limit_bytes(self) -> int:
         """Return the most memory this rank can have at this moment."""
-        ...
 
     def peak_bytes(self) -> int | None:
         """Return the highest level since the last call, and begin anew."""
-        ...
 
 
 class MemoryMeter:
@@ -60,24 +66,16 @@ class MemoryMeter:
 
     Made on the training thread, then read by one control thread. It never raises, never waits for
     the device and never starts one. Reading resets the marks that `torch.cuda.max_memory_allocated`
-    or the kernel's ``VmHWM`` show, so who reads those as well sees peaks since our last reading.
-
-    Args:
-        device: that the model is on; ``None`` means the current CUDA device, else the CPU.
-        neighbours: processes of the job on this machine, this one included. What is free in the
-            machine's memory is shared among them evenly; that of an accelerator is not shared.
-        source: what to read instead, for tests.
-
-    Cost:
-        on a CPU about 0.5 ms for both readings and up to 3 ms more in a limited control group; on
-        an accelerator a few calls of its allocator.
+    or the kernel's ``VmHWM`` show, so who reads those as well sees peaks since our last reading. It
+    costs about 0.5 ms on a CPU, up to 3 ms more in a limited control group, and a few calls of its
+    allocator on an accelerator.
     """
 
     def __init__(
         self,
-        device: torch.device | None = None,
-        neighbours: int = 1,
-        source: Source | None = None,
+        device: torch.device | None = None,  # the current one, if it is not told
+        neighbours: int = 1,  # processes of the job here, with this one, that share what is free
+        source: Source | None = None,  # to read instead, for tests
     ) -> None:
         self._source: Source | None = source
         if source is None:
@@ -95,10 +93,10 @@ class MemoryMeter:
             return None
 
     def peak_bytes(self) -> int | None:
-        """Return the most memory held since the last call, and begin anew.
+        """Return the most held since the last call, if that is known, and begin anew.
 
-        ``None`` means that nothing new is known, not that nothing was held. The peak belongs to the
-        largest share computed since then. It counts what `limit_bytes` limits.
+        The peak belongs to the largest share computed since then. It counts what `limit_bytes`
+        limits.
         """
         try:
             return None if self._source is None else self._source.peak_bytes()
@@ -117,20 +115,13 @@ def _source_for(device: torch.device | None, neighbours: int) -> Source:
 
 
 class DeviceMemory:
-    """Memory of an accelerator with a caching allocator.
+    """Memory of an accelerator with a caching allocator, ``torch.cuda`` or alike.
 
-    The peak is that of what tensors took (``max_memory_allocated``), not of what the allocator
-    reserved: reserved memory stays when shares shrink, so it tells the largest share ever, and the
-    allocator gives cached blocks back before it fails. What it cannot give back, because a block
-    is in part in use, is not counted; a fraction below 1 of the limit is for that.
-
-    The limit is what the allocator has reserved and what is free. What other processes, the
-    context and communication hold is left out, and the user's own limit is kept where it can be
-    read (torch 2.7 and later).
-
-    Args:
-        device: with its index.
-        allocator: ``torch.cuda``, or a module or object with the same functions.
+    The peak is that of what tensors took, not of what the allocator reserved: reserved memory stays
+    when shares shrink, and the allocator gives cached blocks back before it fails. What it cannot
+    give back, because a block is in part in use, is not counted; a fraction below 1 of the limit is
+    for that. The limit is what the allocator has reserved and what is free, which leaves out what
+    other processes, the context and communication hold.
     """
 
     def __init__(self, device: torch.device, allocator: Any) -> None:
@@ -139,16 +130,14 @@ class DeviceMemory:
             allocator.reset_peak_memory_stats(device)
 
     def limit_bytes(self) -> int:
-        """Return the reserved and the free bytes, within the user's limit."""
         self._require_started()
         free_bytes, total_bytes = self._allocator.mem_get_info(self._device)
         limit = int(free_bytes) + int(self._allocator.memory_reserved(self._device))
+        # The user's own limit can be read in torch 2.7 and later.
         fraction_of = getattr(self._allocator, "get_per_process_memory_fraction", None)
-        return (
-            limit
-            if fraction_of is None
-            else min(limit, int(fraction_of(self._device) * total_bytes))
-        )
+        if fraction_of is None:
+            return limit
+        return min(limit, int(fraction_of(self._device) * total_bytes))
 
     def peak_bytes(self) -> int | None:
         """Return the most bytes in tensors; ``None`` where the allocator does not count."""
@@ -169,15 +158,7 @@ class ProcessMemory:
 
     Resident pages include those of mapped files, which the kernel could take back, so a data set
     that is mapped counts as needed. Processes of a data loader do not count as needed, only as not
-    free. Under a limited address space (``ulimit -v``) its size is what counts, as an allocation
-    fails by that long before pages run short.
-
-    Args:
-        neighbours: processes that share what is free, this one included.
-        address_space_bytes: ``RLIMIT_AS``; ``None`` if there is none.
-        process: this process's folder.
-        groups: where control groups are mounted.
-        available_bytes: tells what the machine could give without swapping.
+    free.
     """
 
     def __init__(
@@ -192,6 +173,7 @@ class ProcessMemory:
         self._process, self._available_bytes = process, available_bytes
         # Looked for once: going through all of them takes a millisecond.
         self._groups = tuple(_limited_groups(process / "cgroup", groups))
+        # Under `ulimit -v` an allocation fails by the address space, long before pages run short.
         limited = address_space_bytes is not None
         self._now, self._mark = ("VmSize", "VmPeak") if limited else ("VmRSS", "VmHWM")
         self._base_bytes = self._told_bytes = self._begin_anew()
@@ -270,10 +252,7 @@ class _MemoryCgroup:
 
 
 def _limited_groups(membership: Path, root: Path) -> Iterator[_MemoryCgroup]:
-    """Yield the control groups that limit this process, from inside out: those above count too.
-
-    In a container its path may not be visible, but what is mounted as the root then is its group.
-    """
+    """Yield the control groups that limit this process, from inside out: those above count too."""
     for line in membership.read_text().splitlines() if membership.exists() else ():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -283,6 +262,7 @@ def _limited_groups(membership: Path, root: Path) -> Iterator[_MemoryCgroup]:
             top, names = root, ("memory.max", "memory.current")
         else:
             continue
+        # In a container the path may not be visible, but what is mounted as the root is its group.
         inside = top / path.lstrip("/")
         for folder in (inside, *inside.parents):
             group = _MemoryCgroup(folder, *names)
@@ -294,10 +274,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether memory ran out, of the device or of the machine, on the way to this error.
 
     True for the classes that say so (``torch.OutOfMemoryError``, ``MemoryError``, ``OSError`` with
-    ``ENOMEM``) and for a ``RuntimeError`` whose text does, such as that of the CPU allocator, of
-    CUDA's libraries, of C++ or of a data loader's process. Errors that this one was raised from, or
+    ``ENOMEM``) and for a ``RuntimeError`` whose text does. Errors that this one was raised from, or
     during whose handling it was raised, count too, unless hidden by ``raise ... from None``: saving
-    a checkpoint, for instance, replaces a ``MemoryError`` by one about a position in a file.
+    a checkpoint replaces a ``MemoryError`` by one about a position in a file.
 
     Not recognised: oneDNN's "could not create a primitive", which unsupported arguments cause as
     well; a process that the kernel killed; shared memory or threads that ran out.
@@ -329,3 +308,42 @@ def _says_so(error: BaseException) -> bool:
         return False
     text = str(error).lower()
     return any(words in text for words in _OUT_OF_MEMORY)
+
+
+class PeakReport:
+    """Pairs the most memory held since the last exchange with the largest batch held meanwhile."""
+
+    def __init__(
+        self,
+        batch: BatchInHand,
+        limits: MicroBatchLimits,
+        progress: CommittedPosition,
+        rank: int,
+        neighbours: int,
+    ) -> None:
+        self._batch, self._limits, self._progress = batch, limits, progress
+        self._rank, self._neighbours = rank, neighbours
+        self._meter: MemoryMeter | None = None
+        self._evaluated = False  # since the last call of `take`
+
+    def note_evaluation(self) -> None:
+        """Note that an evaluation runs, whose memory is not that of a step."""
+        self._evaluated = True
+
+    def watch(self, model: nn.Module) -> None:
+        if self._meter is None:
+            devices = (p.device for p in model.parameters())
+            self._meter = MemoryMeter(next(devices, torch.device("cpu")), self._neighbours)
+
+    def take(self) -> PeakMemory | None:
+        """Return what was held since the last call, if that is known (control thread)."""
+        samples = self._batch.largest()
+        # Only where a share is held at once: micro-batches are as large as the user says. Until a
+        # model is watched nothing is known of its device.
+        if self._meter is None or self._limits.micro:
+            return None
+        peak_bytes = self._meter.peak_bytes()  # which begins anew, whatever becomes of it
+        evaluated, self._evaluated = self._evaluated, False
+        if self._progress.step < _WARM_STEPS or evaluated:
+            return None  # a peak of something else
+        return PeakMemory(self._rank, max(samples, 1), peak_bytes, self._meter.limit_bytes)

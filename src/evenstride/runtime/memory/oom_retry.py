@@ -20,9 +20,9 @@ import torch
 
 from evenstride.core.sampling.draw import Draw
 from evenstride.errors import OutOfMemory
-from evenstride.runtime.engines.forward_timing import engine_of, reforward
-from evenstride.runtime.engines.fsdp import is_sharded
-from evenstride.runtime.loading.micro_batches import Retry
+from evenstride.runtime.engines.ddp import reforward
+from evenstride.runtime.engines.watched_models import engine_of, is_sharded
+from evenstride.runtime.loss.batch_in_hand import Retry
 from evenstride.runtime.loss.no_sync import syncs_late
 from evenstride.runtime.loss.training_step import TrainingStep
 from evenstride.runtime.memory.memory_meter import is_out_of_memory
@@ -35,23 +35,14 @@ _STEPS_TO_WARM = 2
 
 
 class MemoryGuard:
-    """Lets a batch come again in smaller ones where it does not fit into memory.
-
-    Args:
-        step: of this rank.
-        rank: this rank.
-    """
+    """Lets a batch come again in smaller ones where it does not fit into memory."""
 
     def __init__(self, step: TrainingStep, rank: int) -> None:
         self._step, self._rank = step, rank
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Swallow an out-of-memory error of a forward pass, and have its samples come again.
-
-        Raises:
-            OutOfMemory: the step cannot be repeated; the message says why.
-        """
+        """Have a batch come again that does not fit; `OutOfMemory` if it cannot."""
         batch = self._step.batch
         with self._step.accumulation.guarded():
             try:

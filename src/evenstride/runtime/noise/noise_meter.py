@@ -1,14 +1,14 @@
 """Measuring how noisy the gradient of a step is, on every m-th step.
 
-Every rank takes the squared norm of its own gradient before the engine averages it, and that of
-the averaged one when the step commits. Two numbers per rank are told to the leader with an
-exchange, and the step's loss with them; what they mean stands in
-`evenstride.core.gradients.noise_scale`. The gradients are only looked at: training goes on as
-without. A process of its own compares the micro-batches of its steps.
+Every rank takes the squared norm of its own gradient before the engine averages it, and that of the
+averaged one when the step commits. Two numbers per rank are told to the leader with an exchange,
+and the step's loss with them; what they mean stands in `evenstride.core.gradients.noise_scale`. The
+gradients are only looked at: training goes on as without. A process of its own compares the
+micro-batches of its steps.
 
 What weighs the losses is taken out again. What else multiplies all of them alike, such as a
 gradient scaler's factor, is in both numbers: its square is in noise and signal, and cancels in
-their ratio.
+their ratio. `NoiseSummary` says what a run's measured steps have told.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from evenstride.core.gradients.noise_accumulator import StepParts
+from evenstride.core.gradients.noise_scale import NoiseOfRun, StepParts
 from evenstride.core.sampling.draw import Draw
 from evenstride.core.sync_modes.mode_specs import AllReduce, SyncMode
 from evenstride.errors import ConfigError
-from evenstride.runtime.engines.forward_timing import engine_of
-from evenstride.runtime.engines.fsdp import is_sharded
-from evenstride.runtime.noise.gradient_norms import Reading, square
+from evenstride.runtime.engines.watched_models import engine_of, is_sharded
 from evenstride.runtime.noise.noise_parts import (
     MicroBatches,
     OwnGradient,
     PartNorms,
-    Parts,
+    Reading,
     StepLoss,
+    square,
 )
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.runtime.timing.device_timer import RankClock
 
 # Steps kept until the next exchange; exchanges are at most 512 steps apart.
 _MOST_TOLD = 1024
@@ -58,11 +57,7 @@ DEVICES = "the model is on several devices"
 
 
 def check_mode(every: int, mode: SyncMode) -> None:
-    """Refuse to measure where no gradient is averaged in the backward pass.
-
-    Raises:
-        ConfigError: the mode averages something else, at another time, or nothing.
-    """
+    """Refuse to measure in a mode where no gradient is averaged in the backward pass."""
     if every and not isinstance(mode, AllReduce):
         raise ConfigError(
             f"noise_every={every} compares the ranks' gradients with their mean after the same "
@@ -72,11 +67,7 @@ def check_mode(every: int, mode: SyncMode) -> None:
 
 
 def check_model(every: int, model: nn.Module) -> None:
-    """Refuse to measure a model whose gradients are never whole on one rank.
-
-    Raises:
-        ConfigError: the model is sharded.
-    """
+    """Refuse to measure a sharded model, whose gradients are never whole on one rank."""
     if is_sharded(model) or any(hasattr(p, "placements") for p in model.parameters()):
         raise ConfigError(
             f"noise_every={every} needs each rank's own gradient, and watch() got a sharded model "
@@ -88,24 +79,15 @@ def check_model(every: int, model: nn.Module) -> None:
 
 @dataclass(slots=True)
 class _NoiseStep:
-    """The measured step in hand.
-
-    Args:
-        step: its number.
-        batch: ``N``, what it weighs over all ranks.
-        weight: of the batch in hand.
-        weighed: whether that is other than its number of samples.
-        begun: whether a backward pass has.
-        left: squared norm of the gradients before it; ``None`` if there were none.
-        loss: of this rank's part of it.
-    """
+    """The measured step in hand."""
 
     step: int
-    batch: float
-    weight: float
-    loss: StepLoss
-    weighed: bool = False
-    begun: bool = False
+    batch: float  # ``N``, what it weighs over all ranks
+    weight: float  # of the batch in hand
+    loss: StepLoss  # of this rank's part of it
+    weighed: bool = False  # whether the weight is other than the number of samples
+    begun: bool = False  # whether a backward pass has
+    # Squared norm of the gradients before it; ``None`` if there were none.
     left: Tensor | None = None
 
     def weigh(self, weight: float, batch: float) -> None:
@@ -113,11 +95,9 @@ class _NoiseStep:
         self.weight, self.batch, self.weighed = weight, batch, True
 
     def begin(self, left: Tensor | None) -> None:
-        """Note that a backward pass begins, and which gradients there are before it."""
         self.begun, self.left = True, left
 
     def next_piece(self, samples: int) -> None:
-        """Go on to the next micro-batch."""
         self.weight, self.weighed = samples, False
 
     def give_up(self) -> None:
@@ -137,19 +117,15 @@ class _Unread(NamedTuple):
 
 
 class NoiseMeter:
-    """Measures every m-th step of one rank. All calls but `take` come from the training thread.
-
-    Args:
-        every: ``m``, at least 1.
-        world_size: ranks that the engine averages over.
-        clock: of the rank's steps; what is done here is neither work nor waiting for it.
-    """
+    """Measures every m-th step of one rank. All calls but `take` come from the training thread."""
 
     def __init__(self, every: int, world_size: int, clock: RankClock) -> None:
         self.every, self.own_s, self.weighted = every, 0.0, False
         self.why = UNWATCHED  # the latest step told nothing; empty if it did, or none was measured
         self._world_size, self._clock = world_size, clock
-        self._parts: Parts = OwnGradient(self._spent) if world_size > 1 else MicroBatches()
+        self._parts: OwnGradient | MicroBatches = MicroBatches()
+        if world_size > 1:
+            self._parts = OwnGradient(self._spent)
         self._parameters: list[nn.Parameter] = []
         self._never = False
         self._step: _NoiseStep | None = None
@@ -158,7 +134,6 @@ class NoiseMeter:
         self._told: deque[StepParts] = deque(maxlen=_MOST_TOLD)
 
     def watch(self, model: nn.Module) -> None:
-        """Measure a model as well; see `check_model`."""
         if self._never:
             return
         engine, ignored = engine_of(model), set[str]()
@@ -173,11 +148,11 @@ class NoiseMeter:
             return
         new = [p for name, p in engine.named_parameters() if name not in ignored]
         self._parameters, self.why = list(dict.fromkeys([*self._parameters, *new])), ""
+        # Norms on several devices could not be added up without waiting for them.
         if len({parameter.device for parameter in self._parameters}) > 1:
             self._refuse(DEVICES)
 
     def begin(self, draw: Draw) -> None:
-        """Take note of a batch handed to the training loop."""
         if not draw.first:
             if self._step is not None:
                 self._next_piece(self._step, draw)
@@ -269,6 +244,7 @@ class NoiseMeter:
         self._parameters, self._never = [], True
 
     def _begin(self, draw: Draw) -> None:
+        # A step of one batch has nothing to compare it with.
         if draw.last and self._world_size == 1:
             self.why = self.why or IN_ONE
             return
@@ -301,6 +277,7 @@ class NoiseMeter:
             step, parts, weight, batch, known, reading = self._unread.popleft()
             local, mean, left, total = reading.values()
             loss = total if known and isfinite(total) else None
+            # They are in both numbers, and nobody knows what they are of.
             if left:
                 self.why = LEFT
             elif isfinite(local) and isfinite(mean):  # a gradient scaler leaves such steps out
@@ -314,3 +291,69 @@ class NoiseMeter:
         """Count time in the midst of a pass as our own, and as neither work nor waiting."""
         self.own_s += seconds
         self._clock.timer.exclude(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseSummary:
+    """The noise of the gradient, of late; figures are ``None`` until a step has been measured."""
+
+    every: int  # steps from one measured step to the next
+    steps: int = 0  # measured by all ranks that had samples
+    # Noise over signal, in units: the batch at which the two are as large as each other; ``None``
+    # also where no signal is found in the noise.
+    scale: float | None = None
+    scale_low: float | None = None  # lower end of its 95 % interval
+    scale_high: float | None = None  # upper end; ``None`` if the steps do not bound it
+    noise: float | None = None  # trace of the covariance of one unit's gradient
+    signal: float | None = None  # squared norm of the gradient itself
+    # Mean squared norm of the parts over that of their mean: 1 to their number.
+    gain: float | None = None
+    # ``samples``, or ``weights`` where batches are weighed otherwise (by tokens, say)
+    unit: str = "samples"
+    why: str = ""  # why there are no figures; empty if there are
+
+    def __str__(self) -> str:
+        if self.scale_low is None:
+            return f"gradient noise was not measured: {self.why}"
+        steps = f"from {self.steps} measured step(s)"
+        if self.scale is None:
+            return (
+                f"gradient noise: so large that the gradient is not told from it, a scale of at "
+                f"least {self.scale_low:.3g} {self.unit} (95 %), {steps}"
+            )
+        low, high = f"{self.scale_low:.3g}", self.scale_high
+        between = f"at least {low}" if high is None else f"{low} to {high:.3g}"
+        gain = "" if self.gain is None else f"gain {self.gain:.2f}, "
+        return (
+            f"gradient noise: a scale of {self.scale:.3g} {self.unit} (95 %: {between}), "
+            f"{gain}{steps}"
+        )
+
+
+def noise_summary(known: NoiseOfRun | None, meter: NoiseMeter | None) -> NoiseSummary | None:
+    """Return what is known of the noise, to the leader alone; ``None`` if it was not asked for."""
+    if meter is None:
+        return None
+    unit = "weights" if meter.weighted else "samples"
+    if known is None:
+        why = "this rank knows only its own part; rank 0's summary is complete"
+        return NoiseSummary(meter.every, unit=unit, why=why)
+    if not known.steps:
+        why = meter.why or f"no measured step is complete yet; one in {meter.every} is measured"
+        return NoiseSummary(meter.every, unit=unit, why=why)
+    estimate, scale = known.estimate, known.estimate.scale()
+    return NoiseSummary(
+        every=meter.every,
+        steps=known.steps,
+        scale=_finite(scale.value),
+        scale_low=scale.low,
+        scale_high=_finite(scale.high),
+        noise=estimate.noise,
+        signal=estimate.signal,
+        gain=_finite(estimate.gain),
+        unit=unit,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None

@@ -2,34 +2,96 @@
 
 Their losses are weighed, so what a part adds to the gradients is ``c w g``: ``g`` is the mean
 gradient over the part, ``w`` its weight, and ``c`` the same for all parts of a step. Both kinds
-return the sum of ``|c w g|^2 / w`` over their parts.
+return the sum of ``|c w g|^2 / w`` over their parts. They `begin` a measured step, hear of each
+batch's end (with weight 0 it has added nothing), and `end` the step, or `drop` it at any time.
 
-The loss of a measured step stays on its device until the norms are read.
+Norms, and the loss of a measured step, stay tensors until their device has come to them. Reading
+one at once (``item()``) would hold up the training thread until everything queued so far is done.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from evenstride.core.sampling.draw import Draw
-from evenstride.runtime.noise.gradient_norms import norm, square, square_of, wide
+# On a CPU, numbers whose squares are added up in the gradient's own precision; then the sums are in
+# double precision. That is thirty times as fast as to convert ten million numbers, and the error is
+# that of a sum of so many: a part of 1e-9, where the whole sum in single precision is off by 7e-4.
+_ROW = 1024
+_MANY = 64 * _ROW  # with fewer numbers there is nothing to gain
+
+
+def norm(gradient: Tensor) -> Tensor:
+    """Return the norm of a gradient: a number in double precision, on its device."""
+    # What is looked for is the difference of two such norms, which may be a small part of them. So
+    # sums of millions of squares in single precision will not do; in half precision they overflow.
+    gradient = _real(gradient)
+    if gradient.device.type != "cpu" or gradient.numel() < _MANY:
+        whole: Tensor = torch.linalg.vector_norm(gradient, dtype=wide(gradient))
+        return whole
+    flat = gradient.reshape(-1)
+    even = len(flat) - len(flat) % _ROW
+    single = torch.promote_types(flat.dtype, torch.float32)
+    rows = torch.linalg.vector_norm(flat[:even].view(-1, _ROW), dim=1, dtype=single)
+    rest = torch.linalg.vector_norm(flat[even:], dtype=torch.float64)
+    return torch.hypot(torch.linalg.vector_norm(rows, dtype=torch.float64), rest)
+
+
+def square_of(norms: Sequence[Tensor]) -> Tensor:
+    """Return the squared norm of what consists of parts with these norms, 0-d and on one device."""
+    return torch.stack(list(norms)).square().sum()
+
+
+def square(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the squared norm of several gradients together; 0-d, at least one on one device."""
+    if gradients[0].device.type == "cpu":
+        return square_of([norm(gradient) for gradient in gradients])
+    real = [_real(gradient) for gradient in gradients]
+    return square_of(torch._foreach_norm(real, 2.0, wide(real[0])))
+
+
+def _real(gradient: Tensor) -> Tensor:
+    gradient = gradient.detach()
+    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
+
+
+def wide(tensor: Tensor) -> torch.dtype:
+    """Return the widest type of real numbers that a tensor's device has."""
+    return torch.float32 if tensor.device.type == "mps" else torch.float64  # it has no other
+
+
+class Reading:
+    """Some numbers, 1-d, on their way from a device to this program."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        # Other devices than CUDA's are waited for in any case, when the values are read.
+        self._numbers, self._mark = numbers, None
+        if numbers.is_cuda:
+            # Pinned, or the copy would be waited for.
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            # By name: the callbacks of a backward pass run on a thread of their own.
+            self._mark.record(torch.cuda.current_stream(numbers.device))
+
+    @property
+    def there(self) -> bool:
+        """Whether the numbers have come; never waits."""
+        return self._mark is None or bool(self._mark.query())  # type: ignore[no-untyped-call]
+
+    def values(self) -> list[float]:
+        """Return them; right only once they are `there`."""
+        values: list[float] = self._numbers.tolist()
+        return values
 
 
 class StepLoss:
-    """Sums up the mean losses of a step's batches on this rank, each times its batch's weight.
-
-    Nothing is read here, so nobody waits for a device.
-
-    Args:
-        device: of the norms, with which the sum is read. A loss elsewhere cannot be read with them
-            without waiting, and makes the sum unknown.
-    """
+    """Sums up the mean losses of a step's batches on this rank, each times its batch's weight."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._known = device, True
@@ -37,14 +99,13 @@ class StepLoss:
         self._sum: Tensor | None = None
 
     def add(self, loss: Tensor) -> None:
-        """Add a loss of the batch in hand: a mean over it, of one element.
-
-        What the gradients are of is the sum, if a batch has several.
-        """
+        """Add a loss of the batch in hand: a mean over it, of one element."""
+        # A loss elsewhere than the norms cannot be read with them without waiting.
         if loss.device != self._device:
             self._known = False
             return
         number = loss.detach().reshape(()).to(wide(loss), copy=True)
+        # The gradients are of the sum, if a batch has several losses.
         self._batch = number if self._batch is None else self._batch + number
 
     def piece_ended(self, weight: float) -> None:
@@ -64,55 +125,20 @@ class StepLoss:
         return self._sum if self._known else None
 
 
-def mean_of_sum(loss: Tensor, draw: Draw) -> Tensor:
-    """Return the mean over a batch of a loss that adds up to that of the global batch."""
-    return loss.detach() * (draw.window / draw.samples) if draw.samples else loss
-
-
 class PartNorms(NamedTuple):
-    """What the parts of a step on this rank come to.
-
-    Args:
-        parts: how many.
-        weight: of all of them.
-        over_weight: sum of their squared norms, each over its weight; 0-d, on their device.
-    """
+    """What the parts of a step on this rank come to."""
 
     parts: int
-    weight: float
-    over_weight: Tensor
+    weight: float  # of all of them
+    over_weight: Tensor  # sum of their squared norms, each over its weight; 0-d, on their device
 
 
-class Parts(Protocol):
-    """A way to cut a step into parts, one measured step at a time."""
-
-    def begin(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Begin a step; nothing of it is in the parameters' gradients."""
-        ...
-
-    def piece_ended(self, weight: float, *, last: bool) -> None:
-        """Note that a batch's gradients are there; with weight 0 it has added nothing."""
-        ...
-
-    def end(self) -> PartNorms | None:
-        """Return what was found; nothing if no part weighs anything or has a gradient."""
-        ...
-
-    def drop(self) -> None:
-        """Forget the step, and hold nothing any longer. May be called at any time."""
-        ...
-
-
-class OwnGradient(Parts):
+class OwnGradient:
     """One part: all of this rank's gradient, before an engine averages it.
 
     A hook runs as soon as a parameter's gradient is accumulated, inside the node that does it. DDP
-    is told by that node's own hooks, which run after it, and only then divides and sends. Of
-    micro-batches the last one that reaches a parameter leaves its whole gradient. Hooks of the user
-    are called before these, so that both see what is sent.
-
-    Args:
-        spent: told the seconds that each hook takes.
+    is told by that node's own hooks, which run after it, and only then divides and sends. Hooks of
+    the user are called before these, so that both see what is sent.
     """
 
     def __init__(self, spent: Callable[[float], None]) -> None:
@@ -121,7 +147,6 @@ class OwnGradient(Parts):
         self._hooks: list[RemovableHandle] = []
 
     def begin(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Listen to the parameters until `end` or `drop`."""
         self._weight = 0.0
         self._hooks += (
             parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
@@ -130,18 +155,15 @@ class OwnGradient(Parts):
         )
 
     def piece_ended(self, weight: float, *, last: bool) -> None:
-        """Count a batch's weight."""
         del last
         self._weight += weight
 
     def end(self) -> PartNorms | None:
-        """Return the squared norm of what this rank would send."""
         norms, weight = list(self._norms.values()), self._weight
         self.drop()
         return PartNorms(1, weight, square_of(norms) / weight) if norms and weight else None
 
     def drop(self) -> None:
-        """Listen no longer."""
         while self._hooks:
             self._hooks.pop().remove()
         self._norms.clear()
@@ -150,15 +172,13 @@ class OwnGradient(Parts):
         started_s = time.perf_counter()
         gradient = parameter.grad
         if gradient is not None and not gradient.is_sparse:
+            # Of micro-batches the last one that reaches a parameter leaves its whole gradient.
             self._norms[parameter] = norm(gradient)
         self._spent(time.perf_counter() - started_s)
 
 
-class MicroBatches(Parts):
-    """A part for each micro-batch of one process: what it has added to the gradients.
-
-    Takes memory for a copy of the gradients while a step is measured.
-    """
+class MicroBatches:
+    """A part for each micro-batch of one process: what it has added to the gradients."""
 
     def __init__(self) -> None:
         self._parameters: Sequence[nn.Parameter] = ()
@@ -166,7 +186,6 @@ class MicroBatches(Parts):
         self._found: list[tuple[float, Tensor]] = []
 
     def begin(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Look at these parameters until `end` or `drop`."""
         self._parameters = parameters
 
     @torch.no_grad()
@@ -186,12 +205,12 @@ class MicroBatches(Parts):
             return
         if seen:
             torch._foreach_copy_(added, latest)
+        # Takes memory for a copy of the gradients while a step is measured.
         for parameter, gradient in now.items():
             if parameter not in self._before:
                 self._before[parameter] = gradient.detach().clone()
 
     def end(self) -> PartNorms | None:
-        """Return the sum over the micro-batches."""
         found = self._found
         weight = sum(weight for weight, _ in found)
         over = [square / weight for weight, square in found]
@@ -199,5 +218,4 @@ class MicroBatches(Parts):
         return PartNorms(len(over), weight, torch.stack(over).sum()) if over else None
 
     def drop(self) -> None:
-        """Free the copy."""
         self._before, self._found, self._parameters = {}, [], ()

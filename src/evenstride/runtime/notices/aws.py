@@ -19,8 +19,14 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from evenstride.runtime.notices.http_bodies import json_object, plain_text, unexpected
-from evenstride.runtime.notices.http_transport import LINK_LOCAL, Answer, MetadataService
+from evenstride.runtime.notices.http_transport import (
+    LINK_LOCAL,
+    Answer,
+    MetadataService,
+    json_object,
+    plain_text,
+    unexpected,
+)
 from evenstride.runtime.notices.notice import NoAnswer, Notice
 
 ACTION_PATH = "/latest/meta-data/spot/instance-action"

@@ -30,8 +30,14 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from evenstride.runtime.notices.http_bodies import json_object, plain_text, unexpected
-from evenstride.runtime.notices.http_transport import LINK_LOCAL, MetadataService, http_date_unix_s
+from evenstride.runtime.notices.http_transport import (
+    LINK_LOCAL,
+    MetadataService,
+    http_date_unix_s,
+    json_object,
+    plain_text,
+    unexpected,
+)
 from evenstride.runtime.notices.notice import NoAnswer, Notice, earliest
 
 EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"

@@ -24,8 +24,12 @@ import time
 from collections.abc import Callable
 from urllib.parse import quote
 
-from evenstride.runtime.notices.http_bodies import plain_text, unexpected
-from evenstride.runtime.notices.http_transport import LINK_LOCAL, MetadataService
+from evenstride.runtime.notices.http_transport import (
+    LINK_LOCAL,
+    MetadataService,
+    plain_text,
+    unexpected,
+)
 from evenstride.runtime.notices.notice import NoAnswer, Notice
 
 PREEMPTED, MAINTENANCE = "preempted", "maintenance-event"

@@ -1,24 +1,24 @@
 """Ask a metadata service over HTTP so that nothing it does can hold anybody up.
 
 ``urllib`` and ``http.client`` time out per read, so a server that sends a byte a second holds its
-client for hours; and a thread in the midst of them cannot be called back. Here every wait is one
-``poll`` on the socket and on a pipe, with one deadline for the whole exchange. Proxies are not used
-and redirects not followed: a metadata service is on this machine's own link.
+client for hours; and a thread in the midst of them cannot be called back. Here a timer shuts the
+socket down at the end of the one deadline of an exchange, and `Wire.interrupt` does so at once; the
+read in progress then fails. Proxies are not used and redirects not followed: a metadata service is
+on this machine's own link.
 """
 
 from __future__ import annotations
 
-import errno
-import io
-import os
-import re
-import select
+import contextlib
+import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, LineTooLong
+from typing import Any
 from urllib.parse import urlsplit
 
 from evenstride.errors import ConfigError
@@ -55,12 +55,7 @@ def http_date_unix_s(text: str) -> float | None:
 class Wire:
     """Requests to one server, one at a time, each on a connection of its own.
 
-    Args:
-        base_url: ``http://`` and a host, with a port and a path if need be.
-        timeout_s: how long an exchange may take in all, from the connection to the last byte.
-
-    Raises:
-        ConfigError: ``base_url`` is none that can be asked.
+    ``timeout_s`` limits an exchange from the connection to the last byte.
     """
 
     def __init__(self, base_url: str, timeout_s: float) -> None:
@@ -71,138 +66,112 @@ class Wire:
                 "host, a port and a path; change the address"
             )
         self._host, self._port = parts.hostname, parts.port or 80
-        self._netloc, self._prefix = parts.netloc, parts.path.rstrip("/")
+        self._prefix = parts.path.rstrip("/")
         self._timeout_s = timeout_s
-        self._wake: tuple[int, int] | None = None
-
-    def open(self) -> None:
-        """Make the pipe by which `interrupt` reaches a request. May be called again."""
-        if self._wake is None:
-            self._wake = os.pipe()
+        # Held while the exchange in progress is replaced, so that an interrupt misses none.
+        self._lock = threading.Lock()
+        self._exchange: _Exchange | None = None
+        self._interrupted = False
 
     def interrupt(self) -> None:
         """Make the request in progress, and every later one, raise `Interrupted`."""
-        if self._wake is not None:
-            os.write(self._wake[1], b"x")
-
-    def close(self) -> None:
-        """Close the pipe, after the last request. May be called again."""
-        wake, self._wake = self._wake, None
-        for fd in wake or ():
-            os.close(fd)
+        with self._lock:
+            self._interrupted = True
+            if self._exchange is not None:
+                self._exchange.cut()
 
     def ask(
         self, method: str, path: str, headers: Mapping[str, str], timeout_s: float | None = None
     ) -> Answer:
         """Return the server's answer, whatever its status, unless it is a redirect.
 
-        Args:
-            method: ``GET`` or ``PUT``, always without a body.
-            path: with its leading slash and its query.
-            headers: to send, by name.
-            timeout_s: instead of the usual limit.
-
-        Raises:
-            NoAnswer: there was none, or not in time, or one that is no HTTP, or a redirect.
-            Interrupted: `interrupt` was called.
+        ``method`` is GET or PUT, always without a body. Raises NoAnswer if there is no answer, or
+        not in time, or no HTTP, or a redirect; raises Interrupted after `interrupt`.
         """
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        request = self._request(method, path, headers)
+        if _unsafe(path, " ") or any(_unsafe(value) for value in headers.values()):
+            raise NoAnswer("garbage", "what it sent before cannot be sent back to it")
+        exchange = self._begin(self._timeout_s if timeout_s is None else timeout_s)
         try:
-            raw = self._exchange(request, _ExchangeDeadline(limit_s, self._wake))
-        except OSError as error:
-            raise NoAnswer("unreachable", f"it cannot be reached ({error})") from error
-        answer = _parsed(raw, method)
+            answer = exchange.run(method, self._prefix + path, headers)
+        except NoAnswer:
+            if self._interrupted:
+                raise Interrupted from None
+            raise
         if 300 <= answer.status < 400:
             raise NoAnswer("redirect", f"it redirected elsewhere ({answer.status})")
         return answer
 
-    def _request(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
-        lines = {"Host": self._netloc, "Connection": "close", "Accept": "*/*", **headers}
-        if method == "PUT":
-            lines["Content-Length"] = "0"
-        if _unsafe(path, " ") or any(_unsafe(value) for value in lines.values()):
-            raise NoAnswer("garbage", "what it sent before cannot be sent back to it")
-        fields = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        return f"{method} {self._prefix}{path} HTTP/1.1\r\n{fields}\r\n".encode("ascii")
+    def _begin(self, limit_s: float) -> _Exchange:
+        exchange = _Exchange(self._host, self._port, limit_s)
+        with self._lock:
+            if self._interrupted:
+                raise Interrupted
+            self._exchange = exchange
+        return exchange
 
-    def _exchange(self, request: bytes, deadline: _ExchangeDeadline) -> bytes:
+
+class _Exchange:
+    """One request and its answer, within one limit of time."""
+
+    def __init__(self, host: str, port: int, limit_s: float) -> None:
+        self._host = host
+        self._port = port
+        self._limit_s = limit_s
+        self._socket: socket.socket | None = None
+        self._cut = False
+
+    def cut(self) -> None:
+        """End the exchange. From any thread."""
+        self._cut = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it is not connected yet, or not any more
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def run(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        timer = threading.Timer(self._limit_s, self.cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._answer(method, path, headers)
+        except (OSError, HTTPException, ValueError) as error:
+            if self._cut or isinstance(error, TimeoutError):
+                text = f"it did not answer within {self._limit_s:g} s"
+                raise NoAnswer("timeout", text) from error
+            if isinstance(error, LineTooLong):
+                raise _too_large() from error
+            # First, as an answer that ends at once is both.
+            if isinstance(error, HTTPException) or not isinstance(error, OSError):
+                raise NoAnswer("garbage", f"its answer is no HTTP ({error!r:.80})") from error
+            raise NoAnswer("unreachable", f"it cannot be reached ({error})") from error
+        finally:
+            timer.cancel()
+
+    def _answer(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
         family, kind, protocol, _, address = socket.getaddrinfo(
             self._host, self._port, type=socket.SOCK_STREAM
         )[0]
+        connection = HTTPConnection(self._host, self._port)
+        # Made here and not by the connection, so that `cut` also ends the wait to connect.
         with socket.socket(family, kind, protocol) as sock:
-            sock.setblocking(False)
-            failed = sock.connect_ex(address)
-            if failed == errno.EINPROGRESS:
-                deadline.wait(sock, select.POLLOUT)
-                failed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if failed:
-                raise OSError(failed, os.strerror(failed))
-            while request:
-                deadline.wait(sock, select.POLLOUT)
-                request = request[sock.send(request) :]
-            return _received(sock, deadline)
+            self._socket = sock
+            sock.settimeout(self._limit_s)
+            sock.connect(address)
+            if self._cut:  # while there was nothing to shut down yet
+                raise TimeoutError
+            connection.sock = sock
+            connection.request(method, path, headers={"Connection": "close", **headers})
+            with connection.getresponse() as response:
+                body = response.read(MOST_BYTES + 1)
+                if len(body) > MOST_BYTES:
+                    raise _too_large()
+                if response.length:
+                    raise HTTPException(f"the last {response.length} bytes are missing")
+                known = {name.lower(): value for name, value in response.getheaders()}
+                return Answer(response.status, body, known)
 
 
-class _ExchangeDeadline:
-    """The one limit of an exchange, and the pipe that ends it early."""
-
-    def __init__(self, limit_s: float, wake: tuple[int, int] | None) -> None:
-        self._limit_s, self._wake = limit_s, wake
-        self._at_s = time.monotonic() + limit_s
-
-    def wait(self, sock: socket.socket, event: int) -> None:
-        poller = select.poll()
-        poller.register(sock, event)
-        if self._wake is not None:
-            poller.register(self._wake[0], select.POLLIN)
-        left_s = max(0.0, self._at_s - time.monotonic())
-        ready = {fd for fd, _ in poller.poll(left_s * 1e3)}
-        if self._wake is not None and self._wake[0] in ready:
-            raise Interrupted
-        if not ready:
-            raise NoAnswer("timeout", f"it did not answer within {self._limit_s:g} s")
-
-
-def _received(sock: socket.socket, deadline: _ExchangeDeadline) -> bytes:
-    raw = bytearray()
-    while not _complete(raw):
-        deadline.wait(sock, select.POLLIN)
-        piece = sock.recv(8192)
-        if not piece:
-            break
-        raw += piece
-        if len(raw) > MOST_BYTES:
-            raise NoAnswer("too large", f"its answer is longer than {MOST_BYTES} bytes")
-    return bytes(raw)
-
-
-def _complete(raw: bytearray) -> bool:
-    """Return whether the announced length is there, for servers that do not close."""
-    head, end, body = bytes(raw).partition(b"\r\n\r\n")
-    length = re.search(rb"(?im)^content-length:[ \t]*([0-9]{1,9})[ \t]*\r?$", head)
-    return bool(end and length) and len(body) >= int(length[1] if length else 0)
-
-
-class _Recorded:
-    """What `HTTPResponse` needs of a socket."""
-
-    def __init__(self, raw: bytes) -> None:
-        self._raw = raw
-
-    def makefile(self, *_: object) -> io.BytesIO:
-        return io.BytesIO(self._raw)
-
-
-def _parsed(raw: bytes, method: str) -> Answer:
-    try:
-        response = HTTPResponse(_Recorded(raw), method=method)  # type: ignore[arg-type]
-        with response:
-            response.begin()
-            headers = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, response.read(), headers)
-    except (HTTPException, ValueError) as error:
-        raise NoAnswer("garbage", f"its answer is no HTTP ({error!r:.80})") from error
+def _too_large() -> NoAnswer:
+    return NoAnswer("too large", f"its answer is longer than {MOST_BYTES} bytes")
 
 
 def _unsafe(text: str, without: str = "\n") -> bool:
@@ -215,11 +184,6 @@ class MetadataService:
 
     Times that a cloud announces are absolute. They are compared with this host's clock, which is
     trusted to within the skew that the answers' ``Date`` headers show (`skew_s`).
-
-    Args:
-        base_url: of the service; the default is the address all clouds use.
-        timeout_s: how long an exchange may take.
-        clock: seconds since 1970.
     """
 
     on_network = True
@@ -236,8 +200,7 @@ class MetadataService:
         self._ahead_s = 0.0
 
     def start(self) -> bool:
-        """Make the wire interruptible."""
-        self._wire.open()
+        """Return true: there is a service to ask."""
         return True
 
     def interrupt(self) -> None:
@@ -245,11 +208,34 @@ class MetadataService:
         self._wire.interrupt()
 
     def close(self) -> None:
-        """Close the wire."""
-        self._wire.close()
+        """Do nothing: each request closes its connection."""
 
     def _on_host_clock(self, notice: Notice | None, answer: Answer) -> Notice | None:
         self._ahead_s = skew_s(self._ahead_s, answer.date_unix_s, self._clock())
         if notice is None or notice.leaves_unix_s is None or self._ahead_s == 0.0:
             return notice
         return replace(notice, leaves_unix_s=notice.leaves_unix_s - self._ahead_s)
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in ``body``; raise NoAnswer if there is none."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise NoAnswer("garbage", f"its answer is no JSON: {body[:60]!r}") from error
+    if not isinstance(value, dict):
+        raise NoAnswer("garbage", f"its answer is no JSON object: {body[:60]!r}")
+    return value
+
+
+def plain_text(body: bytes) -> str:
+    """Return ``body`` as one line of text without white space around it; else raise NoAnswer."""
+    text = body.decode("utf-8", "replace").strip()
+    if not text or not text.isprintable() or "\N{REPLACEMENT CHARACTER}" in text:
+        raise NoAnswer("garbage", f"its answer is no line of text: {body[:60]!r}")
+    return text
+
+
+def unexpected(status: int) -> NoAnswer:
+    """Return the error for a status that says neither yes nor no."""
+    return NoAnswer(f"status {status}", f"it answered with status {status}")

@@ -25,12 +25,13 @@ from evenstride.core.spec import duration_s, parse_spec
 from evenstride.errors import ConfigError, did_you_mean
 from evenstride.runtime.notices.aws import Aws
 from evenstride.runtime.notices.azure import Azure
-from evenstride.runtime.notices.cloud_detection import DMI, detect_cloud
 from evenstride.runtime.notices.gcp import MAINTENANCE, PREEMPTED, Gcp
 from evenstride.runtime.notices.http_transport import LINK_LOCAL
 from evenstride.runtime.notices.notice import NoticeSource
 from evenstride.runtime.notices.signals import Signals
 
+DMI = Path("/sys/class/dmi/id")
+_AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 # How long Kubernetes waits after SIGTERM, and torchrun, unless told otherwise.
 GRACE_S = 30.0
 _CLOUDS = ("aws", "aws-rebalance", "gcp", "azure")
@@ -138,3 +139,37 @@ def _unknown(part: str) -> ConfigError:
         f"{', '.join(NAMES)}, a signal also as SIGUSR1@120, several joined by commas; change the "
         "setting notices, or EVENSTRIDE_NOTICES"
     )
+
+
+def detect_cloud(dmi: Path = DMI) -> str | None:
+    """Return ``aws``, ``gcp``, ``azure``, or ``None`` if this machine shows no sign of them.
+
+    Args:
+        dmi: the folder in which the kernel shows what the firmware says; nothing is asked over
+            the network.
+
+    Source:
+        Amazon, "Identify EC2 instances" by way of powersj/whatsthis and KarpelesLab/cloudinfo
+        (``Amazon EC2`` as the vendor on Nitro, ``amazon`` in the version on Xen); cloud-init
+        (``Google Compute Engine`` as the product; the chassis' asset tag of all Azure VMs).
+    """
+    # Vendors alone are no sign: Google sells notebooks, and Microsoft's hypervisor runs elsewhere.
+    if _firmware(dmi, "chassis_asset_tag") == _AZURE_TAG:
+        return "azure"
+    if _firmware(dmi, "product_name") == "Google Compute Engine":
+        return "gcp"
+    on_xen = any(
+        "amazon" in _firmware(dmi, name).lower() for name in ("product_version", "bios_version")
+    )
+    if _firmware(dmi, "sys_vendor") == "Amazon EC2" or (
+        _firmware(dmi, "sys_vendor") == "Xen" and on_xen
+    ):
+        return "aws"
+    return None
+
+
+def _firmware(folder: Path, name: str) -> str:
+    try:
+        return (folder / name).read_text(errors="replace").strip()
+    except OSError:
+        return ""

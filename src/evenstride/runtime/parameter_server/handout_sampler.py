@@ -12,9 +12,10 @@ from evenstride.core.sampling.partition import EpochCursor
 from evenstride.errors import ConfigError
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
-from evenstride.runtime.loading.sampler import EpochOrder, StepSampler
+from evenstride.runtime.loading.position import EpochOrder
+from evenstride.runtime.loading.sampler import StepSampler
 from evenstride.runtime.loading.seeding import Keys
-from evenstride.runtime.parameter_server.async_worker import AsyncWorker
+from evenstride.runtime.parameter_server.server_worker import AsyncWorker
 
 # Decisions are in force as soon as they are known: no step is the same for two workers.
 _LATEST = 1 << 62
@@ -26,14 +27,6 @@ class PieceSampler(StepSampler):
     Its iterators end when nothing is left to be given; whether the epoch is over then is told by
     `finished`. If it is not, this worker has pieces in hand, and is to ask again once it has
     trained them: some of other workers' may have come back.
-
-    Args:
-        order: layout of the epochs.
-        gate: tells the shares there are.
-        rank: this rank.
-        fit: how large a batch may be.
-        free: gives the pieces.
-        seeded: whether keys carry a seed for the sample's randomness.
     """
 
     def __init__(

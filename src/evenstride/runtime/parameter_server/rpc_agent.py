@@ -16,7 +16,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -39,31 +39,16 @@ _TRANSPORTS, _CHANNELS = ["uv"], ["basic"]
 
 @dataclass(frozen=True, slots=True)
 class RpcRendezvous:
-    """Where a run's workers and servers find each other.
+    """Where a run's workers and servers find each other."""
 
-    Args:
-        host: of the process group's store.
-        port: of it.
-        prefix: of the keys, this run's own.
-        workers: how many there are; the first ids are theirs.
-        servers: how many there are.
-        mode: of synchronisation.
-        timeout_s: how long they wait for each other.
-        one_machine: whether all of them are on one machine.
-    """
-
-    host: str
+    host: str  # of the process group's store
     port: int
-    prefix: str
-    workers: int
+    prefix: str  # of the keys, this run's own
+    workers: int  # how many there are; the first ids are theirs
     servers: int
-    mode: str
-    timeout_s: float
-    one_machine: bool
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        return asdict(self)
+    mode: str  # of synchronisation
+    timeout_s: float  # how long they wait for each other
+    one_machine: bool  # whether all of them are on one machine
 
 
 def interface_for(meeting: RpcRendezvous) -> str | None:
@@ -79,12 +64,10 @@ def interface_for(meeting: RpcRendezvous) -> str | None:
 
 
 def worker_name(rank: int) -> str:
-    """Return the name of a worker's agent."""
     return f"worker{rank}"
 
 
 def server_name(index: int) -> str:
-    """Return the name of a server's agent."""
     return f"server{index}"
 
 
@@ -94,13 +77,8 @@ def join(
     """Make this process' agent; collective over all workers and servers.
 
     Agents wait for each other with the interpreter held, so they are made when all are there, and
-    have seen that all are: who is lost before that is found out by `look`.
-
-    Args:
-        meeting: where all meet.
-        name: of this one.
-        number: of this one among all, workers first.
-        look: called again and again until all are there; may raise to give up.
+    have seen that all are: who is lost before that is found out by ``look``, which is called again
+    and again and may raise. Workers are first in ``number``.
 
     Raises:
         RuntimeError: the others did not come in time.

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from evenstride.core.sync_modes.mode_specs import Asynchronous, StaleSynchronous, sync_from_spec
 from evenstride.runtime.parameter_server.rpc_agent import RpcRendezvous, join, server_name
@@ -34,19 +34,15 @@ _LINGER_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A server that this process has started.
-
-    Args:
-        process: it.
-    """
+    """A server that this process has started."""
 
     process: subprocess.Popen[str]
 
     def close(self, *, wait: bool) -> None:
         """Let it end as soon as all workers have left it, or none asks any more.
 
-        Args:
-            wait: some time for that; others may need it for longer than this process lives.
+        Other workers may need it for longer than this process lives, so a ``wait`` for that has a
+        limit.
         """
         assert self.process.stdin is not None, "it is a pipe"
         self.process.stdin.close()
@@ -76,7 +72,7 @@ def start(meeting: RpcRendezvous, index: int) -> ServerProcess:
         start_new_session=True,  # an interrupt from the keyboard is for the workers
     )
     assert process.stdin is not None, "it is a pipe"
-    process.stdin.write(json.dumps({**meeting.to_plain(), "index": index}) + "\n")
+    process.stdin.write(json.dumps({**asdict(meeting), "index": index}) + "\n")
     process.stdin.flush()
     return ServerProcess(process)
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evenstride.core.sync_modes.async_schedule import AsyncSchedule
-from evenstride.core.sync_modes.staleness import Staleness, staleness_report
+from evenstride.core.sync_modes.async_schedule import AsyncSchedule, Staleness, staleness_report
 
 Stretches = list[tuple[int, int]]
 Answer = torch.futures.Future[Stretches | None]
@@ -35,34 +34,22 @@ LATER: Stretches = []
 
 
 class Take(NamedTuple):
-    """A worker that asks for samples.
-
-    Args:
-        worker: who asks.
-        epoch: that it is in.
-        end: samples of the epoch.
-        samples: that it would have.
-        most: samples that the run trains, over all epochs; ``None`` for no limit.
-        answer: positions from and to; ``None`` once the epoch is over.
-    """
+    """A worker that asks for samples."""
 
     worker: int
-    epoch: int
-    end: int
-    samples: int
-    most: int | None
-    answer: Answer
+    epoch: int  # that it is in
+    end: int  # samples of the epoch
+    samples: int  # that it would have
+    most: int | None  # samples that the run trains, over all epochs; `None` for no limit
+    answer: Answer  # positions from and to; `None` once the epoch is over
 
 
 class WorkDispatcher:
     """Hands out one epoch after the other by `AsyncSchedule`, and answers workers that wait.
 
     All workers begin an epoch together and end it together: who finds nothing left waits until all
-    that was given is trained, in case some of it comes back.
-
-    Args:
-        workers: how many there are.
-        staleness: the bound for `AsyncSchedule`; ``None`` for none.
+    that was given is trained, in case some of it comes back. Without a bound ``staleness`` is
+    ``None``.
     """
 
     def __init__(self, workers: int, staleness: int | None) -> None:
@@ -95,11 +82,7 @@ class WorkDispatcher:
         return answer
 
     def require(self, worker: int) -> None:
-        """Refuse the update of a worker that was taken for lost: others train its samples.
-
-        Raises:
-            RuntimeError: it was.
-        """
+        """Refuse the update of a worker that was taken for lost: others train its samples."""
         if worker not in self._live:
             raise RuntimeError(taken_for_lost(worker))
 
@@ -207,7 +190,6 @@ class WorkDispatcher:
         self._turns = [(other, turn) for other, turn in self._turns if other != worker]
 
     def _look(self) -> None:
-        """Answer whoever can be answered by now."""
         self._end_epoch()
         # All are tried again, since samples of a lost worker may have come back.
         self._takes = [take for take in self._takes if self._beyond(take) or not self._give(take)]
@@ -247,7 +229,6 @@ class WorkDispatcher:
         self._trained, self._present = [0] * self._workers, None
 
     def _beyond(self, take: Take) -> bool:
-        """Return whether a worker asks for another epoch than the present one."""
         return take.worker in self._told or take.epoch != self._epoch
 
     def _give(self, take: Take) -> bool:

@@ -9,14 +9,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstride.runtime.coordination.agreement import Plain
-from evenstride.runtime.engines.compression import send_compressed
-from evenstride.runtime.engines.forward_timing import engine_of, watch_forward
+from evenstride.runtime.coordination.leader import Leader
+from evenstride.runtime.engines.ddp import send_compressed, watch_forward
 from evenstride.runtime.engines.fsdp import check_engine, subtract_collectives
 from evenstride.runtime.engines.model_agreement import device_of, meet
-from evenstride.runtime.environment import Environment
+from evenstride.runtime.engines.watched_models import engine_of
+from evenstride.runtime.engines.weight_drift import DriftGuard
 from evenstride.runtime.loss.training_step import TrainingStep
+from evenstride.runtime.session.opening_split import OpeningSplit
+from evenstride.runtime.session.rank_calls import RankCalls
 from evenstride.runtime.session.rank_state import RankState
-from evenstride.runtime.session.rank_ties import RankTies
 from evenstride.runtime.session.watch_rules import WatchRules
 from evenstride.runtime.settings import Settings
 from evenstride.runtime.synchronisation.synchroniser import Synchroniser, begin_alike, still
@@ -26,39 +28,37 @@ from evenstride.runtime.team import Team
 class ModelWatcher:
     """Lets a rank's models be timed, compared and trained.
 
-    Args:
-        state: of this rank.
-        ties: to the other ranks.
-        step: that models are trained in.
-        refuse_in_loop: raises if the training loop is running.
-        team: of all ranks.
-        settings: of the run.
-        environment: of this process.
-        sync: takes the place of the engine's averaging; ``None`` where the engine does it.
+    ``sync`` takes the place of the engine's averaging; it is ``None`` where the engine does it.
+    ``connections`` is ``CUDA_DEVICE_MAX_CONNECTIONS``, if it is set. ``calibrates`` tells whether
+    this run is a calibration. ``refuse_in_loop`` raises if the training loop is running.
     """
 
     def __init__(
         self,
         state: RankState,
-        ties: RankTies,
         step: TrainingStep,
-        refuse_in_loop: Callable[[str], None],
+        calls: RankCalls,
+        opening: OpeningSplit,
+        drift: DriftGuard,
         team: Team,
+        leader: Leader | None,
         settings: Settings,
-        environment: Environment,
+        connections: int | None,
+        calibrates: bool,
         sync: Synchroniser | None,
+        refuse_in_loop: Callable[[str], None],
     ) -> None:
-        self._step, self._ties, self._refuse_in_loop = step, ties, refuse_in_loop
-        self._peaks, self._group, self._leader = state.peaks, team.group, team.leader
-        self._connections = environment.connections
+        self._step, self._peaks = step, state.peaks
+        self._calls, self._opening, self._drift = calls, opening, drift
+        self._group, self._leader = team.group, leader
+        self._refuse_in_loop, self._connections = refuse_in_loop, connections
         self._rules = WatchRules(
             settings,
             team.world_size,
             team.islands,
             sync,
-            state.noise,
-            state.progress,
-            calibrates=environment.calibrate is not None,
+            state,
+            calibrates=calibrates,
         )
 
     def watch(
@@ -75,10 +75,10 @@ class ModelWatcher:
         kinds = tuple(met["kinds"])
         check_engine(model, kinds)
         if met["verdict"] is not None:
-            self._ties.opening.stop_measuring(met["not_measured"], met["verdict"])
+            self._opening.stop_measuring(met["not_measured"], met["verdict"])
         watched = self._step.watched
         if self._leader is not None and self._group is not None and not watched.models:
-            self._rules.tell_of_the_rest(measured=not self._ties.opening.not_measured)
+            self._rules.tell_of_the_rest(measured=not self._opening.not_measured)
         # After the agreement, in which all ranks must take part, also for a model they know.
         if any(known is model for known in watched.models):
             return
@@ -86,7 +86,7 @@ class ModelWatcher:
             send_compressed(model)
         every = self._rules.drift_check(kinds) if drift_check is None else drift_check
         if every and self._group is not None:
-            self._ties.drift.watch(model, every, partial(self._ties.calls.own_group, "gloo"))
+            self._drift.watch(model, every, partial(self._calls.own_group, "gloo"))
         self._mark_waits(model)
         self._step.watch(model)
         if check_loss:
@@ -132,10 +132,10 @@ class ModelWatcher:
             check_engine(model, met["kinds"])
             return {**met, "verdict": self._decided(met["not_measured"])}
 
-        return self._ties.calls.agree("watch()", checked, judged)
+        return self._calls.agree("watch()", checked, judged)
 
     def _decided(self, why: str) -> Plain | None:
         """Return the leader's decision where steps cannot be measured; ``None`` where they can."""
-        if not why or self._ties.opening.not_measured or self._leader is None:
+        if not why or self._opening.not_measured or self._leader is None:
             return None
         return self._rules.unmeasured(self._leader, why)

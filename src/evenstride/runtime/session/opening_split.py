@@ -7,41 +7,29 @@ from collections.abc import Callable
 from evenstride.core.fleet import Shares
 from evenstride.runtime.coordination.agreement import Plain
 from evenstride.runtime.coordination.continuity import Continuity
-from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.loading.position import CommittedPosition
 from evenstride.runtime.session.rank_calls import RankCalls
-from evenstride.runtime.timing.recorder import Recorder
+from evenstride.runtime.session.rank_state import RankState
 
 
 class OpeningSplit:
-    """Puts another opening split in force on this rank.
+    """Puts another opening split in force on this rank, before its first step.
 
-    Args:
-        recorder: of this rank's steps.
-        gate: that each step's shares come from.
-        progress: of this rank.
-        begin_with: lets the control thread know another split.
-        calls: of all ranks.
-        continuity: reads what a checkpoint has kept.
-        leader: on rank 0 only.
+    ``begin_with`` lets the control thread know another split.
     """
 
     def __init__(
         self,
-        recorder: Recorder,
-        gate: DrawBarrier,
-        progress: CommittedPosition,
+        state: RankState,
         begin_with: Callable[[Shares | None], None],
         calls: RankCalls,
         continuity: Continuity,
         leader: Leader | None,
     ) -> None:
-        self._recorder, self._gate, self._progress = recorder, gate, progress
+        self._recorder, self._gate, self._progress = state.recorder, state.gate, state.progress
         self._begin_with, self._calls = begin_with, calls
         self._continuity, self._leader = continuity, leader
-        self.not_measured = ""
-        """Why steps cannot be measured; empty while they can."""
+        self.not_measured = ""  # why steps cannot be measured; empty while they can
 
     def skip(self) -> None:
         """Let no first steps wait for decisions."""

@@ -1,37 +1,79 @@
-"""Calls that all ranks make together, in the same order."""
+"""Calls that all ranks make together, in the same order, and the sums behind `Stride.mean`.
+
+Everything goes through the process group's store, and no collective takes part. A collective that
+a single rank starts would pair with whatever the other ranks send next, such as their gradients.
+In the store the ranks meet first, and a rank that does not come is named.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import base64
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 
+import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from evenstride.runtime.coordination.agreement import Plain, agree, named
+from evenstride.errors import RanksDisagree
+from evenstride.runtime.coordination.agreement import Plain, agree, named, require_equal
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.engines.process_groups import own_group
 from evenstride.runtime.failures.heartbeat import Beat
-from evenstride.runtime.failures.survivors import Survivors, watched
+from evenstride.runtime.failures.survivors import FreeWorker, Survivors, watched
 from evenstride.runtime.loading.position import CommittedPosition
-from evenstride.runtime.session.whereabouts import Whereabouts
 from evenstride.runtime.store.store_channel import Channel
-from evenstride.runtime.store.store_mean import Call, sum_over_ranks
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.runtime.timing.device_timer import RankClock
+
+Agree = Callable[[Callable[[], Plain], Callable[[list[Plain]], Plain]], Plain]
+"""Lets all ranks show something and the leader judge it."""
+
+# Values per message, 512 KiB of them: a store takes messages of up to 8 MiB.
+_MOST_VALUES = 2**16
+
+
+class Whereabouts:
+    """Tells any thread where the training thread is, as the heartbeats tell the other ranks.
+
+    ``free`` may wait for its servers; it is ``None`` where workers keep step.
+    """
+
+    def __init__(self, clock: RankClock, gate: DrawBarrier, free: FreeWorker | None) -> None:
+        self._clock, self._gate, self._free = clock, gate, free
+        self._agreeing = False
+
+    @contextlib.contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """Tell that this rank is in a call of all ranks."""
+        self._agreeing = True
+        try:
+            yield
+        finally:
+            self._agreeing = False
+
+    def at(self) -> tuple[str, int]:
+        """Return the phase and the step."""
+        timer = self._clock.timer
+        phase, step = timer.at
+        if self._free is not None and self._free.waits:
+            # A phase in which a rank that does not come is looked for.
+            return "sync", step
+        if phase == "data" and self._gate.waiting:
+            return "decision", step + 1
+        if self._agreeing:
+            return "agreement", step
+        left = phase != "sync" and timer.left
+        return "left" if left else phase, step
 
 
 class RankCalls:
     """One rank's part in what all ranks do together; a single process agrees with itself.
 
-    Args:
-        channel: to the other ranks; ``None`` with one process.
-        group: of all ranks, likewise.
-        clock: of this rank's steps.
-        gate: knows why the run cannot go on, if it cannot.
-        progress: of this rank.
-        beats: returns the latest heartbeat of every rank.
-        whereabouts: of this rank.
-        survivors: who is there, where the others go on without a rank that is lost.
+    ``channel`` and ``group`` are ``None`` with one process. ``beats`` returns the latest heartbeat
+    of every rank. ``survivors`` is there where the others go on without a rank that is lost.
     """
 
     def __init__(
@@ -100,11 +142,7 @@ class RankCalls:
         self._group = self._channel = None
 
     def _passed(self) -> dict[int, str]:
-        """Return the ranks that have gone on to a later step than this one, and where they are.
-
-        Raises:
-            EvenstrideError: the run cannot go on, above all because a rank is gone.
-        """
+        """Return the ranks that have gone on to a later step than this one, and where they are."""
         # The loss of a rank explains a wait better than another that is ahead.
         if self._gate.error is not None:
             raise self._gate.error
@@ -114,3 +152,71 @@ class RankCalls:
 
 def _topic(meeting: int) -> str:
     return f"call {meeting} of loader(), watch(), sync_batch_norm() or mean()"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One rank's call of `Stride.mean`, as the other ranks must have made it, too."""
+
+    name: str | None  # under which the mean is recorded
+    shape: tuple[int, ...]  # of the total; empty for one number
+    steps: int  # that the rank has committed
+    in_loop: bool  # whether its training loop is running
+
+
+def exact_mean(
+    total: float | Tensor, count: float | Tensor, summed: Callable[[Tensor], Tensor] | None = None
+) -> float | Tensor:
+    """Return the sum of all ranks' totals over the sum of their counts, in float64.
+
+    A tensor of several elements gives a tensor of the same shape, anything else a float. With a
+    count of 0 over all ranks the result is nan. ``summed`` returns the sums of all ranks' values;
+    it is ``None`` for this rank alone.
+    """
+    totals = torch.as_tensor(total, dtype=torch.float64, device="cpu").detach()
+    sums = torch.cat([totals.reshape(-1), torch.tensor([float(count)], dtype=torch.float64)])
+    if summed is not None:
+        sums = summed(sums)
+    mean = sums[:-1] / sums[-1]
+    return float(mean) if totals.numel() == 1 else mean.reshape(totals.shape)
+
+
+def sum_over_ranks(values: Tensor, call: Call, agree: Agree) -> Tensor:
+    """Return the sums of all ranks' values, ``(n,)`` float64; every rank makes the same call."""
+
+    def show(piece: Tensor) -> Plain:
+        return {**asdict(call), "values": _text(piece)}
+
+    pieces = torch.split(values, _MOST_VALUES)
+    return torch.cat([_numbers(agree(partial(show, piece), _judged)["sums"]) for piece in pieces])
+
+
+def _judged(shown: list[Plain]) -> Plain:
+    places: dict[str, list[int]] = {}
+    for rank, mine in enumerate(shown):
+        places.setdefault(_place(mine), []).append(rank)
+    if len(places) > 1:
+        told = "; ".join(
+            f"{place} on rank {', '.join(map(str, ranks[:8]))}" for place, ranks in places.items()
+        )
+        raise RanksDisagree(
+            f"the ranks called mean() at different places: {told}; every rank must call it equally "
+            "often and at the same places"
+        )
+    require_equal([{"name": mine["name"], "shape": mine["shape"]} for mine in shown], "mean()")
+    return {"sums": _text(torch.stack([_numbers(mine["values"]) for mine in shown]).sum(0))}
+
+
+def _place(shown: Plain) -> str:
+    where = "inside the training loop" if shown["in_loop"] else "outside the training loop"
+    return f"{where} after {shown['steps']} steps"
+
+
+def _text(values: Tensor) -> str:
+    # As bytes, so that no digit is rounded on the way.
+    return base64.b64encode(values.numpy().tobytes()).decode()
+
+
+def _numbers(text: str) -> Tensor:
+    # Copied, as the array of a bytes object is read-only and torch's tensors are not.
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype=np.float64).copy())

@@ -1,61 +1,160 @@
-"""The loaders of a rank: one for training, any number for evaluation."""
+"""A rank's training loader, as all ranks have agreed on it."""
 
 from __future__ import annotations
 
-from evenstride.runtime.loading.batch_change import BatchChanges
-from evenstride.runtime.loading.evaluation import Evaluation
-from evenstride.runtime.loading.loader import Rank
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from evenstride.errors import ConfigError, LoaderBusy
+from evenstride.runtime.coordination.agreement import Plain
+from evenstride.runtime.coordination.coordinator import Coordinator
+from evenstride.runtime.coordination.draw_barrier import BatchChange
+from evenstride.runtime.engines.weight_drift import DriftGuard
+from evenstride.runtime.loading.loader import Rank, TrainLoader
+from evenstride.runtime.loading.loader_agreement import (
+    check_loader,
+    judge_loader,
+    layout,
+    order_of,
+)
+from evenstride.runtime.loading.loader_options import (
+    CostFn,
+    Costs,
+    DataLoaderOptions,
+    LoaderOptions,
+    calibration,
+    check_options,
+    dataset_length,
+)
+from evenstride.runtime.loading.position import BatchChanges
+from evenstride.runtime.loading.sampler import StepSampler
 from evenstride.runtime.loss.training_step import TrainingStep
-from evenstride.runtime.session.loader_factory import TrainLoaders
+from evenstride.runtime.session.opening_split import OpeningSplit
+from evenstride.runtime.session.rank_calls import RankCalls
 from evenstride.runtime.session.rank_state import RankState
-from evenstride.runtime.session.rank_ties import RankTies
-from evenstride.runtime.session.step_ends import StepTicks
 from evenstride.runtime.settings import Settings
-from evenstride.runtime.synchronisation.mode_runtime import free_of, sampler_of
-from evenstride.runtime.synchronisation.synchroniser import Synchroniser
-from evenstride.runtime.team import Team
 
 
-class RankLoaders:
-    """What makes a rank's loaders.
+class TrainLoaders:
+    """The one training loader that there may be, and its successors.
 
-    Args:
-        state: of this rank.
-        ties: to the other ranks.
-        step: that batches are trained in.
-        team: of all ranks.
-        settings: of the run.
-        sync: takes the place of the engine's averaging; ``None`` where the engine does it.
-        calibrate: what to calibrate, as in the environment; ``None`` for nothing.
+    ``turn`` stands still until the batch is decided, and returns it. ``calibrate`` says what to
+    calibrate, as in the environment; ``None`` for nothing.
     """
 
     def __init__(
         self,
         state: RankState,
-        ties: RankTies,
         step: TrainingStep,
-        team: Team,
+        coordinator: Coordinator,
+        calls: RankCalls,
+        opening: OpeningSplit,
+        drift: DriftGuard,
+        turn: Callable[[BatchChange], int | None],
         settings: Settings,
-        sync: Synchroniser | None,
+        sampler: Callable[..., StepSampler],
         calibrate: str | None,
     ) -> None:
+        self._calls, self._opening = calls, opening
+        self._settings, self._calibrate = settings, calibrate
         turns = None
         if settings.chosen:
-            turns = BatchChanges(
-                state.progress, state.limits, state.clock, state.noise, ties.link.turn
-            )
-        ticks = StepTicks(state.progress, ties.link, team.step_file)
-        rank = Rank(
-            gate=state.gate,
-            step=step,
-            progress=state.progress,
-            rank=team.rank,
+            turns = BatchChanges(state.progress, state.limits, state.clock, state.noise, turn)
+        self._rank = Rank(
+            coordinator,
+            step,
+            state.progress,
             max_steps=settings.max_steps,
-            tick=ticks.tick if team.leader is not None else None,
-            explain_failure=ties.link.explain_failure,
-            sampler=sampler_of(free_of(sync)),
+            sampler=sampler,
             turns=turns,
-            drift=ties.drift,
+            drift=drift,
         )
-        self.training = TrainLoaders(rank, ties.calls, ties.opening, settings, calibrate)
-        self.evaluation = Evaluation(ties.calls, ties.split, state.watched, state.peaks, settings)
+        # Weak, because a loader in a reference cycle takes its workers down slowly (5 s each).
+        self._latest: Callable[[], TrainLoader | None] = _none
+
+    @property
+    def latest(self) -> TrainLoader | None:
+        """The loader that was made last, while the script has it."""
+        return self._latest()
+
+    def busy(self) -> bool:
+        """Return whether the training loop is running."""
+        return self.latest is not None and self.latest.busy
+
+    def refuse_in_loop(self, call: str) -> None:
+        """Raise if the training loop is running."""
+        if self.busy():
+            raise LoaderBusy(f"{call} was called inside the training loop; leave the loop first")
+
+    def make(
+        self,
+        dataset: Any,
+        asked: LoaderOptions,
+        options: DataLoaderOptions,
+        cost_fn: CostFn | None,
+    ) -> TrainLoader:
+        """Return a training loader; see `Stride.loader`; collective."""
+        settings, progress, step = self._settings, self._rank.progress, self._rank.step
+        costs: list[Costs] = []
+        processes = options.get("num_workers", 0)
+
+        def show() -> Plain:
+            # All checks are in here, so that what one rank refuses is raised on every rank.
+            check_options(options)
+            self._refuse_second()
+            batch = progress.global_batch
+            check_loader(dataset, asked, settings, batch, by_cost=cost_fn is not None)
+            if cost_fn is not None:
+                costs.append(Costs(cost_fn, dataset_length(dataset)))
+            seed = self._calls.seed_to_compare(settings.seed)
+            shown = layout(dataset, asked, processes, seed)
+            return {**shown, "cost_fn": costs[0].digest() if costs else None}
+
+        verdict = self._calls.agree("loader()", show, judge_loader)
+        left = 0 if asked.drop_last else verdict["length"] % progress.global_batch
+        step.limits.lay_out(verdict["micro"], left, by_cost=cost_fn is not None)
+        if verdict["cold_prefetch"]:
+            self._opening.skip()
+        # Here every rank comes by; in the loop, ranks would make the group at different batches.
+        if verdict["weighted"]:
+            step.weights.open()
+        progress.attach(order_of(dataset, verdict, asked, settings.seed))
+        # After the agreement: a calibration has one process, so nobody waits for what it refuses.
+        sizes = calibration(self._calibrate, self._calls.world_size, settings.global_batch)
+        asked = replace(asked, sizes=sizes, costs=costs[0] if costs else None)
+        # Two loaders would draw the same samples from one position.
+        if (former := self.latest) is not None:
+            former.retire()
+        loader = TrainLoader(self._rank, dataset, asked, options)
+        self._latest = weakref.ref(loader)
+        return loader
+
+    def load(self, position: Plain) -> None:
+        """Go to a saved position; see `CommittedPosition.load`."""
+        self.refuse_in_loop("load_state_dict()")
+        parts = position.get("parts") if isinstance(position, dict) else None
+        if parts and len(parts) != self._calls.world_size:
+            raise ConfigError(
+                f"the saved state is of the midst of an epoch in which {len(parts)} ranks kept to "
+                f"parts of the data set, and there are {self._calls.world_size}; restore it with "
+                'as many ranks, save at the end of an epoch, or use loader(partition="step")'
+            )
+        self._rank.progress.load(position)
+
+    def _refuse_second(self) -> None:
+        loader, progress = self.latest, self._rank.progress
+        if loader is None:
+            return
+        between_epochs = progress.earlier + progress.step > 0 and not progress.position
+        if loader.busy or not between_epochs:
+            raise ConfigError(
+                "this Stride has a training loader already, and stride.epoch counts its "
+                "epochs; use train=False for evaluation, make another Stride, or, for other data, "
+                "make the loader between two epochs"
+            )
+
+
+def _none() -> None:
+    """Return what a weak reference returns once its object is gone."""

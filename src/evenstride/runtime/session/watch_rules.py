@@ -12,14 +12,13 @@ from evenstride.core.sync_modes.mode_specs import LocalSgd, SyncMode
 from evenstride.errors import ConfigError
 from evenstride.runtime import usage_errors
 from evenstride.runtime.coordination.agreement import Plain
-from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.coordination.messages import verdict_to_plain
-from evenstride.runtime.engines.device_meshes import tell_of_the_rest
-from evenstride.runtime.engines.forward_timing import averages
+from evenstride.runtime.coordination.leader import Leader, verdict_to_plain
+from evenstride.runtime.engines.fsdp import tell_of_the_rest
 from evenstride.runtime.engines.replica_groups import Islands, check_island
+from evenstride.runtime.engines.watched_models import averages
 from evenstride.runtime.engines.weight_drift import USUAL_STEPS
-from evenstride.runtime.loading.position import CommittedPosition
-from evenstride.runtime.noise.noise_meter import NoiseMeter, check_model
+from evenstride.runtime.noise.noise_meter import check_model
+from evenstride.runtime.session.rank_state import RankState
 from evenstride.runtime.settings import Settings
 from evenstride.runtime.synchronisation.synchroniser import Synchroniser, require_plain
 
@@ -27,14 +26,8 @@ from evenstride.runtime.synchronisation.synchroniser import Synchroniser, requir
 class WatchRules:
     """Refuses models that cannot be trained as the run was asked to.
 
-    Args:
-        settings: of the run.
-        world_size: number of ranks.
-        islands: that the ranks are on; ``None`` if each is balanced by itself.
-        sync: takes the place of the engine's averaging; ``None`` where the engine does it.
-        noise: measures gradients; ``None`` where it is not asked for.
-        progress: of this rank.
-        calibrates: whether this run is a calibration.
+    ``islands`` is ``None`` if each rank is balanced by itself, and ``sync`` where an engine does
+    the averaging. ``calibrates`` tells whether this run is a calibration.
     """
 
     def __init__(
@@ -43,21 +36,16 @@ class WatchRules:
         world_size: int,
         islands: Islands | None,
         sync: Synchroniser | None,
-        noise: NoiseMeter | None,
-        progress: CommittedPosition,
+        state: RankState,
         *,
         calibrates: bool,
     ) -> None:
         self._settings, self._world_size, self._islands = settings, world_size, islands
-        self.sync, self._noise, self._progress = sync, noise, progress
+        self.sync, self._noise, self._progress = sync, state.noise, state.progress
         self._calibrates = calibrates
 
     def check(self, model: nn.Module, asked: Plain, group: dist.ProcessGroup | None) -> None:
-        """Raise unless a model can be trained on this rank.
-
-        Raises:
-            ConfigError: says why it cannot.
-        """
+        """Raise a `ConfigError` unless a model can be trained on this rank."""
         mode = self._settings.mode
         check_island(model, group, self._islands)
         if self._noise is not None:
@@ -81,8 +69,8 @@ class WatchRules:
     def unmeasured(self, leader: Leader, why: str) -> Plain:
         """Return the leader's decision where steps cannot be measured.
 
-        Raises:
-            ConfigError: something was asked for that needs measured times, or steps were measured.
+        What needs measured times and was asked for is refused, and so is a model that comes after
+        the first step.
         """
         self._refuse_policy(why)
         step = self._progress.step
@@ -94,11 +82,7 @@ class WatchRules:
         return verdict_to_plain(leader.not_measured(step, why))
 
     def _refuse_policy(self, why: str) -> None:
-        """Refuse what was asked for by name and needs measured times.
-
-        Raises:
-            ConfigError: a policy that moves shares, or a calibration.
-        """
+        """Refuse a policy that moves shares, or a calibration, if it was asked for by name."""
         settings = self._settings
         if self._calibrates:
             raise ConfigError(f"the calibration needs measured times, and there are none: {why}")

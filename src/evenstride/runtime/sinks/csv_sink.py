@@ -19,13 +19,8 @@ _FORMULAS = ("=", "+", "-", "@")
 class CsvSink:
     """Appends to a file, which is made with its folder if needed, and gets one header.
 
-    Args:
-        path: of the file. One that a run was writing when it crashed loses the row that it had
-            begun.
-
-    Raises:
-        ConfigError: it is no file, or has other columns.
-        OSError: it cannot be written.
+    A file that a run was writing when it crashed loses the row that it had begun. Raises
+    ConfigError for a folder and for a file with other columns.
     """
 
     def __init__(self, path: Path) -> None:

@@ -9,8 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from evenstride.runtime.sinks.metric_names import METRICS, PREFIX
-from evenstride.runtime.sinks.snapshot import Sample, Snapshot
+from evenstride.runtime.sinks.snapshot import METRICS, PREFIX, Sample, Snapshot
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -24,13 +23,7 @@ _JOIN_S = 2.0
 class PrometheusSink:
     """Serves the latest snapshot over HTTP; whoever asks pays for the answer, not the exchange.
 
-    Args:
-        host: name or address to listen on.
-        port: to listen on; 0 for a free one, which is told in the log.
-
-    Raises:
-        ImportError: the package is not there.
-        OSError: the port is taken, or the address is not one of this machine.
+    Port 0 takes a free port, which the log names.
     """
 
     def __init__(self, host: str, port: int) -> None:

@@ -24,14 +24,9 @@ _LAST_PORT = 65535
 
 
 def sinks_of(asked: Any) -> tuple[str | Sink, ...]:
-    """Return the sinks that were asked for.
+    """Return the sinks that were asked for: texts, objects with the methods of `Sink`, or a list.
 
-    Args:
-        asked: text with one sink or several, with commas between them; an object with the methods
-            of `Sink`; or a sequence of texts, each with one sink, and such objects.
-
-    Raises:
-        ConfigError: it is none of these, one of them cannot be, or one is there twice.
+    Raises ConfigError if a sink does not exist or is listed twice.
     """
     if isinstance(asked, str):
         asked = [text.strip() for text in asked.split(",") if text.strip()]
@@ -58,13 +53,10 @@ def _is_sink(value: object) -> bool:
 
 
 def open_sinks(asked: Sequence[str | Sink]) -> dict[str, Sink]:
-    """Return the open sinks by what was asked; those opened before one that cannot are closed.
+    """Return the open sinks by name.
 
-    An object is open already. Its name is that of its class, with a number.
-
-    Raises:
-        ConfigError: one cannot be opened: its port is in use, its file or folder cannot be written,
-            or its package is not there.
+    If one cannot be opened, closes the others and raises ConfigError. An object is open already.
+    Its name is that of its class, with a number.
     """
     with contextlib.ExitStack() as opened:
         sinks = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,9 +13,73 @@ from evenstride.core.control.state import Control
 from evenstride.core.diagnostics.alerts import Alert, Alerts
 from evenstride.core.diagnostics.ledger import Ledger
 from evenstride.core.fleet import FloatArray
-from evenstride.core.gradients.noise_accumulator import NoiseOfRun
+from evenstride.core.gradients.noise_scale import NoiseOfRun
 from evenstride.core.time_model.observation import Measurements
-from evenstride.runtime.sinks.metric_names import neutral
+
+PREFIX = "evenstride_"
+"""What comes before every name in Prometheus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number that sinks get."""
+
+    name: str  # without the prefix; ends in its unit where that has a name of its own
+    unit: str
+    means: str
+    # what has a number each: a worker, or the `name` of a mean
+    label: Literal["", "worker", "name"] = ""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it only ever grows in a process: a counter."""
+        return self.name.endswith("_total")
+
+
+METRICS = (
+    Metric("step", "steps", "steps committed, over all restarts that loaded a state"),
+    Metric("epochs", "epochs", "epochs trained, over all restarts, with the part in hand"),
+    Metric("global_batch_samples", "samples", "samples of a full step over all workers"),
+    Metric("step_seconds", "s", "mean time of a step: the slowest's work, and communication"),
+    Metric("communication_seconds", "s", "time of a step that no split can change, smoothed"),
+    Metric("efficiency_model_ratio", "1", "best split's time over the time taken, so far"),
+    Metric("speedup_model_ratio", "1", "equal split's time over the time taken, so far"),
+    Metric("bound_model_ratio", "1", "equal split's time over the best split's, so far"),
+    Metric("changes_total", "changes", "changes of the shares after the opening split"),
+    Metric("alerts_total", "alerts", "alerts that were given"),
+    Metric("gradient_noise_scale", "samples", "batch at which noise and gradient are as large"),
+    Metric("gradient_noise_scale_low", "samples", "lower end of its 95 % interval"),
+    Metric("gradient_noise_scale_high", "samples", "upper end of its 95 % interval"),
+    Metric("metric", "its own", "latest value of a `stride.mean(name=)`", "name"),
+    Metric("worker_share_samples", "samples", "its share of a full step", "worker"),
+    Metric("worker_busy_seconds", "s", "its own work, per step", "worker"),
+    Metric("worker_wait_seconds", "s", "waiting for others and the network, per step", "worker"),
+    Metric("worker_data_seconds", "s", "of its work, waiting for data, per step", "worker"),
+    Metric("worker_speed_ratio", "1", "its speed over the best it has kept for a while", "worker"),
+    Metric("worker_memory_cap_samples", "samples", "most samples its memory should hold", "worker"),
+    Metric("worker_slow", "0 or 1", "whether an alert says that it is slow", "worker"),
+    Metric("worker_unneeded", "0 or 1", "whether one says it is not worth its place", "worker"),
+)
+"""All that is told, in the order in which it is told."""
+
+BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def neutral(text: str) -> str:
+    r"""Return a text with all that does not print written out, so that it does nothing anywhere.
+
+    Different texts stay different. Line ends, terminal escapes, marks that turn the direction of
+    writing and the like are written as in Python; so is the backslash.
+
+    >>> print(neutral("node\x1b[2J/0"))
+    node\x1b[2J/0
+    """
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(
+        one if one.isprintable() and one != "\\" else one.encode("unicode_escape").decode()
+        for one in text
+    )
 
 
 class Sample(NamedTuple):
@@ -70,34 +134,21 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeaderSnapshot:
-    """What the leader knows after an exchange.
+    """What the leader knows after an exchange."""
 
-    Args:
-        step: steps committed by this process.
-        control: after the exchange's decision.
-        measured: what the exchange brought, numbered as in the fleet; sound.
-        ledger: of the process so far.
-        changes: of the shares.
-        noise: of the gradient.
-        lockstep: whether all workers take the same steps.
-    """
-
-    step: int
-    control: Control
-    measured: Measurements
-    ledger: Ledger
-    changes: int
+    step: int  # committed by this process
+    control: Control  # after the exchange's decision
+    measured: Measurements  # of the exchange, numbered as in the fleet; sound
+    ledger: Ledger  # of the process so far
+    changes: int  # of the shares
     noise: NoiseOfRun
-    lockstep: bool = True
+    lockstep: bool = True  # whether all workers take the same steps
 
 
 def numbers_of(known: LeaderSnapshot, before: Ledger, alerts: Alerts) -> Iterator[Sample]:
     """Yield the numbers of the run and of each worker that serves; what is unknown is left out.
 
-    Args:
-        known: by the leader.
-        before: the ledger at the snapshot before; seconds per step are those since then.
-        alerts: what is remembered of the workers.
+    Seconds per step are those since the ledger ``before``.
     """
     for metric, value in _of_run(known, before):
         if value is not None:

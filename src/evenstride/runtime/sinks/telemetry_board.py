@@ -13,13 +13,13 @@ from typing import Any
 
 from evenstride.core.diagnostics.alerts import Alert, Alerts
 from evenstride.core.diagnostics.ledger import Ledger
-from evenstride.runtime.sinks.metric_names import neutral
 from evenstride.runtime.sinks.snapshot import (
     LeaderSnapshot,
     NamedMean,
     Sample,
     Sink,
     Snapshot,
+    neutral,
     numbers_of,
 )
 
@@ -30,10 +30,6 @@ class TelemetryBoard:
     """Looks for alerts after each exchange, and tells the sinks what is known.
 
     Nothing that goes wrong here ends training: a sink that fails is named once and dropped.
-
-    Args:
-        sinks: open, by what was asked.
-        alerts: what is remembered of the workers; nobody yet.
     """
 
     def __init__(

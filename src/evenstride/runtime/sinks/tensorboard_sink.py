@@ -9,8 +9,7 @@ from pathlib import Path
 from re import sub
 from typing import Any
 
-from evenstride.runtime.sinks.metric_names import BY_NAME
-from evenstride.runtime.sinks.snapshot import Sample, Snapshot
+from evenstride.runtime.sinks.snapshot import BY_NAME, Sample, Snapshot
 
 # Events that may wait for the thread that writes them, and how long they may.
 _MOST_WAITING, _FLUSH_S = 1000, 10
@@ -21,13 +20,6 @@ class TensorBoardSink:
 
     A folder may be that of a run that is continued: its steps are those of the whole training, and
     what an earlier process told of steps that are trained again is hidden by TensorBoard.
-
-    Args:
-        folder: made if needed.
-
-    Raises:
-        ImportError: the package is not there.
-        OSError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:

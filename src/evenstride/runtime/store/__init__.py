@@ -1,4 +1,4 @@
-"""Messages, means and a server over the process group's own key-value store.
+"""Messages and a server over the process group's own key-value store; start with `store_channel`.
 
-Start with `store_channel`. No collectives, so training never waits for these.
+No collectives, so training never waits for these.
 """

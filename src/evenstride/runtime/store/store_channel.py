@@ -41,25 +41,16 @@ _NAP, _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.02, 0.0002, 0.25
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """Three connections to the keys of one `Stride`.
+    """Three connections to the keys of one `Stride`."""
 
-    Args:
-        rank: this rank in the process group.
-        world_size: ranks in the group.
-        timeout: the process group's own timeout.
-        control: the control thread's connection, on which it waits.
-        meeting: the group's own connection, on which the training threads agree before training.
-        prompt: the connection that never does; safe to share between threads.
-        tell_after: how long `meet` waits before it says so.
-    """
-
-    rank: int
-    world_size: int
-    timeout: timedelta
-    control: Store
+    rank: int  # this rank in the process group
+    world_size: int  # ranks in the group
+    timeout: timedelta  # the process group's own timeout
+    control: Store  # the control thread's connection, on which it waits
+    # The group's own connection, on which the training threads agree before training.
     meeting: Store
-    prompt: Store
-    tell_after: timedelta = TELL_AFTER
+    prompt: Store  # the connection that never does; safe to share between threads
+    tell_after: timedelta = TELL_AFTER  # how long `meet` waits before it says so
 
     def close(self) -> None:
         """Drop the connections now, rather than whenever the garbage collector gets to them.
@@ -99,15 +90,10 @@ class Channel:
     ) -> list[str]:
         """Wait for all keys (training thread) and return their texts.
 
-        Args:
-            keys: to wait for.
-            timeout: how long at most.
-            tell: called, once, if that takes longer than ``tell_after``.
-            look: called from time to time while this waits; what it raises ends the wait.
-
-        Raises:
-            RuntimeError: some key did not come in time (a `torch.distributed.DistStoreError`,
-                but for a store in a file), or the store is gone.
+        ``tell`` is called, once, if that takes longer than ``tell_after``. ``look`` is called from
+        time to time while this waits, and what it raises ends the wait. A `RuntimeError` says that
+        some key did not come in time (a `torch.distributed.DistStoreError`, but for a store in a
+        file), or that the store is gone.
         """
         if look is None:
             _wait(self.meeting, keys, timeout, self.tell_after, tell)
@@ -139,9 +125,8 @@ class Channel:
 def open_channel(group: dist.ProcessGroup) -> Channel:
     """Return this rank's channel; collective over the group.
 
-    Raises:
-        ConfigError: the group has no store that a second connection can be opened to.
-        WorkerLost: rank 0 did not come within the group's timeout.
+    `ConfigError` says that the group has no store that a second connection can be opened to,
+    `WorkerLost` that rank 0 did not come within the group's timeout.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     # torch has no public way to a group's store; this table has been in place since 1.x.
@@ -231,12 +216,7 @@ def tell_of_wait(rank: int, call: str, whom: str) -> None:
 def tcp_store(store: Store, why: str) -> TCPStore:
     """Return the TCP store under a process group's, which other processes can connect to.
 
-    Args:
-        store: of the group.
-        why: one is needed, for people.
-
-    Raises:
-        ConfigError: it is of another kind.
+    ``why`` tells people what one is needed for, in the `ConfigError` where there is none.
     """
     while isinstance(store, PrefixStore):
         store = store.underlying_store
@@ -258,3 +238,30 @@ def _connect(store: Store) -> Store:
         client = TCPStore(server.host, server.port, None, False)
     client.set_timeout(FOREVER)
     return client
+
+
+class LocalChannel:
+    """The part of `Channel` that exchanges need, for one process, which asks and answers itself."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+
+    def put(self, key: str, text: str) -> None:
+        self._texts[key] = text
+
+    def take(self, key: str) -> str:
+        return self._texts[key]
+
+    def take_all(self, keys: list[str]) -> list[str]:
+        return [self._texts[key] for key in keys]
+
+    def present(self, keys: list[str]) -> list[bool]:
+        return [key in self._texts for key in keys]
+
+    def drop(self, key: str) -> None:
+        self._texts.pop(key, None)
+
+    def close(self) -> None:
+        """Nothing to close."""

@@ -16,17 +16,11 @@ LOOPBACK = "127.0.0.1"
 
 @contextlib.contextmanager
 def serve_store(host: str = LOOPBACK, port: int = 0) -> Iterator[tuple[str, int]]:
-    """Serve a store on one address only, and yield that address and the port.
+    """Serve a store on one address of this machine, and yield that address and the port.
 
-    A store that binds for itself listens on every address of the machine, for whoever can
-    reach it: it asks nobody for a password.
-
-    Args:
-        host: name or address of this machine to listen on.
-        port: to listen on; 0 for a free one.
-
-    Raises:
-        ConfigError: the address is not one of this machine, or all of them, or the port is taken.
+    A store that binds for itself listens on every address of the machine, for whoever can reach it:
+    it asks nobody for a password. Port 0 means a free one. Any other address, and a port that is
+    taken, is a `ConfigError`.
     """
     with _listener(host, port) as listener:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]

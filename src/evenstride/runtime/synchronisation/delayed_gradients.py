@@ -11,26 +11,17 @@ from torch.optim import Optimizer
 
 from evenstride.core.gradients.weighting import loss_factor
 from evenstride.core.sampling.draw import Draw
-from evenstride.core.sync_modes.averaging_schedule import RoundPosition
+from evenstride.core.sync_modes.mode_specs import RoundPosition
 from evenstride.errors import ConfigError
 from evenstride.runtime import usage_errors
-from evenstride.runtime.synchronisation.trained_state import TrainedState
-from evenstride.runtime.synchronisation.weighted_average import Sum, buckets
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.runtime.synchronisation.weighted_average import Sum, TrainedState, buckets
+from evenstride.runtime.timing.device_timer import RankClock
 
 
 class GradientInFlight:
     """Gradients that are being averaged over the ranks; collective to make, and nobody waits.
 
     Without a gradient here a parameter counts as 0: to ask the others would be to wait.
-
-    Args:
-        parameters: the same on all ranks.
-        world_size: number of ranks.
-        group: of them.
-
-    Raises:
-        ConfigError: a gradient is sparse.
     """
 
     def __init__(
@@ -45,7 +36,6 @@ class GradientInFlight:
         self._sums = [Sum(bucket, 1 / world_size, group) for bucket in buckets(gradients)]
 
     def arrive(self) -> None:
-        """Wait for all of it, and give the parameters the mean."""
         for each in self._sums:
             for gradient, mean in each.arrive():
                 # Copied, or one gradient that is kept would keep the memory of its whole bucket.
@@ -69,11 +59,8 @@ class DelayedTraining:
     The last step of an epoch (or of a run, by its limit of steps) applies its own gradient as well,
     so that every gradient is applied once, and between two epochs none is on its way.
 
-    Args:
-        world_size: number of ranks.
-        join: returns a process group of all ranks for nothing else; collective.
-        clock: of this rank's steps.
-        place_of: where the step of a batch stands in the run.
+    ``join`` returns a process group of all ranks for nothing else; collective. ``place_of`` tells
+    where the step of a batch stands in the run.
 
     Source:
         after ABS-SGD, arXiv 2308.15164, of which the abstract was read: a gradient of the step
@@ -97,12 +84,10 @@ class DelayedTraining:
         self._on_the_way: dict[int, tuple[Optimizer, GradientInFlight]] = {}
 
     def factor(self, draw: Draw) -> float:
-        """Return what makes the mean over workers the mean over samples."""
         self._place = self._place_of(draw)
         return loss_factor(self._world_size, draw.samples, draw.window)
 
     def watch(self, module: nn.Module) -> None:
-        """Know a module's parameters; collective."""
         if not self._joined:
             self._group, self._joined = self._join(), True
         self._trained.watch(module)
@@ -137,8 +122,7 @@ class DelayedTraining:
     def close(self, *, in_order: bool) -> None:
         """Let go of the process group. May be called again.
 
-        Args:
-            in_order: whether all is well: then it is told if a gradient was never applied.
+        If all is well (``in_order``), it is told if a gradient was never applied.
         """
         if in_order and self._on_the_way:
             usage_errors.tell_of_late_gradient()

@@ -24,13 +24,16 @@ from torch.optim import Optimizer
 
 from evenstride.core.gradients.weighting import loss_factor
 from evenstride.core.sampling.draw import Draw
-from evenstride.core.sync_modes.averaging_schedule import RoundPosition, ends_round, on_their_own
-from evenstride.core.sync_modes.mode_specs import LocalSgd
+from evenstride.core.sync_modes.mode_specs import LocalSgd, RoundPosition, ends_round, on_their_own
 from evenstride.errors import ConfigError, UsageError
 from evenstride.runtime import usage_errors
-from evenstride.runtime.synchronisation.trained_state import TrainedState
-from evenstride.runtime.synchronisation.weighted_average import WeightedAverage, sums_as
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.runtime.loading.position import CommittedPosition
+from evenstride.runtime.synchronisation.weighted_average import (
+    TrainedState,
+    WeightedAverage,
+    sums_as,
+)
+from evenstride.runtime.timing.device_timer import RankClock
 
 
 class OuterOptimizer:
@@ -38,12 +41,9 @@ class OuterOptimizer:
 
     The outer gradient is the weights at the round's start less the average at its end. It is
     applied as `torch.optim.SGD` does with ``nesterov=True``: with outer gradient ``g``, momentum
-    ``m`` and rate ``r``, the velocity becomes ``v = m v + g`` and the weights ``start - r (g + m
-    v)``. With rate 1 and no momentum that is the average, which is then taken as it is.
-
-    Args:
-        rate: outer step size, above 0.
-        momentum: from 0 to below 1.
+    ``m`` (0 to below 1) and rate ``r`` (above 0), the velocity becomes ``v = m v + g`` and the
+    weights ``start - r (g + m v)``. With rate 1 and no momentum that is the average, which is then
+    taken as it is.
 
     Source:
         DiLoCo (Douillard et al., 2023, arXiv 2311.08105) has this outer gradient and Nesterov
@@ -63,10 +63,9 @@ class OuterOptimizer:
         return self._rate == 1.0 and not self._momentum
 
     def begin(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Keep the weights of parameters whose round begins; those of others stay.
+        """Keep a copy of the weights of parameters whose round begins; none where it is `plain`.
 
-        Cost:
-            A copy of the parameters per round; none where it is `plain`.
+        Parameters whose round has begun stay.
         """
         if self.plain:
             return
@@ -80,11 +79,9 @@ class OuterOptimizer:
 
     @torch.no_grad()
     def step(self, parameter: nn.Parameter, average: Tensor) -> None:
-        """Set a parameter to what its round leads to.
+        """Set a parameter to what its round leads to; overwrites the average.
 
-        Args:
-            parameter: whose round has ended; one that never began takes the average.
-            average: of it over the ranks; overwritten.
+        A parameter whose round never began takes the average.
         """
         start = self._starts.pop(parameter, None)
         if start is None:
@@ -120,11 +117,8 @@ class OuterOptimizer:
 class LocalTraining:
     """Lets a worker's optimizer step by itself, and averages the weights where a round ends.
 
-    Args:
-        mode: what is averaged when, and what becomes of it.
-        join: makes what brings the ranks' tensors together; collective.
-        clock: of this rank's steps.
-        place: tells where a batch's step stands in the run.
+    ``join`` makes what brings the ranks' tensors together; collective. ``place`` tells where a
+    batch's step stands in the run.
     """
 
     takes_left_out = True
@@ -154,9 +148,6 @@ class LocalTraining:
         """Return what makes the gradient the mean over this rank's share; 0 for a ghost.
 
         In the first ``after`` steps what makes it that over all samples, once it is averaged.
-
-        Raises:
-            UsageError: no model is watched.
         """
         joint, self._draw, self._place = self._joint, draw, self._place_of(draw)
         if not self._alone:
@@ -164,7 +155,6 @@ class LocalTraining:
         return draw.samples / draw.trained if draw.samples else 0.0
 
     def watch(self, module: nn.Module) -> None:
-        """Know a module's parameters and buffers; collective."""
         if self._opened is None and self._join is not None:
             self._opened = self._join()
         self._trained.watch(module)
@@ -173,11 +163,6 @@ class LocalTraining:
         """Average the gradients, in the first ``after`` steps.
 
         Later a rank without samples drops its own, so that its optimizer leaves the weights alone.
-
-        Raises:
-            ConfigError: a gradient is sparse and to be averaged, or the optimizer itself leaves
-                out steps for a gradient scaler.
-            UsageError: the ranks do not average the same.
         """
         if self._draw is None:  # no step of the run
             return
@@ -198,12 +183,8 @@ class LocalTraining:
     def after_step(self, optimizer: Optimizer | None) -> None:
         """Average the weights that the optimizer steps, if the step ends a round.
 
-        Args:
-            optimizer: that has stepped; ``None`` if a gradient scaler has left that out here. Then
-                this rank takes part with the weights it has, and the step's samples do not count.
-
-        Raises:
-            UsageError: the ranks do not average the same.
+        The optimizer is ``None`` if a gradient scaler has left out its step here. Then this rank
+        takes part with the weights it has, and the step's samples do not count.
         """
         if self._draw is None:
             return
@@ -273,8 +254,7 @@ class LocalTraining:
     def close(self, *, in_order: bool) -> None:
         """Let go of the process groups. May be called again.
 
-        Args:
-            in_order: whether all is well: then it is told if the ranks' models differ.
+        If all is well (``in_order``), it is told if the ranks' models differ.
         """
         if in_order and self._opened is not None and not self._settled:
             usage_errors.tell_of_models(self._place.step + 1)
@@ -321,6 +301,18 @@ class LocalTraining:
         self._buffers_due = self._trained.has_buffers
         self._settled = not (self._alone or self._buffers_due)
         return True
+
+
+def round_position(progress: CommittedPosition, max_steps: int | None, draw: Draw) -> RoundPosition:
+    """Return where the step of a batch stands in a run of at most so many steps."""
+    return RoundPosition(
+        step=progress.earlier + draw.step,
+        position=progress.position,
+        window=draw.window,
+        end=progress.end,
+        global_batch=progress.global_batch,
+        last=draw.step + 1 == max_steps,
+    )
 
 
 def _refuse_fused(optimizer: Optimizer) -> None:

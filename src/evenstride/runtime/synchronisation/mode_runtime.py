@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from evenstride.core.sampling.draw import Draw
-from evenstride.core.sync_modes.averaging_schedule import RoundPosition
 from evenstride.core.sync_modes.mode_specs import (
     AllReduce,
     Asynchronous,
@@ -20,16 +18,15 @@ from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.engines.process_groups import own_group
 from evenstride.runtime.loading.position import CommittedPosition
 from evenstride.runtime.loading.sampler import StepSampler
-from evenstride.runtime.parameter_server.async_worker import AsyncWorker
 from evenstride.runtime.parameter_server.handout_sampler import PieceSampler
-from evenstride.runtime.parameter_server.server_setup import connect
-from evenstride.runtime.parameter_server.sync_worker import Synchronous
+from evenstride.runtime.parameter_server.server_calls import connect
+from evenstride.runtime.parameter_server.server_worker import AsyncWorker, Synchronous
 from evenstride.runtime.synchronisation.delayed_gradients import DelayedTraining
-from evenstride.runtime.synchronisation.local_sgd import LocalTraining
+from evenstride.runtime.synchronisation.local_sgd import LocalTraining, round_position
 from evenstride.runtime.synchronisation.synchroniser import Synchroniser
 from evenstride.runtime.synchronisation.weighted_average import WeightedAverage
 from evenstride.runtime.team import Team
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.runtime.timing.device_timer import RankClock
 
 
 def synchroniser(
@@ -42,46 +39,31 @@ def synchroniser(
 ) -> Synchroniser | None:
     """Return what acts around the optimizer's steps; ``None`` where the engine sees to it.
 
-    A single process steps by itself, whatever the mode.
-
-    Args:
-        mode: of synchronisation.
-        team: of all ranks.
-        gate: knows why no step can be finished, once another rank is lost.
-        clock: of this rank's steps.
-        progress: its position.
-        max_steps: steps after which the run ends; ``None`` for no limit.
+    A single process steps by itself, whatever the mode. ``gate`` knows why no step can be finished,
+    once another rank is lost. After ``max_steps`` the run ends.
     """
     if isinstance(mode, AllReduce) or team.group is None:
         return None
     if isinstance(mode, ParameterServerMode | Asynchronous | StaleSynchronous):
-        servers, reach = mode.servers, partial(connect, team, mode, gate)
+        assert team.channel is not None, "servers are for several processes"
+        one_machine = len({peer.place for peer in team.peers}) == 1
+        reach = partial(connect, team.channel, mode, lambda: gate.error, one_machine=one_machine)
+        servers = mode.servers
         if isinstance(mode, ParameterServerMode):
             return Synchronous(team.rank, team.world_size, servers, reach)
         return AsyncWorker(
             team.rank, team.world_size, progress.global_batch, servers, reach, clock, progress
         )
+    place = partial(round_position, progress, max_steps)
     if isinstance(mode, LocalSgd):
-        place = partial(_place, progress, max_steps)
         return LocalTraining(mode, partial(_join, team), clock, place)
     join = partial(own_group, team.group, team.channel)
-    return DelayedTraining(team.world_size, join, clock, partial(_place, progress, max_steps))
+    return DelayedTraining(team.world_size, join, clock, place)
 
 
 def _join(team: Team) -> WeightedAverage:
     # The second group serves the CPU also where the first one is NCCL's.
     return WeightedAverage(team.group, own_group(team.group, team.channel, "gloo"))
-
-
-def _place(progress: CommittedPosition, max_steps: int | None, draw: Draw) -> RoundPosition:
-    return RoundPosition(
-        step=progress.earlier + draw.step,
-        position=progress.position,
-        window=draw.window,
-        end=progress.end,
-        global_batch=progress.global_batch,
-        last=draw.step + 1 == max_steps,
-    )
 
 
 def free_of(sync: Synchroniser | None) -> AsyncWorker | None:
@@ -90,12 +72,10 @@ def free_of(sync: Synchroniser | None) -> AsyncWorker | None:
 
 
 def sampler_of(free: AsyncWorker | None) -> Callable[..., StepSampler]:
-    """Return what makes the sampler of a training loader."""
     return StepSampler if free is None else partial(PieceSampler, free=free)
 
 
 def facts_of(mode: SyncMode, sync: Synchroniser | None) -> dict[str, Any]:
-    """Return what a summary tells of a mode."""
     free = free_of(sync)
     return {
         "sync": str(mode),

@@ -2,12 +2,13 @@
 
 With ``bsp``, the default, there is nothing in it: the engine (DDP, FSDP2) averages the gradients in
 the backward pass. Every other mode leaves the engine's own synchronisation out and acts around the
-optimizer's step, of which torch tells.
+optimizer's step, of which torch tells. At the end is what cannot be in some modes: above all, what
+all ranks do together inside the loop.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,10 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from evenstride.core.sampling.draw import Draw
-from evenstride.core.sync_modes.mode_specs import SyncMode
-from evenstride.errors import ConfigError
-from evenstride.runtime.engines.forward_timing import engine_of
-from evenstride.runtime.engines.fsdp import is_sharded
+from evenstride.core.sync_modes.mode_specs import LocalSgd, SyncMode
+from evenstride.errors import ConfigError, LoaderBusy
+from evenstride.runtime.engines.watched_models import engine_of, is_sharded
+from evenstride.runtime.loading.loader_options import LoaderOptions
+from evenstride.runtime.loading.shards import lengths_of
 
 
 class Synchroniser(Protocol):
@@ -27,11 +29,9 @@ class Synchroniser(Protocol):
 
     def factor(self, draw: Draw) -> float:
         """Return what the mean loss of a batch is multiplied by; 0 for a ghost."""
-        ...
 
     def watch(self, module: nn.Module) -> None:
         """Know a module that is trained; collective."""
-        ...
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Act on the gradients of a step's last backward pass, before the optimizer steps.
@@ -41,7 +41,6 @@ class Synchroniser(Protocol):
         Raises:
             WorkerLost: what is needed for it is gone.
         """
-        ...
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Act on the weights that the optimizer has made here; the step is committed then.
@@ -49,11 +48,9 @@ class Synchroniser(Protocol):
         Raises:
             WorkerLost: what is needed for it is gone.
         """
-        ...
 
     def close(self, *, in_order: bool) -> None:
         """Part from the others; in order if all is well. May be called again."""
-        ...
 
 
 def still(model: nn.Module) -> None:
@@ -75,14 +72,64 @@ def begin_alike(model: nn.Module, group: dist.ProcessGroup | None) -> None:
 
 
 def require_plain(model: nn.Module, mode: SyncMode) -> None:
-    """Refuse an engine that must synchronise by itself.
-
-    Raises:
-        ConfigError: the model is sharded.
-    """
+    """Refuse a sharded model, which must synchronise by itself."""
     if is_sharded(model):
         raise ConfigError(
             "watch() got a sharded model (FSDP), whose every pass synchronises, and "
             f"sync={str(mode)!r} does so at the optimizer's step; use DistributedDataParallel or "
             'the bare module, or sync="bsp"'
+        )
+
+
+def check_unaligned_loader(
+    mode: SyncMode, dataset: Any, asked: LoaderOptions, *, by_cost: bool
+) -> None:
+    """Refuse ways to deal samples out that need the same steps on all ranks."""
+    if asked.weight_fn is not None:
+        refuse_weights(mode)
+    if mode.lockstep:
+        return
+    asked_for = {
+        "cost_fn": by_cost,
+        'partition="epoch"': asked.by_epoch,
+        "Shards": bool(lengths_of(dataset)),
+    }
+    for what, given in asked_for.items():
+        if given:
+            raise ConfigError(
+                f"{what} deals samples out over all workers of a step, and with "
+                f'sync="{mode}" workers have no step in common; leave it out, or use sync="bsp-ps"'
+            )
+
+
+def refuse_weights(mode: SyncMode) -> None:
+    """Refuse weights other than numbers of samples where the mode counts samples."""
+    if isinstance(mode, LocalSgd) or not mode.lockstep:
+        raise ConfigError(
+            f"weights of batches (weight_fn, or scale(weight=...)) were given with "
+            f'sync="{mode}", which counts a rank\'s samples; leave them out, so that each loss is '
+            'a mean over samples, or use sync="bsp"'
+        )
+
+
+def check_unaligned_norm(mode: SyncMode) -> None:
+    """Refuse batch norm over all ranks where the mode has no step in which all would take part."""
+    if not mode.lockstep:
+        raise ConfigError(
+            f'sync_batch_norm() has statistics over all ranks of a step, and with sync="{mode}" '
+            "workers have no step in common; use group or layer norm instead"
+        )
+
+
+def check_unaligned_mean(mode: SyncMode) -> None:
+    """Refuse a mean over all ranks inside the loop where the others may never be at this step.
+
+    Raises:
+        LoaderBusy: it is called there.
+    """
+    if not mode.lockstep:
+        raise LoaderBusy(
+            f'mean() waits for all ranks, and with sync="{mode}" they do not keep step, so that '
+            "some would wait for ever; call it after the loop over an epoch has ended, and log "
+            "this rank's own loss inside it"
         )

@@ -1,4 +1,4 @@
-"""Bring the ranks' gradients, weights and buffers together.
+"""What is trained of the watched models, and the ranks' means of gradients, weights and buffers.
 
 Before anything large is sent, ranks tell each other what they are about to bring, so that a
 misunderstanding is an error with a name, and not a wrong sum or a wait without end.
@@ -15,9 +15,86 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from evenstride.errors import ConfigError, UsageError
-from evenstride.runtime.synchronisation.trained_state import TrainedState
+from evenstride.runtime.engines.watched_models import engine_of
+
+
+class TrainedState:
+    """The parameters and buffers of models, without those that DDP was told to ignore.
+
+    They are in an order that all ranks share. Names are the number of the model, in the order of
+    watching, and torch's own name.
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, nn.Parameter] = {}
+        self._modules: list[tuple[nn.Module, frozenset[str]]] = []
+        self._seen: dict[str, Tensor] = {}  # buffers as they last were alike on all ranks
+        self.has_buffers = False
+
+    def watch(self, model: nn.Module) -> None:
+        """Know a model whose parameters and buffers are alike on all ranks."""
+        engine = engine_of(model)
+        inner = getattr(engine, "module", engine)
+        ignored = frozenset(getattr(engine, "parameters_to_ignore", ()))
+        # Models may share parameters, which count once.
+        known = set(map(id, self.by_name.values()))
+        for name, parameter in inner.named_parameters():
+            if name not in ignored and id(parameter) not in known:
+                self.by_name[f"{len(self._modules)}.{name}"] = parameter
+        self._modules.append((inner, ignored))
+        self.note_buffers()
+        self.has_buffers = bool(self._seen)
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        return [p for p in self.by_name.values() if p.requires_grad]
+
+    def of(self, optimizer: Optimizer) -> list[nn.Parameter]:
+        its = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return [p for p in self.trainable if id(p) in its]
+
+    def states_of(self, optimizer: Optimizer) -> list[Tensor]:
+        """Return what an optimizer keeps for each element of its parameters, such as momenta."""
+        kept = []
+        for parameter in self.of(optimizer):
+            states = optimizer.state.get(parameter, {})
+            # Sorted, as all ranks must send them in one order.
+            kept += [states[name] for name in sorted(states) if _alike(states[name], parameter)]
+        return kept
+
+    def changed_buffers(self) -> tuple[list[Tensor], list[bool]]:
+        """Return all buffers, and whether each has changed since `note_buffers`.
+
+        Most never do, such as masks and tables; a weighted mean of equal numbers would.
+        """
+        named = dict(self._buffers())
+        changed = [not _equal(tensor, self._seen.get(name)) for name, tensor in named.items()]
+        return list(named.values()), changed
+
+    def note_buffers(self) -> None:
+        """Note that the buffers are alike on all ranks; costs a copy of them."""
+        self._seen = {name: tensor.detach().clone() for name, tensor in self._buffers()}
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
+        # Looked up anew, because a forward pass may put another tensor in a buffer's place.
+        for number, (module, ignored) in enumerate(self._modules):
+            for name, tensor in module.named_buffers():
+                if name not in ignored:
+                    yield f"{number}.{name}", tensor
+
+
+def _equal(tensor: Tensor, seen: Tensor | None) -> bool:
+    return seen is not None and tensor.shape == seen.shape and torch.equal(tensor, seen)
+
+
+def _alike(state: object, parameter: Tensor) -> bool:
+    return (
+        isinstance(state, Tensor) and state.shape == parameter.shape and state.is_floating_point()
+    )
+
 
 TensorT = TypeVar("TensorT", bound=Tensor)
 
@@ -30,16 +107,9 @@ def summed(
 ) -> Iterator[tuple[TensorT, Tensor]]:
     """Yield each tensor with the sum over ranks of ``weight`` times theirs; collective.
 
-    Args:
-        tensors: floating-point or complex, alike in number, shape and kind on all ranks.
-        weight: of this rank. With 0, whatever its tensors hold adds exact zeros.
-        group: of the ranks.
-
-    Returns:
-        Pairs of a tensor and its sum, of the same shape; sums of 16 bits and less are float32.
-
-    Cost:
-        A copy of the tensors and one all-reduce per `BUCKET_BYTES`.
+    The tensors are floating-point or complex, alike in number, shape and kind on all ranks. With
+    weight 0, whatever they hold adds exact zeros. Sums of 16 bits and less are float32. This costs
+    a copy of the tensors and one all-reduce per `BUCKET_BYTES`.
     """
     for bucket in buckets(tensors):
         yield from Sum(bucket, weight, group).arrive()
@@ -48,10 +118,7 @@ def summed(
 class Sum(Generic[TensorT]):
     """The weighted sum of one bucket over the ranks, on its way; collective to make.
 
-    Args:
-        bucket: as `summed` takes them, of one kind and device.
-        weight: of this rank.
-        group: of the ranks.
+    The bucket's tensors are as `summed` takes them, of one kind and device.
     """
 
     def __init__(
@@ -61,7 +128,6 @@ class Sum(Generic[TensorT]):
         self._work = dist.all_reduce(self._flat, group=group, async_op=True)
 
     def arrive(self) -> Iterator[tuple[TensorT, Tensor]]:
-        """Wait for it, and yield each tensor with its sum."""
         assert self._work is not None, "every rank is in the group"
         self._work.wait()
         start = 0
@@ -75,9 +141,7 @@ class Sum(Generic[TensorT]):
 def buckets(tensors: Iterable[TensorT], most_bytes: int = BUCKET_BYTES) -> list[list[TensorT]]:
     """Return the tensors in buckets of one kind and device, each of at least one tensor.
 
-    Args:
-        tensors: in an order that is the same on all ranks.
-        most_bytes: of a bucket, unless a single tensor is larger.
+    Their order is the same on all ranks.
     """
     full, last = list[list[TensorT]](), dict[object, list[TensorT]]()
     for tensor in tensors:
@@ -91,11 +155,9 @@ def buckets(tensors: Iterable[TensorT], most_bytes: int = BUCKET_BYTES) -> list[
 
 
 def gathered(mine: Sequence[int], group: dist.ProcessGroup | None) -> list[list[int]]:
-    """Return every rank's numbers, in rank order; collective.
+    """Return every rank's numbers, as many on all, in rank order.
 
-    Args:
-        mine: of this rank; as many on all ranks.
-        group: of the ranks, serving the CPU.
+    Collective over a group of the CPU.
     """
     own = torch.tensor(mine, dtype=torch.int64)
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
@@ -143,11 +205,10 @@ class _RankMessage(NamedTuple):
 
 
 class WeightedAverage:
-    """Averages tensors over the ranks; all its calls are collective.
+    """Averages tensors over the ranks, at least two; all its calls are collective.
 
-    Args:
-        group: of the ranks, at least two, which large tensors are sent over.
-        small_group: another one of the same ranks, that serves the CPU.
+    Large tensors are sent over ``group``. ``small_group``, another one of the same ranks, serves
+    the CPU.
     """
 
     def __init__(
@@ -157,25 +218,17 @@ class WeightedAverage:
         self.world_size = dist.get_world_size(group)
 
     def close(self) -> None:
-        """Let go of the process groups."""
         self._group = self._small = None
 
     @torch.no_grad()
     def gradients(
         self, step: int, parameters: Sequence[nn.Parameter], *, left_out: bool = False
     ) -> None:
-        """Give the parameters the mean of all ranks' gradients.
+        """Give the parameters, the same on all ranks, the mean of all ranks' gradients.
 
-        Args:
-            step: of the run.
-            parameters: the same on all ranks. Where only some ranks have a gradient, those of the
-                others count as 0; without any there is none.
-            left_out: whether a gradient scaler has left out the step on this rank. If it has on
-                any, no rank has gradients afterwards.
-
-        Raises:
-            ConfigError: a gradient is sparse.
-            UsageError: the ranks do not bring the same.
+        Where only some ranks have a gradient, those of the others count as 0; without any there is
+        none. If a gradient scaler has left out the step on any rank, no rank has gradients
+        afterwards.
         """
         missing = sum(p.grad is None for p in parameters)
         told = self._tell(_RankMessage(step, len(parameters), 0, left_out, missing))
@@ -198,17 +251,10 @@ class WeightedAverage:
         samples: int,
         trained: TrainedState | None,
     ) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield the parameters with their mean over the ranks; then average the buffers.
+        """Yield the parameters with their mean over the ranks; then average buffers.
 
-        Args:
-            step: of the run.
-            parameters: the same on all ranks.
-            samples: that this rank counts; without any it adds nothing. If no rank has any, no
-                weights have changed and none are yielded; buffers then count alike.
-            trained: whose buffers are averaged; ``None`` for none.
-
-        Raises:
-            UsageError: the ranks do not bring the same.
+        A rank counts by its samples; without any it adds nothing. If no rank has any, no weights
+        have changed and none are yielded; buffers then count alike. ``trained`` has the buffers.
         """
         told = self._tell(_RankMessage(step, len(parameters), samples))
         total = sum(rank.samples for rank in told)
@@ -248,11 +294,7 @@ class WeightedAverage:
         trained.note_buffers()
 
     def _tell(self, mine: _RankMessage) -> list[_RankMessage]:
-        """Return what all ranks tell, in rank order.
-
-        Raises:
-            UsageError: they are not about to bring the same.
-        """
+        """Return what all ranks tell, or raise if they are not about to bring the same."""
         # On the group of the CPU, so that nobody waits for a device to learn of a
         # misunderstanding.
         told = [_RankMessage(*numbers) for numbers in gathered(mine, self._small)]

@@ -13,25 +13,11 @@ from evenstride.core.sampling.partition import EpochCursor
 from evenstride.errors import ConfigError
 from evenstride.runtime.coordination.agreement import Plain
 from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.loading.position import CommittedPosition
-from evenstride.runtime.loading.sampler import EpochOrder
+from evenstride.runtime.loading.position import CommittedPosition, EpochOrder
 
 
 def workload_facts(models: Sequence[nn.Module], samples: int) -> Plain:
-    """Return the facts of a workload as JSON types.
-
-    Args:
-        models: that are watched.
-        samples: of an epoch.
-
-    Returns:
-        ``parameters`` (how many numbers are trained), ``gradient_bytes`` (of all of them),
-        ``digest`` (of their names, shapes and types), ``samples`` and ``device`` (what computes,
-        as its maker calls it; empty if not known).
-
-    Cost:
-        O(parameters' names), once.
-    """
+    """Return the facts of a workload as JSON types; the device is empty if not known."""
     trained = [
         (name, parameter)
         for model in models
@@ -68,11 +54,7 @@ _LONGEST = 100
 
 
 def check_metric(name: str, value: float | Tensor) -> None:
-    """Refuse to record what is no number, or has no name.
-
-    Raises:
-        ConfigError: the name is no text of 1 to 100 characters, or the value has several elements.
-    """
+    """Raise `ConfigError` unless there is a name of 1 to 100 characters, and one value."""
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST:
         raise ConfigError(
             f"mean(name={name!r}): the name under which a value is recorded must be a text of 1 to "
@@ -88,14 +70,7 @@ def check_metric(name: str, value: float | Tensor) -> None:
 def tell_metric(
     leader: Leader | None, name: str, value: float | Tensor, progress: CommittedPosition
 ) -> None:
-    """Write a mean over all ranks into the trace; nothing without a leader.
-
-    Args:
-        leader: of this rank, if it is the leader's.
-        name: of what it is a mean.
-        value: of one element; what is not finite is written as ``null``.
-        progress: of this rank.
-    """
+    """Write a mean over all ranks into the trace; what is not finite as ``null``."""
     if leader is not None:
         number = float(value)
         leader.note(
@@ -108,15 +83,10 @@ def tell_metric(
 
 
 def tell_pass(leader: Leader | None, progress: CommittedPosition) -> None:
-    """Write into the trace where a pass over the data begins; nothing without a leader.
-
-    Args:
-        leader: of this rank, if it is the leader's.
-        progress: of this rank, before the pass's first step is committed.
-    """
+    """Write into the trace where a pass begins, before its first step is committed."""
     if leader is not None:
         epochs = epochs_trained(progress)
-        leader.board.count_from(progress.loaded)
+        leader.count_from(progress.loaded)
         batch = progress.global_batch
         leader.note(
             "pass", step=progress.step, epochs=epochs, samples=progress.end, global_batch=batch
@@ -124,11 +94,9 @@ def tell_pass(leader: Leader | None, progress: CommittedPosition) -> None:
 
 
 def epochs_trained(progress: CommittedPosition) -> float:
-    """Return how many epochs have been trained in all, over all restarts.
-
-    Parts of an epoch count as such. One that was left early, for the next one, counts as a whole.
-    """
+    """Return how many epochs have been trained over all restarts, parts of epochs as such."""
     end, saved = progress.end, progress.restored
     if saved is not None and saved.length is not None:  # there is no loader yet
         end = EpochCursor(saved.length, saved.global_batch, saved.drop_last).end
+    # An epoch that was left early, for the next one, counts as a whole.
     return progress.epoch + (progress.position / end if end else 0.0)

@@ -9,7 +9,7 @@ from evenstride.core.control.state import Control
 from evenstride.core.diagnostics.ledger import Ledger
 from evenstride.core.formatting import time_text
 from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.noise.noise_summary import NoiseSummary
+from evenstride.runtime.noise.noise_meter import NoiseSummary
 
 # Workers whose memory is told of one by one.
 _MOST_CAPS = 8
@@ -49,7 +49,7 @@ class WorkerSummary:
     memory: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """A run so far, as the leader knows it; ``str()`` gives sentences.
 
@@ -92,12 +92,12 @@ class Summary:
     step: int
     global_batch: int
     policy: str
-    workers: tuple[WorkerSummary, ...]
-    changes: int
-    step_s: float | None
-    efficiency_model: float | None
-    speedup_model: float | None
-    bound_model: float | None
+    workers: tuple[WorkerSummary, ...] = ()
+    changes: int = 0
+    step_s: float | None = None
+    efficiency_model: float | None = None
+    speedup_model: float | None = None
+    bound_model: float | None = None
     samples_dropped: int
     overhead_s: float
     by_epoch: bool = False
@@ -215,15 +215,7 @@ class Summary:
 def summarise(leader: Leader | None, **facts: Any) -> Summary:
     """Return the summary of a run from what its leader has booked, and the rank's own facts."""
     if leader is None:
-        return Summary(
-            workers=(),
-            changes=0,
-            step_s=None,
-            efficiency_model=None,
-            speedup_model=None,
-            bound_model=None,
-            **facts,
-        )
+        return Summary(**facts)
     control, ledger = leader.control, leader.ledger
     return Summary(
         workers=worker_summaries(control, ledger),

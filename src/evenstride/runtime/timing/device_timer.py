@@ -2,13 +2,13 @@
 
 A program only queues work for such a device, so the times at which it does so tell nothing. Here
 the same marks as in `evenstride.runtime.timing.step_timer` are events in the stream: each takes the
-time at which the device comes to it. What lies between two of them is then what the device did and
-what it idled, whether it waited for data, for copies or for a slow program: all of that is the
-worker's own time. Work of other streams, such as communication that overlaps the backward pass,
-does not enter, until the compute stream waits for it; that is after ``gradients_ready``.
+time at which the device comes to it. What lies between two of them is what the device did and what
+it idled, whether it waited for data, for copies or for a slow program: all of that is the worker's
+own time. Work of other streams, such as communication that overlaps the backward pass, does not
+enter until the compute stream waits for it, which is after ``gradients_ready``.
 
 Nothing ever waits for the device. Events are read in order as the device has passed them, at the
-latest when the loop comes by again, and used anew.
+latest when the loop comes by again, and used anew. `RankClock` holds the timer in use.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -40,15 +41,11 @@ class Mark(Protocol):
 
     def query(self) -> bool:
         """Return whether the device has passed it."""
-        ...
 
-    def synchronize(self) -> None:
-        """Wait until the device has passed it."""
-        ...
+    def synchronize(self) -> None: ...
 
     def elapsed_time(self, end_event: Any) -> float:
         """Return the time to a later mark of the same kind, in milliseconds."""
-        ...
 
 
 class Marks(Protocol):
@@ -57,30 +54,21 @@ class Marks(Protocol):
     @property
     def capturing(self) -> bool:
         """Whether the stream is captured as a graph."""
-        ...
 
-    def record(self) -> Mark:
-        """Return a new mark at the end of the stream."""
-        ...
+    def record(self) -> Mark: ...
 
     def free(self, mark: Any) -> None:
         """Take back a mark of its own that has been read."""
-        ...
 
 
 class CudaMarks:
-    """Events on the current stream of one CUDA device, used again and again.
-
-    Args:
-        device: of the model.
-    """
+    """Events on the current stream of one CUDA device, used again and again."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._free = device, list[torch.cuda.Event]()
 
     @property
     def capturing(self) -> bool:
-        """Whether the current stream is captured as a graph."""
         return torch.cuda.is_current_stream_capturing()
 
     def record(self) -> torch.cuda.Event:
@@ -91,7 +79,6 @@ class CudaMarks:
         return event
 
     def free(self, mark: torch.cuda.Event) -> None:
-        """Keep an event for later."""
         self._free.append(mark)
 
 
@@ -120,7 +107,6 @@ class _Spent:
         self.modelled = modelled
 
     def spoil(self) -> None:
-        """Note that the step says nothing about speed."""
         self.modelled = False
 
     def control_waited(self, seconds: float) -> None:
@@ -152,22 +138,12 @@ class DeviceTimer(StepTimer):
 
     Each mark costs the training thread one event. Steps are reported one pass of the loop later
     than by the host's clock, or more if the device is further behind.
-
-    Args:
-        finished: gets each finished step, in order.
-        marks: points in the stream.
-        now: the host's clock, for what is not the device's time.
     """
 
     on_device = True
 
-    __slots__ = ("_fresh", "_in_hand", "_made", "_marks", "_queue", "_read_to", "_seen")
-
     def __init__(
-        self,
-        finished: StepQueue,
-        marks: Marks,
-        now: Callable[[], float] = time.perf_counter,
+        self, finished: StepQueue, marks: Marks, now: Callable[[], float] = time.perf_counter
     ) -> None:
         super().__init__(finished, now)
         self._marks = marks
@@ -187,17 +163,14 @@ class DeviceTimer(StepTimer):
 
     @property
     def capturing(self) -> bool:  # type: ignore[override]
-        """Whether what the program queues for the device becomes a graph."""
         return self._marks.capturing
 
     @property
     def at(self) -> tuple[str, int]:
-        """What this rank is doing, and in which step; for heartbeats, from any thread.
-
-        The program does not wait in a collective of the device: it goes on, and stands still
-        where it next needs a result. So once it has not moved for seconds, the oldest mark that
-        the device has not passed tells what the rank is doing.
-        """
+        """What this rank is doing, and in which step; for heartbeats, from any thread."""
+        # The program does not wait in a collective of the device: it goes on, and stands still
+        # where it next needs a result. So once it has not moved for seconds, the oldest mark that
+        # the device has not passed tells what the rank is doing.
         stands, now_s = (self._phase, self._step, self._made), self.now()
         seen, since_s = self._seen
         if stands != seen:
@@ -218,7 +191,6 @@ class DeviceTimer(StepTimer):
         return None
 
     def fetch_started(self) -> float:
-        """Mark that the training loop asks for its next batch; return when, on the host."""
         now_s = self.now()
         if self._synchronised:
             self._mark("between_s", last=True)
@@ -232,7 +204,6 @@ class DeviceTimer(StepTimer):
         return now_s
 
     def fetch_ended(self, step: int, share: int, *, modelled: bool) -> float:
-        """Mark that a batch of ``step`` is handed to the training loop; return when."""
         if self._in_hand is None or self._in_hand.step != step:
             if self._in_hand is not None or self._fresh is None:
                 self._fresh = _Spent()
@@ -244,7 +215,6 @@ class DeviceTimer(StepTimer):
         return self.now()
 
     def gradients_ready(self) -> None:
-        """Mark that this rank's last gradient of a synchronising backward pass is queued."""
         self._phase = "sync"
         self._mark("compute_s")
 
@@ -254,12 +224,10 @@ class DeviceTimer(StepTimer):
         self._mark(_WAIT)
 
     def spoil(self) -> None:
-        """Mark that the step in hand has had trouble of its own and tells nothing."""
         if self._in_hand is not None:
             self._in_hand.spoil()
 
     def pass_ended(self) -> None:
-        """Mark that the loop over the loader was left; what follows is nobody's step."""
         super().pass_ended()
         self._in_hand = self._fresh = None
 
@@ -278,12 +246,9 @@ class DeviceTimer(StepTimer):
         self.spoil()
 
     def control_waited(self, seconds: float) -> None:
-        """Count up to ``seconds`` of the fetch in progress as waiting for a decision.
-
-        As long as the device has work queued, it does not notice that the program waits.
-        """
+        """Count up to ``seconds`` of the fetch in progress as waiting for a decision."""
         if self._fresh is not None:
-            self._fresh.control_waited(seconds)
+            self._fresh.control_waited(seconds)  # unnoticed by a device with work queued
 
     def settle(self) -> None:
         """Wait for the device to pass the latest mark, and report all finished steps."""
@@ -320,3 +285,28 @@ class DeviceTimer(StepTimer):
                 spent.control_s,
                 modelled=spent.modelled,
             )
+
+
+class RankClock:
+    """Holds the timer in use, which may be replaced: the host's, until a model is on a device."""
+
+    def __init__(self, timer: StepTimer) -> None:
+        self.timer = timer
+        self._sizes: set[int] = set()  # of the batches that have run
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return self.timer.waiting()
+
+    def time_on(self, device: torch.device) -> None:
+        """Measure steps on a model's device from now on, if that works on its own time."""
+        if device.type == "cuda" and not self.timer.on_device:
+            self.timer = DeviceTimer.instead_of(self.timer, CudaMarks(device))
+
+    def handed_out(self, samples: int, *, compiled: bool) -> None:
+        """Leave a step unmodelled that holds the first batch of its size, where that is slow."""
+        if samples not in self._sizes:
+            self._sizes.add(samples)
+            # A device chooses kernels and grows its memory for a new size, and a compiled model
+            # may be compiled again.
+            if compiled or self.timer.on_device:
+                self.timer.spoil()

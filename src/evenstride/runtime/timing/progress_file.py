@@ -12,11 +12,7 @@ _RECORD = struct.Struct("<q")
 
 
 class StepFile:
-    """The file named by ``_EVENSTRIDE_PROGRESS``: one little-endian 64-bit number, in place.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """The file named by ``_EVENSTRIDE_PROGRESS``: one little-endian 64-bit number, in place."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -33,7 +29,6 @@ class StepFile:
             os.pwrite(self._file, _RECORD.pack(step), 0)
 
     def close(self) -> None:
-        """Close the file; may be called again."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

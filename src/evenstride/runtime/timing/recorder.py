@@ -9,19 +9,13 @@ from math import nan
 
 import numpy as np
 
-from evenstride.core.control.exchange_interval import ToleranceBand
+from evenstride.core.control.schedule import ToleranceBand
 from evenstride.core.time_model.observation import Measurements
 from evenstride.runtime.timing.step_timer import StepRecord
 
 
 class Recorder:
-    """Keeps finished steps until the control thread takes them, and watches their band.
-
-    Args:
-        rank: this rank.
-        ask: called when the rank's times have left their band.
-        loads: tells the processor and memory load of this machine, if the policy asks for them.
-    """
+    """Keeps finished steps until the control thread takes them, and watches their band."""
 
     def __init__(
         self,
@@ -29,7 +23,7 @@ class Recorder:
         ask: Callable[[], None],
         loads: Callable[[], tuple[float, float]] = lambda: (nan, nan),
     ) -> None:
-        self._rank, self._ask, self._loads = rank, ask, loads
+        self.rank, self._ask, self._loads = rank, ask, loads
         self._lock = threading.Lock()
         self._records: list[StepRecord] = []
         self._breaks: set[int] = set()  # indices of records that begin a new observation
@@ -72,16 +66,11 @@ class Recorder:
             records, self._records = self._records, []
             breaks, self._breaks = self._breaks, set()
         runs = list(stretches(records, breaks))
-        return in_columns(self._rank, records, runs, [self._loads()] * len(runs))
+        return in_columns(self.rank, records, runs, [self._loads()] * len(runs))
 
 
 def stretches(records: Sequence[StepRecord], breaks: Set[int]) -> Iterator[slice]:
-    """Yield the stretches of consecutive steps that may be judged together.
-
-    Args:
-        records: in the order of their steps.
-        breaks: indices of records that begin a stretch whatever came before.
-    """
+    """Yield the stretches of consecutive steps that may be judged together."""
     start = 0
     for index, (before, record) in enumerate(pairwise(records), start=1):
         if (
@@ -99,17 +88,10 @@ def stretches(records: Sequence[StepRecord], breaks: Set[int]) -> Iterator[slice
 def in_columns(
     worker: int,
     records: Sequence[StepRecord],
-    runs: Sequence[slice],
-    loads: Sequence[tuple[float, float]],
+    runs: Sequence[slice],  # the `stretches` that they are judged in, all records together
+    loads: Sequence[tuple[float, float]],  # of each stretch: processor and memory, parts of 1
 ) -> Measurements:
-    """Return the steps of one worker as what it has measured, in the columns that the core takes.
-
-    Args:
-        worker: the rank, or the island.
-        records: in the order of their steps.
-        runs: the `stretches` that they are judged in, which together are all of them.
-        loads: of each stretch, processor and memory load as parts of 1.
-    """
+    """Return what one worker has measured, in the columns that the core takes."""
 
     # Python's own sum and round, as the digits go into the trace and decide the split.
     def summed(times_s: list[float]) -> list[float]:

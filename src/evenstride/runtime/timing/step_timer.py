@@ -43,21 +43,16 @@ class StepRecord(NamedTuple):
 class StepQueue(Protocol):
     """Takes in finished steps, as a list does; called by the training thread."""
 
-    def append(self, record: StepRecord, /) -> None:
-        """Take in one more."""
-        ...
+    def append(self, record: StepRecord, /) -> None: ...
 
 
 class RunningMedian:
-    """The median of the latest values."""
-
     def __init__(self, size: int) -> None:
         self._latest: deque[float] = deque()
         self._ordered: list[float] = []
         self._size = size
 
     def add(self, value: float) -> None:
-        """Take in a value; the oldest goes when there are too many."""
         if len(self._latest) == self._size:
             del self._ordered[bisect_left(self._ordered, self._latest.popleft())]
         self._latest.append(value)
@@ -69,42 +64,12 @@ class RunningMedian:
 
 
 class StepTimer:
-    """Turns marks into step records. All calls come from the training thread.
-
-    Args:
-        finished: gets each finished step, at the fetch that follows it.
-        now: a monotonic clock in seconds.
-    """
+    """Turns marks into step records. All calls come from the training thread."""
 
     on_device = False  # whether steps are timed where a device works on them
     capturing = False  # whether what the program queues for the device becomes a graph
 
-    __slots__ = (
-        "_between",
-        "_compute_s",
-        "_control_s",
-        "_data_s",
-        "_early_control_s",
-        "_early_wait_s",
-        "_excluded_s",
-        "_in_step",
-        "_mark_s",
-        "_modelled",
-        "_phase",
-        "_share",
-        "_step",
-        "_synchronised",
-        "_wait_began_s",
-        "_wait_s",
-        "finished",
-        "now",
-    )
-
-    def __init__(
-        self,
-        finished: StepQueue,
-        now: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, finished: StepQueue, now: Callable[[], float] = time.perf_counter) -> None:
         self.finished, self.now = finished, now
         self._phase, self._step, self._share, self._modelled = "idle", -1, 0, True
         self._in_step = self._synchronised = False
@@ -115,7 +80,6 @@ class StepTimer:
         self._between = RunningMedian(_BETWEEN_STEPS)
 
     def report_to(self, finished: StepQueue) -> None:
-        """Put the steps that finish from now on into another queue."""
         self.finished = finished
 
     @property
@@ -176,11 +140,9 @@ class StepTimer:
         self._modelled = False
 
     def pass_ended(self) -> None:
-        """Mark that the loop over the loader was left; what follows is nobody's step.
-
-        `at` keeps telling where it was left: a program that ends while its gradients are being
-        synchronised has lost another rank.
-        """
+        """Mark that the loop over the loader was left; what follows is nobody's step."""
+        # `at` keeps telling where the loop was left: a program that ends while its gradients are
+        # being synchronised has lost another rank.
         phase = self._phase
         self.fetch_started()
         self._in_step, self._phase = False, phase
@@ -260,6 +222,7 @@ class StepTimer:
         # Steps that say nothing about speed must not move the median.
         if modelled:
             self._between.add(between_s)
+        # The usual time between steps belongs to every step; what exceeds it is outside training.
         usual_s = self._between.median(between_s)
         outside_s = between_s - usual_s if between_s > usual_s else 0.0
         busy_s = worked_s + usual_s

@@ -24,25 +24,22 @@ from evenstride.core.control.events import Expect
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.membership.member_table import MembershipEvent
 from evenstride.core.policy import Policy
-from evenstride.core.sampling.work_queue import Piece
-from evenstride.core.sync_modes.async_schedule import AsyncSchedule
+from evenstride.core.sync_modes.async_schedule import AsyncSchedule, Piece
 from evenstride.core.sync_modes.mode_specs import Asynchronous, StaleSynchronous
 from evenstride.core.time_model.observation import Measurements
+from evenstride.sim.engine.lockstep import SimulatedController
+from evenstride.sim.engine.mode_result import Applied, Begun, Entry, Gone, ModeResult, RunTotals
 from evenstride.sim.engine.network import Queues
-from evenstride.sim.engine.simulated_controller import SimulatedController
-from evenstride.sim.engine.simulated_measurements import OwnNotes
-from evenstride.sim.engine.synchronous import epochs_of
-from evenstride.sim.scenario.scenario_model import Scenario
+from evenstride.sim.engine.virtual_workers import OwnNotes
+from evenstride.sim.scenario.scenario_model import Scenario, epochs_of
 from evenstride.sim.scenario.timeline import Timeline
-from evenstride.sim.scoring.mode_result import Applied, Begun, Entry, Gone, ModeResult, RunTotals
 
 
 class SimulatedWorkQueue:
     """Hands out one epoch after the other by `AsyncSchedule`, and keeps who waits.
 
-    Args:
-        workers: there ever are; nobody is there at first.
-        staleness: the bound for `AsyncSchedule`; ``None`` for none.
+    ``workers`` there ever are; nobody is there at first. ``staleness`` is the bound, if there is
+    one.
     """
 
     def __init__(self, workers: int, staleness: int | None) -> None:
@@ -52,7 +49,6 @@ class SimulatedWorkQueue:
 
     @property
     def done(self) -> bool:
-        """Whether all of the epoch is trained."""
         return self._schedule.queue.done
 
     @property
@@ -65,14 +61,12 @@ class SimulatedWorkQueue:
         self._schedule = self._schedule.opened(samples)
 
     def wait(self, worker: int) -> None:
-        """Note that a worker has nothing to do."""
         self._waiting[worker] = None
 
     def begin(self, share: Callable[[int], int]) -> Iterator[tuple[int, Piece]]:
         """Yield all who wait, may begin, and get something, with what they get.
 
-        Args:
-            share: returns that of a worker; 0 for who gets nothing, and is not waited for.
+        ``share`` returns that of a worker; 0 for who gets nothing, and is not waited for.
         """
         # Giving samples moves no clock, so one look at all of them is enough.
         latest = self._schedule.latest_start
@@ -91,7 +85,6 @@ class SimulatedWorkQueue:
         self.wait(worker)
 
     def gone(self, worker: int) -> None:
-        """Take back what a worker has in hand."""
         self._schedule = self._schedule.returned(worker)
         self._waiting.pop(worker, None)
 
@@ -105,27 +98,16 @@ _PULL, _COMPUTED, _APPLIED = range(3)
 
 @dataclass(slots=True)
 class _Worker:
-    """Where a worker is.
+    """Where a worker is."""
 
-    Args:
-        there: whether it takes part.
-        ends: whether it goes as soon as its update is made.
-        life: counts its comings; what was under way in an earlier one does not count.
-        piece: that it is training.
-        pulled: updates that its weights have.
-        begun_s: when it had them.
-        answered_s: when the latest answer reached it.
-        made: updates begun, lost ones included.
-    """
-
-    there: bool = False
-    ends: bool = False
-    life: int = 0
-    piece: Piece = ()
-    pulled: int = 0
-    begun_s: float = 0.0
-    answered_s: float = 0.0
-    made: int = 0
+    there: bool = False  # whether it takes part
+    ends: bool = False  # whether it goes as soon as its update is made
+    life: int = 0  # counts its comings; what was under way in an earlier one does not count
+    piece: Piece = ()  # that it is training
+    pulled: int = 0  # updates that its weights have
+    begun_s: float = 0.0  # when it had them
+    answered_s: float = 0.0  # when the latest answer reached it
+    made: int = 0  # updates begun, lost ones included
 
     @property
     def samples(self) -> int:
@@ -138,11 +120,9 @@ class _Worker:
         return self.there and not self.ends
 
     def take(self, piece: Piece) -> None:
-        """Have a piece to train."""
         self.piece = piece
 
     def pull(self, version: int) -> None:
-        """Have weights with so many updates."""
         self.pulled = version
 
     def begin(self, at_s: float) -> int:
@@ -158,7 +138,6 @@ class _Worker:
         return before_s
 
     def come(self, at_s: float) -> None:
-        """Take part from a time on."""
         self.there, self.answered_s = True, at_s
 
     def end(self, ends: bool) -> None:
@@ -174,16 +153,7 @@ class _Worker:
 class AsyncRun(SimulatedController):
     """One run of one policy in a scenario, in which workers do not keep step.
 
-    Args:
-        scenario: the cluster and what befalls it.
-        policy: decides the shares.
-        mode: asynchronous, or of bounded staleness.
-        seed: of noise and random events.
-        timeline: that of the scenario and the seed, if it is there already.
-        record: takes what happens, in order; nothing is kept if left out.
-
-    Cost:
-        ``O(W)`` per update: 0.3 ms with 1,000 workers, 0.1 ms with a hundred.
+    Takes ``O(W)`` per update: 0.3 ms with 1,000 workers, 0.1 ms with a hundred.
     """
 
     def __init__(
@@ -209,7 +179,6 @@ class AsyncRun(SimulatedController):
         super().__init__(scenario, policy, seed, timeline)
 
     def run(self) -> ModeResult:
-        """Simulate until all samples are trained and return what happened."""
         self._turn(0)
         self._count()
         epochs = epochs_of(self._scenario)
@@ -226,8 +195,7 @@ class AsyncRun(SimulatedController):
     def _look(self, answered: int | None = None) -> None:
         """Let all begin who may and for whom there is something.
 
-        Args:
-            answered: a worker that is just being answered, and so needs not ask for weights.
+        The worker ``answered`` is just being answered, and so needs not ask for weights.
         """
         for k, piece in self._desk.begin(self._share):
             worker = self._workers[k]
@@ -278,7 +246,6 @@ class AsyncRun(SimulatedController):
             self._due = self._moment + 1
 
     def _pass_on(self) -> None:
-        """Let happen what happens at the steps that are over."""
         while self._moment < self._tally.samples // self._scenario.global_batch:
             if self._exchange_due(self._moment):
                 self._exchange(self._moment)

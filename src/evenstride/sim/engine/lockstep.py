@@ -1,73 +1,213 @@
-"""Run the real controller on virtual workers, step by step, under bulk-synchronous training."""
+"""Run the real controller on virtual workers, step by step, under bulk-synchronous training.
+
+`SimulatedController` is what every simulated run does with its controller: what it is told, and
+when what it says holds. `Simulation` is a run in ``bsp``.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.control.advance import advance
+from evenstride.core.control.events import (
+    Exchanged,
+    Expect,
+    FleetFormed,
+    MembersChanged,
+    Verdict,
+)
+from evenstride.core.control.state import Control
+from evenstride.core.fleet import FloatArray, IntArray, as_array
+from evenstride.core.membership.member_table import Happening, Membership, MembershipEvent
 from evenstride.core.policy import Policy
 from evenstride.core.sync_modes.mode_specs import AllReduce
+from evenstride.core.time_model.observation import Measurements
 from evenstride.errors import ConfigError
-from evenstride.sim.engine.simulated_controller import SimulatedController
+from evenstride.sim.engine.virtual_workers import Bands, Cluster, Notes, TrueTimes
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
 
 
+class SimulatedController:
+    """What every simulated run does with its controller, however its workers come together.
+
+    A subclass lets time pass. It goes through the steps in order, begins each with `_turn`, and
+    calls `_exchange` after those that `_exchange_due` names. The seed is that of noise and random
+    events: the same one gives every policy the same.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        policy: Policy[Any],
+        seed: int = 0,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self._scenario, self._policy = scenario, policy
+        self._timeline = timeline or Timeline(scenario, seed)
+        self._cluster = Cluster(scenario, seed)
+        self._changes = frozenset(self._timeline.changes)
+        self._groups = frozenset(self._timeline.groups)
+        self._control = Control(policy)
+        self._pending: deque[tuple[int, IntArray, str]] = deque()
+        self._verdict, self._due = Verdict(0, None), 0
+        self._formed = 0
+        self._begin(0)
+
+    def _turn(self, step: int) -> None:
+        if step in self._groups:
+            self._begin(step)
+        elif step in self._changes:
+            self._curves = self._curves_at(step)
+        self._notify(step)
+        self._take_effect(step)
+
+    def _begin(self, step: int) -> None:
+        self._present = self._timeline.group(step)
+        workers = tuple(self._cluster.workers[k] for k in self._present)
+        self._curves = self._curves_at(step)
+        happenings = self._happenings(step, told=False) if step else ()
+        self._tell(Membership.formed(0, tuple(worker.name for worker in workers)))
+        batch = self._scenario.global_batch
+        event = FleetFormed(self._formed, step, batch, workers, happenings)
+        self._formed += 1
+        self._control, verdict = advance(self._control, event)
+        self._pending.clear()
+        self._forget(len(workers))
+        self._shares = np.zeros(0, dtype=np.int64)
+        self._cold = True
+        self._obey(verdict)
+        self._due = step + self._verdict.exchange_after
+
+    def _happenings(self, step: int, *, told: bool) -> tuple[Happening, ...]:
+        """Return the notices that come at a step and those that are withdrawn, or all else."""
+        workers = self._cluster.workers
+        return tuple(
+            Happening(workers[k].name, change)
+            for k, change in self._timeline.happenings(step)
+            if (change in (MembershipEvent.NOTICE, MembershipEvent.WITHDRAWN)) == told
+        )
+
+    def _notify(self, step: int) -> None:
+        happenings = self._happenings(step, told=True)
+        if not happenings:
+            return
+        self._tell(self._control.membership.after_all(happenings)[0])
+        event = MembersChanged(step, self._effective(step, self._scenario.exchange.lag), happenings)
+        self._control, verdict = advance(self._control, event)
+        self._obey(verdict)
+        self._due = step + self._verdict.exchange_after
+
+    def _effective(self, step: int, lag: int) -> int:
+        return max(step + lag, self._pending[-1][0] if self._pending else 0)
+
+    def _tell(self, membership: Membership) -> None:
+        """Let a policy that is to know it all know the curves of those who will serve."""
+        tell = getattr(self._policy, "tell", None)
+        if tell is not None:
+            serving = membership.serving
+            whole = len(serving) == len(self._present)
+            tell(self._curves if whole else self._curves.of(np.array(serving)))
+
+    def _curves_at(self, step: int) -> TrueTimes:
+        return self._cluster.usual.at_speed(self._timeline.speed(step)).of(self._present)
+
+    def _take_effect(self, step: int) -> None:
+        while self._pending and self._pending[0][0] <= step:
+            _, after, reason = self._pending.popleft()
+            before, self._shares = self._shares, after
+            self._moved(step, before, reason)
+
+    def _moved(self, step: int, before: IntArray, reason: str) -> None:
+        """Take note that other shares are in force; there are none before a fleet's first."""
+
+    def _mean_s(self, shares: IntArray) -> FloatArray:
+        """Return the workers' true mean times; a share of 0 is a ghost, and takes one sample."""
+        return self._curves.at(np.maximum(shares, 1))
+
+    def _exchange_due(self, step: int) -> bool:
+        every = self._scenario.exchange.every
+        if every == "leader":
+            return step + 1 >= self._due
+        return (step + 1) % every == 0
+
+    def _exchange(self, step: int) -> None:
+        asked = self._scenario.exchange
+        # The first exchange is a cold one for every policy, so that all pay the same for it.
+        lag = asked.lag
+        if asked.cold_lag is not None and (self._cold or self._verdict.opening):
+            lag = asked.cold_lag
+        self._cold = False
+        effective = self._effective(step, lag)
+        self._tell(self._control.membership)
+        load = self._timeline.load(step)[self._present]
+        epoch = self._scenario.epoch_of(step + 1)
+        event = Exchanged(step + 1, effective, self._told(load), epoch=epoch)
+        started_s = time.perf_counter()
+        self._control, verdict = advance(self._control, event)
+        self._took(time.perf_counter() - started_s)
+        self._obey(verdict)
+        self._due = step + 1 + self._verdict.exchange_after
+
+    def _took(self, decide_s: float) -> None:
+        """Take note of how long a decision took to work out."""
+
+    def _obey(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        if verdict.shares is not None:
+            shares = as_array(verdict.shares)
+            self._pending.append((verdict.effective, shares, verdict.reason))
+        if verdict.expected_s:
+            self._expect(Expect(verdict.expected_s, verdict.band))
+
+    def _forget(self, workers: int) -> None:
+        """Begin to measure workers, of whom nothing is expected."""
+        self._bands = Bands(workers)
+        self._notes = Notes(workers)
+
+    def _note(self, step: int, shares: IntArray, busy_s: FloatArray, wait_s: FloatArray) -> None:
+        """Keep a step of all workers for the next exchange, which it may ask for."""
+        self._notes.add(step, shares, busy_s, wait_s)
+        asked = self._bands.step(shares, busy_s)
+        if asked.any():
+            self._due = step + 1
+
+    def _told(self, cpu_load: FloatArray) -> Measurements:
+        return self._notes.take(self._bands.broke, cpu_load)
+
+    def _expect(self, expect: Expect) -> None:
+        self._bands.expect(expect, self._control.rank_shares)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Decided:
-    """One change of the split.
+    """One change of the split."""
 
-    Args:
-        step: at which it took effect.
-        gain: true part of the step that it saved, noise-free; below 0 if it was a mistake.
-        reason: the policy's own.
-    """
-
-    step: int
-    gain: float
-    reason: str
+    step: int  # at which it took effect
+    gain: float  # true part of the step that it saved, noise-free; below 0 if it was a mistake
+    reason: str  # the policy's own
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SimulatedSteps:
-    """What a simulated run did, step by step.
+    """What a simulated run did, step by step."""
 
-    Args:
-        mean_s: noise-free time of each step.
-        real_s: its time with noise.
-        shares: the split in force at each step, as an index into `splits`.
-        splits: all splits there were, over all workers there ever are (0 for the absent).
-        decisions: changes of the split.
-        decide_s: what each decision took to compute.
-    """
-
-    mean_s: FloatArray
-    real_s: FloatArray
-    shares: IntArray
+    mean_s: FloatArray  # noise-free time of each step
+    real_s: FloatArray  # its time with noise
+    shares: IntArray  # the split in force at each step, as an index into `splits`
+    # All there were, over all workers there ever are (0 for the absent)
     splits: list[IntArray] = field(default_factory=list)
-    decisions: list[Decided] = field(default_factory=list)
-    decide_s: list[float] = field(default_factory=list)
-
-    def end(self, mean_s: FloatArray, real_s: FloatArray, shares: IntArray) -> None:
-        """Take what is known of the steps when all are over."""
-        self.mean_s, self.real_s, self.shares = mean_s, real_s, shares
+    decisions: list[Decided] = field(default_factory=list)  # changes of the split
+    decide_s: list[float] = field(default_factory=list)  # what each decision took to compute
 
 
 class Simulation(SimulatedController):
-    """One run of one policy in a scenario.
-
-    Args:
-        scenario: the cluster and what befalls it.
-        policy: decides the shares.
-        seed: of noise and random events; the same seed gives every policy the same.
-        timeline: that of the scenario and the seed, if it is there already.
-
-    Raises:
-        ConfigError: the scenario asks for another mode of synchronisation.
-    """
+    """One run of one policy in a scenario; raises a `ConfigError` for any mode but ``bsp``."""
 
     def __init__(
         self,
@@ -82,22 +222,20 @@ class Simulation(SimulatedController):
                 "only; leave sync out of the scenario, or use evenstride simulate, which tells "
                 "the time and the staleness of any mode"
             )
-        self.track = SimulatedSteps(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
+        steps = scenario.steps
+        index = np.zeros(steps, dtype=np.int64)
+        self.track = SimulatedSteps(np.zeros(steps), np.zeros(steps), index)
         super().__init__(scenario, policy, seed, timeline)
 
     def run(self) -> SimulatedSteps:
-        """Simulate every step and return what happened."""
-        steps = self._scenario.steps
-        mean_s, real_s = np.zeros(steps), np.zeros(steps)
-        index = np.zeros(steps, dtype=np.int64)
-        for step in range(steps):
+        track = self.track
+        for step in range(self._scenario.steps):
             self._turn(step)
-            mean_s[step], real_s[step] = self._step(step)
-            index[step] = len(self.track.splits) - 1
+            track.mean_s[step], track.real_s[step] = self._step(step)
+            track.shares[step] = len(track.splits) - 1
             if self._exchange_due(step):
                 self._exchange(step)
-        self.track.end(mean_s, real_s, index)
-        return self.track
+        return track
 
     def _moved(self, step: int, before: IntArray, reason: str) -> None:
         track, after = self.track, self._shares

@@ -7,18 +7,13 @@ however small. No model knows of the processor's part in it, of packets, or of s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
     """An all-reduce in a ring: ``2 (W - 1)`` messages, each of a W-th of the bytes.
-
-    Args:
-        latency_s: of each message, in seconds.
-        bytes_per_s: of the slowest link.
-        gradient_bytes: that every worker holds.
 
     Source:
         The cost model of the ring all-reduce (Patarasuk & Yuan, JPDC 2009). Its term of bandwidth,
@@ -29,9 +24,9 @@ class Ring:
     0.502
     """
 
-    latency_s: float
-    bytes_per_s: float
-    gradient_bytes: float
+    latency_s: float  # of each message
+    bytes_per_s: float  # of the slowest link
+    gradient_bytes: float  # that every worker holds
 
     def all_reduce_s(self, workers: int) -> float:
         """Return the seconds from when all have begun to when all have the result."""
@@ -48,37 +43,45 @@ class ParameterServers:
     answer brings the weights. What finds a link or a server taken waits in line, first come, first
     served.
 
-    Args:
-        servers: how many, at least 1.
-        latency_s: of each message, in seconds.
-        bytes_per_s: of every link, each way.
-        gradient_bytes: of a whole gradient; the weights have as many.
-        update_s: seconds that one process would take to update the whole model.
-
     Source:
         Ours; measured against nothing yet.
     """
 
-    servers: int
-    latency_s: float
-    bytes_per_s: float
-    gradient_bytes: float
-    update_s: float = 0.0
+    servers: int  # at least 1
+    latency_s: float  # of each message
+    bytes_per_s: float  # of every link, each way
+    gradient_bytes: float  # of a whole gradient; the weights have as many
+    update_s: float = 0.0  # that one process would take to update the whole model
 
     @property
     def part_s(self) -> float:
         """Seconds that a server's part of the model takes over one link."""
         return self.gradient_bytes / self.servers / self.bytes_per_s
 
+    def all_reduce_s(self, workers: int) -> float:
+        """Return what a step takes beside the workers' own time, if that is the same for all.
 
-@dataclass(slots=True)
+        ``S`` servers send the weights to ``W`` workers one after the other, a part each. So workers
+        begin a step one part's time apart, end it so, and their pushes follow one another without
+        waiting in line. From the last update of one step to the last of the next it takes
+
+            2 latency + (W + 2 S - 1) bytes / (S bandwidth) + update / S
+
+        seconds: the last worker's weights come after ``W + S - 1`` parts, and its gradient takes
+        ``S``. `Queues` gives the same, step after step. That a server's machine trains as well, and
+        its link carries both, is not in it.
+
+        >>> ParameterServers(1, 0.5, 10.0, 10.0, update_s=2.0).all_reduce_s(2)
+        6.0
+        """
+        parts_s = (workers + 2 * self.servers - 1) * self.part_s
+        return 2 * self.latency_s + parts_s + self.update_s / self.servers
+
+
 class Queues:
     """How long the servers' links and processors are taken already.
 
     All calls come in order of time: what was asked for first is served first.
-
-    Args:
-        model: whose queues these are.
 
     >>> queues = Queues(ParameterServers(1, 0.5, 10.0, 10.0, update_s=2.0))
     >>> queues.update(queues.push(0.0)), queues.update(queues.push(0.0))
@@ -87,13 +90,11 @@ class Queues:
     (5.0, 6.0)
     """
 
-    model: ParameterServers
-    _in_s: list[float] = field(init=False)
-    _work_s: list[float] = field(init=False)
-    _out_s: list[float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._in_s, self._work_s, self._out_s = ([-inf] * self.model.servers for _ in range(3))
+    def __init__(self, model: ParameterServers) -> None:
+        self.model = model
+        self._in_s = [-inf] * model.servers
+        self._work_s = [-inf] * model.servers
+        self._out_s = [-inf] * model.servers
 
     def push(self, at_s: float) -> list[float]:
         """Return when each server has the part of a gradient that is sent from a time on."""

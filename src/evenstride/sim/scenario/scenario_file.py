@@ -1,22 +1,234 @@
-"""Read a scenario file, and say exactly what is wrong with one and what is allowed."""
+"""Read a scenario file, and say exactly what is wrong with one, where, and what is allowed.
+
+YAML is read with the line of every value, without the surprises of YAML 1.1 and without bombs.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, NoReturn, Self
 
+import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from evenstride.errors import ScenarioError
-from evenstride.sim.scenario import fields
-from evenstride.sim.scenario.scenario_model import MAY_BE_CUT, LoadReplay, Scenario, chosen
-from evenstride.sim.scenario.timeline import load_recording
-from evenstride.sim.scenario.yaml_reader import Parsed, read_yaml
+from evenstride.sim.scenario import scenario_model
+from evenstride.sim.scenario.recordings import load_recording
+from evenstride.sim.scenario.scenario_model import (
+    MAY_BE_CUT,
+    LoadReplay,
+    Place,
+    Scenario,
+    chosen,
+    shown,
+)
+
+DEEPEST = 10
+"""Lists and fields that may be within each other; in a scenario there are four at most."""
+
+MOST_REPEATED = 100_000
+"""Values that ``*`` and ``<<`` may repeat; a few lines could stand for billions."""
+
+_TOO_DEEP = f"it is nested too deep (allowed: lists and fields up to {DEEPEST} deep)"
+
+_EXACT = 2**53  # below it, every whole number has a float of its own
+
+_TAG = "tag:yaml.org,2002:"
+_LONGEST_NAME = 200
+_TEXT = f"{_TAG}str"
+_MERGE = f"{_TAG}merge"
+_WRITTEN = "written "
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # the stubs of yaml are not required
+    """Numbers are as in YAML 1.2: ``1e-3`` is one, ``1:30`` and ``yes`` are not.
+
+    No field of a scenario is true or false, so these words are texts, and not 1 or 0.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        """Return the next node; a tag that is written is told from one that is resolved."""
+        written = getattr(self.peek_event(), "tag", None)
+        node: yaml.Node = super().compose_node(parent, index)
+        if written is not None:
+            node.tag = f"{_WRITTEN}{written}"
+        return node
+
+
+_NUMBERS = "-+.0123456789"
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?(0|[1-9][0-9_]*)", list(_NUMBERS)),
+    ("float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list(_NUMBERS)),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list(_NUMBERS)),
+    ("merge", r"<<", ["<"]),
+):
+    _Loader.add_implicit_resolver(f"{_TAG}{_tag}", re.compile(f"(?:{_pattern})$"), _first)
+
+
+def said(source: str, line: int | None, place: Place, problem: str) -> str:
+    """Return a complaint about a field: file, line if it is known, field, problem."""
+    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
+    where = source if line is None else f"{source}:{line}"
+    return f"{where}: {field + ': ' if field else ''}{problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a file holds."""
+
+    source: str  # its path, or what else is shown for it
+    plain: dict[str, Any]  # its values
+    lines: dict[Place, int]  # where they are; empty if they come from no file
+
+    def said(self, place: Place, problem: str) -> str:
+        known = [self.lines[place[:n]] for n in range(len(place) + 1) if place[:n] in self.lines]
+        return said(self.source, known[-1] if known else None, place, problem)
+
+
+def read_yaml(path: Path) -> Parsed:
+    """Return the names and values of a YAML file, or raise a `ScenarioError`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        loader = _Loader(text)
+        node = loader.get_single_node()
+    except OSError as error:
+        raise ScenarioError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ScenarioError(f"{path} cannot be read: it is not UTF-8 text") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        problem = f"the character U+{error.character:04X} is in it (allowed: printable ones)"
+        raise ScenarioError(said(str(path), line, (), problem)) from None
+    except yaml.MarkedYAMLError as error:
+        problem = _in_plain_words(error)
+        raise ScenarioError(said(str(path), error.problem_mark.line + 1, (), problem)) from None
+    except RecursionError:
+        raise ScenarioError(said(str(path), loader.line + 1, (), _TOO_DEEP)) from None
+    except (ValueError, OverflowError):
+        problem = "an escape stands for no character"
+        raise ScenarioError(said(str(path), loader.line + 1, (), problem)) from None
+    if not isinstance(node, yaml.MappingNode):
+        problem = "a scenario is a list of names and values (name, global_batch, workers, ...)"
+        raise ScenarioError(
+            said(str(path), 1, (), f"the file is empty; {problem}" if node is None else problem)
+        )
+    values = _Values(loader, str(path))
+    return Parsed(str(path), values.of(node, (), 1), values.lines)
+
+
+def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
+    """Return what is wrong with the YAML, and what to look at where it is often that."""
+    problem = str(error.problem)
+    if "'\\t'" in problem:
+        return f"{problem}: indent with spaces, not tabs"
+    if "<block end>" in problem and error.context_mark is not None:
+        return f"{problem}: check the indentation against line {error.context_mark.line + 1}"
+    if problem.startswith("mapping values are not allowed"):
+        return f"{problem}: check the indentation, and put a text that has a colon in quotes"
+    if "another document" in problem:
+        return f"{problem}: a file holds one scenario"
+    return problem
+
+
+class _Values:
+    """Turns nodes into values, and notes the line of each.
+
+    What is repeated by an alias is read again wherever it is, so that every place has its line.
+    """
+
+    def __init__(self, loader: _Loader, source: str) -> None:
+        self._loader = loader
+        self._source = source
+        self._seen: set[int] = set()
+        self._repeated = 0
+        self.lines: dict[Place, int] = {}
+
+    def of(self, node: yaml.Node, place: Place, line: int) -> Any:
+        self.lines[place] = line
+        self._check_size(node, place)
+        # What a value is can be told from how it is written; a tag could only contradict that.
+        if node.tag.startswith(_WRITTEN):
+            tag = node.tag.removeprefix(_WRITTEN).replace(_TAG, "!!")
+            self._refuse(
+                node, place, f"it has the tag {shown(tag)} (allowed: a value without a tag)"
+            )
+        if isinstance(node, yaml.MappingNode):
+            return {
+                name: self.of(value, (*place, name), _line(key))
+                for name, (key, value) in self._fields(node, place).items()
+            }
+        if isinstance(node, yaml.SequenceNode):
+            return [self.of(v, (*place, n), _line(v)) for n, v in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _fields(
+        self, node: yaml.MappingNode, place: Place, depth: int = 0
+    ) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """Return key and value of each field, also of those that ``<<`` merges."""
+        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key, value in node.value:
+            self._check_name(key, place)
+            name = key.value
+            if name in own:
+                self._refuse(key, place, f"{shown(name)} is given twice (allowed: once)")
+            own[name] = key, value
+            if key.tag != _MERGE:
+                continue
+            for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if not isinstance(source, yaml.MappingNode) or depth == DEEPEST:
+                    self._refuse(key, place, "<< merges what has no fields, or merges too deep")
+                self._check_size(source, place)
+                # Of two that are merged the first counts.
+                merged = {**self._fields(source, place, depth + 1), **merged}
+        return {**merged, **{n: field for n, field in own.items() if field[0].tag != _MERGE}}
+
+    def _check_name(self, key: yaml.Node, place: Place) -> None:
+        if not isinstance(key, yaml.ScalarNode):
+            self._refuse(key, place, "what stands before a colon is a list, and no name of a field")
+        short = key.value.isprintable() and len(key.value) <= _LONGEST_NAME
+        if not short or key.tag not in {_TEXT, _MERGE}:
+            # In braces a comma ends the value, so what follows is taken for the next name.
+            allowed = "allowed: a short text; numbers have no thousands separators"
+            self._refuse(key, place, f"{shown(key.value)} is no name of a field ({allowed})")
+
+    def _check_size(self, node: yaml.Node, place: Place) -> None:
+        if len(place) > DEEPEST:
+            self._refuse(node, place[:1], _TOO_DEEP)
+        # A merge repeats all fields of its source at once.
+        size = len(node.value) if isinstance(node, yaml.MappingNode) else 1
+        self._repeated += size if id(node) in self._seen else 0
+        self._seen.add(id(node))
+        if self._repeated > MOST_REPEATED:
+            problem = f"* and << repeat too many values (allowed: {MOST_REPEATED} in a file)"
+            self._refuse(node, place[:1], problem)
+
+    def _refuse(self, node: yaml.Node, place: Place, problem: str) -> NoReturn:
+        raise ScenarioError(said(self._source, _line(node), place, problem))
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        try:
+            value = self._loader.construct_object(node)
+        except ValueError:  # more digits than Python reads: as good as infinite
+            return float(node.value.replace("_", ""))
+        # 1e3 is as good a whole number as 1000.
+        whole = isinstance(value, float) and value.is_integer() and abs(value) < _EXACT
+        return int(value) if whole else value
+
+
+def _line(node: yaml.Node) -> int:
+    line: int = node.start_mark.line
+    return line + 1
+
 
 MOST = 10
 """Complaints that are told at once."""
@@ -36,7 +248,7 @@ def _complaints(error: ValidationError, parsed: Parsed) -> Iterator[str]:
 
 def _complaint(problem: ErrorDetails) -> str:
     match problem["type"]:
-        case fields.REFUSED | "missing":
+        case scenario_model.REFUSED | "missing":
             return problem["msg"]
         case "extra_forbidden":
             given = str(problem["loc"][-1]).lower()
@@ -44,10 +256,8 @@ def _complaint(problem: ErrorDetails) -> str:
             return "there is no such field" + (f"; did you mean {meant[0]}?" if meant else "")
         case "union_tag_invalid":  # pydantic's message would hold all of it, however large
             context = problem["ctx"]
-            return (
-                f"no kind is {fields.shown(context['tag'])} (allowed: {context['expected_tags']})"
-            )
-    value = "empty" if problem["input"] is None else fields.shown(problem["input"])
+            return f"no kind is {shown(context['tag'])} (allowed: {context['expected_tags']})"
+    value = "empty" if problem["input"] is None else shown(problem["input"])
     return f"{value} ({problem['msg']})"
 
 
@@ -67,28 +277,14 @@ class ScenarioFile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return what a file holds.
-
-        Raises:
-            ScenarioError: names file, line, field and what is allowed there.
-        """
         parsed = read_yaml(path)
         return cls(_validated(parsed, MAY_BE_CUT), parsed)
 
     def check_steps(self) -> None:
-        """Raise unless every event begins within the file's own steps.
-
-        Raises:
-            ScenarioError: one does not.
-        """
         _validated(self.parsed)
 
     def lacking(self) -> str:
-        """Return which recording cannot be replayed, and why; nothing if all are there.
-
-        Raises:
-            ScenarioError: a recording that is there has not the machines that are asked for.
-        """
+        """Return which recording cannot be replayed, and why; empty if all are there."""
         for number, event in enumerate(self.scenario.events):
             if not isinstance(event, LoadReplay):
                 continue
@@ -114,13 +310,10 @@ class ScenarioFile:
 
 
 def load_scenario(path: Path, changes: dict[str, Any] | None = None) -> Scenario:
-    """Return the scenario of a YAML file.
+    """Return the scenario of a YAML file, with ``changes`` instead of the file's own values.
 
-    Args:
-        path: of the file.
-        changes: values to use instead of the file's; a key such as ``exchange.lag`` goes into
-            the part of that name. Events that new ``steps`` leave no room for do not happen;
-            whatever happens before them stays as it is.
+    A key such as ``exchange.lag`` goes into the part of that name. Events that new ``steps`` leave
+    no room for do not happen; whatever happens before them stays as it is.
 
     Raises:
         ScenarioError: names file, line, field and what is allowed there.
@@ -134,11 +327,7 @@ def load_scenario(path: Path, changes: dict[str, Any] | None = None) -> Scenario
 
 
 def changed(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
-    """Return a scenario with other values; see `load_scenario`.
-
-    Raises:
-        ScenarioError: a value is out of range.
-    """
+    """Return a scenario with other values; see `load_scenario`."""
     plain = scenario.model_dump()
     for key, value in changes.items():
         _put(plain, key.split("."), value)

@@ -7,69 +7,209 @@ schema of `Scenario` is what ``evenstride simulate --schema`` prints.
 from __future__ import annotations
 
 import math
+import reprlib
 from itertools import groupby
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.sync_modes.mode_specs import SyncMode, sync_from_spec
 from evenstride.errors import ConfigError
 from evenstride.sim.engine.network import ParameterServers, Ring
-from evenstride.sim.scenario.fields import (
-    FASTEST,
-    MOST_STEPS,
-    MOST_WORKERS,
-    SLOWEST,
-    Fraction,
-    Lag,
-    Length,
-    Name,
-    Part,
-    Place,
-    Rate,
-    Resource,
-    Samples,
-    Seconds,
-    refuse,
-    shown,
-)
-from evenstride.sim.scenario.scenario_events import (
-    Bursty,
-    Event,
-    Join,
-    Leave,
-    LoadReplay,
-    NoticeEvent,
-    Periodic,
-    Ramp,
-    SpeedStep,
-    Who,
-    chosen,
-)
 
-__all__ = [
-    "MAY_BE_CUT",
-    "Bursty",
-    "Communication",
-    "Event",
-    "Exchange",
-    "Join",
-    "Leave",
-    "LoadReplay",
-    "Mask",
-    "NoticeEvent",
-    "Periodic",
-    "Ramp",
-    "Scenario",
-    "SpeedStep",
-    "Who",
-    "WorkerGroup",
-    "chosen",
-    "there_from_start",
+Place = tuple[int | str, ...]
+"""Keys and indices that lead to a field."""
+
+REFUSED = "refused"
+
+_LONGEST = 60  # characters of a wrong value that are shown
+
+MOST_WORKERS, MOST_SAMPLES, MOST_STEPS = 1_000_000, 10**12, 10_000_000
+SLOWEST, FASTEST = 1e-6, 1e6
+
+# The limits are far from any real machine, and near enough to 1 that nothing overflows.
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+Rate = Annotated[float, Field(ge=1e-6, le=1e12)]
+Resource = Annotated[float, Field(ge=1e-6, le=1e24)]
+Speed = Annotated[float, Field(ge=SLOWEST, le=FASTEST)]
+Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
+Lag = Annotated[int, Field(ge=1, le=10_000)]
+Step = Annotated[int, Field(ge=0, le=MOST_STEPS)]
+Length = Annotated[int, Field(ge=1, le=MOST_STEPS)]
+
+
+class Part(BaseModel):
+    # Strict: a number in quotes is a text, and true is not 1.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def refuse(problem: str, *place: int | str) -> NoReturn:
+    """Raise what pydantic turns into a complaint about a field.
+
+    The place is below the part that is being checked; that part itself if left out.
+    """
+    raise PydanticCustomError(REFUSED, "{problem}", {"problem": problem, "place": place})
+
+
+def shown(value: Any) -> str:
+    """Return a value as errors show it: in short, however much is in it."""
+    brief = reprlib.Repr()
+    brief.maxlevel, brief.maxstring = 3, _LONGEST
+    text = brief.repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _seen(name: str) -> str:
+    if not name.isprintable():
+        refuse(f"{shown(name)} (allowed: a text in one line, of characters that can be seen)")
+    return name
+
+
+Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_seen)]
+"""What tables show, so nothing that would break their lines."""
+
+
+Who = Annotated[int, Field(ge=0)] | list[Annotated[int, Field(ge=0)]] | Literal["all"]
+
+
+_OVERLAP = "of events that overlap, the multiples are multiplied"
+
+
+class _Event(Part):
+    at: Step = Field(description="first step it holds for")
+    workers: Who = Field(description="number of a worker, a list of them, or all")
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _numbers_or_all(cls, value: Any) -> Any:
+        numbers = value if isinstance(value, list) else [value]
+        known = numbers and all(type(number) is int and number >= 0 for number in numbers)
+        if value != "all" and not known:
+            refuse(f"{shown(value)} (allowed: the number of a worker, from 0 on; a list; or all)")
+        if len(set(numbers)) < len(numbers):
+            refuse(f"{shown(value)} names a worker twice (allowed: each once)")
+        return value
+
+
+class SpeedStep(_Event):
+    """The speed changes at once, to a multiple of the usual one."""
+
+    kind: Literal["step"]
+    speed: Speed = Field(
+        description=f"multiple of the usual speed from then on, up to until; {_OVERLAP}"
+    )
+    until: Step | None = Field(default=None, description="step from which it is as usual again")
+
+
+class Ramp(_Event):
+    """The speed changes evenly from the usual one to a multiple of it."""
+
+    kind: Literal["ramp"]
+    speed: Speed = Field(
+        description=f"multiple of the usual speed at its end, and from then on; {_OVERLAP}"
+    )
+    steps: Length = Field(description="steps it takes")
+
+
+class Periodic(_Event):
+    """The speed goes to and fro."""
+
+    kind: Literal["periodic"]
+    speed: Speed = Field(description=f"multiple of the usual speed in a slow phase; {_OVERLAP}")
+    period: int = Field(ge=2, le=MOST_STEPS, description="steps from one slow phase to the next")
+    duty: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5, description="part of the period at that speed, at least one step of it"
+    )
+    until: Step | None = Field(default=None, description="step from which it is as usual again")
+
+
+class Bursty(_Event):
+    """The speed changes at random moments; each worker's own."""
+
+    kind: Literal["bursty"]
+    speed: Speed = Field(description=f"multiple of the usual speed in a slow phase; {_OVERLAP}")
+    mean_steps: float = Field(
+        ge=1, le=MOST_STEPS, description="mean length of a slow phase in steps"
+    )
+    mean_gap: float = Field(ge=1, le=MOST_STEPS, description="mean steps between two of them")
+    until: Step | None = Field(default=None, description="step from which it is as usual again")
+
+
+class LoadReplay(_Event):
+    """Background load recorded on real machines takes its part of the processor."""
+
+    kind: Literal["replay"]
+    day: Literal["20110303", "20110322", "20110412"] = Field(
+        default="20110303", description="day of the recording"
+    )
+    machines: list[Annotated[int, Field(ge=0)]] | None = Field(
+        default=None,
+        description="rows of the recording, one per worker; a random choice if left out",
+    )
+    steps_per_sample: Length = Field(
+        default=30, description="steps that one five-minute sample lasts"
+    )
+    least_speed: float = Field(
+        default=0.1,
+        ge=1e-6,
+        le=1,
+        description=f"the load never leaves less than this multiple of the usual speed; {_OVERLAP}",
+    )
+
+    @field_validator("day", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        return str(value) if type(value) is int else value
+
+
+class Leave(_Event):
+    """Workers leave or are lost; the others share the global batch."""
+
+    kind: Literal["leave", "lost"]
+
+
+class NoticeEvent(_Event):
+    """Workers are told that they will be taken away, or that they will not be after all.
+
+    They get no samples in between, and still take part in every step; `leave` takes them away.
+    """
+
+    kind: Literal["notice", "withdrawn"]
+
+
+class Join(_Event):
+    """Workers come in; those whose first event it is were not there from the start."""
+
+    kind: Literal["join"]
+
+
+Event = Annotated[
+    SpeedStep | Ramp | Periodic | Bursty | LoadReplay | Leave | Join | NoticeEvent,
+    Field(discriminator="kind"),
 ]
+
+
+def chosen(workers: Who, size: int) -> list[int]:
+    match workers:
+        case "all":
+            return list(range(size))
+        case int():
+            return [workers]
+    return list(workers)
+
 
 Mask = npt.NDArray[np.bool_]
 
@@ -170,7 +310,6 @@ class Communication(Part):
         return Ring(self.latency_s, self._per_s, self.gradient_bytes).all_reduce_s(workers)
 
     def served_by(self, servers: int) -> ParameterServers:
-        """Return so many parameter servers at the end of these links."""
         return ParameterServers(
             servers, self.latency_s, self._per_s, self.gradient_bytes, self.update_s
         )
@@ -229,12 +368,10 @@ class Scenario(Part):
 
     @property
     def size(self) -> int:
-        """Number of workers there ever are."""
         return sum(group.count for group in self.workers)
 
     @property
     def mode(self) -> SyncMode:
-        """How its workers come together."""
         return sync_from_spec(self.sync)
 
     @field_validator("sync")
@@ -252,11 +389,7 @@ class Scenario(Part):
 
 
 def check_scenario(scenario: Scenario, *, to_its_end: bool = True) -> None:
-    """Raise unless the scenario can be simulated.
-
-    Raises:
-        PydanticCustomError: names the field that does not fit.
-    """
+    """Raise a `PydanticCustomError` that names a field that does not fit, unless all do."""
     if scenario.size > MOST_WORKERS:
         refuse(f"{scenario.size} workers are too many (allowed: 1 to {MOST_WORKERS})", "workers")
     for number, event in enumerate(scenario.events):
@@ -330,7 +463,6 @@ def _check_membership(scenario: Scenario) -> None:
 
 
 def _move(here: Mask, event: Leave | Join, size: int, place: Place) -> None:
-    """Let workers come or go, in place."""
     who, joins = np.array(chosen(event.workers, size)), isinstance(event, Join)
     wrong = who[here[who] == joins]
     if len(wrong):
@@ -420,3 +552,10 @@ def _check_range(logs: FloatArray, scenario: Scenario, numbers: list[int]) -> No
             *("events", mine[-1]),
             "least_speed" if isinstance(events[mine[-1]], LoadReplay) else "speed",
         )
+
+
+def epochs_of(scenario: Scenario) -> list[int]:
+    """Return the samples of each epoch: as many in all as the scenario's steps train in ``bsp``."""
+    samples = scenario.steps * scenario.global_batch
+    whole, rest = divmod(samples, scenario.epoch_samples or samples)
+    return [scenario.epoch_samples or samples] * whole + [rest] * (rest > 0)

@@ -1,26 +1,24 @@
 """Who is there at each step, and how fast: a scenario's events, worked out.
 
-`Walk` holds what is true at one step after another, where little changes from each to the next.
+`SpeedProfile` is the course of one event. `_Walk` holds what is true at one step after another,
+where little changes from each to the next.
 """
 
 from __future__ import annotations
 
-import os
-import zlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from pathlib import Path
-from typing import Generic, TypeVar
-from zipfile import BadZipFile
+from functools import cached_property
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.membership.member_table import MembershipEvent
 from evenstride.errors import ScenarioError
+from evenstride.sim.scenario.recordings import load_recording
 from evenstride.sim.scenario.scenario_model import (
     Bursty,
     Event,
@@ -36,14 +34,90 @@ from evenstride.sim.scenario.scenario_model import (
     chosen,
     there_from_start,
 )
-from evenstride.sim.scenario.speed_profiles import (
-    SpeedProfile,
-    bursty,
-    periodic,
-    ramped,
-    replayed,
-    stepped,
-)
+
+_BLOCK = 16  # phases that are drawn at once; fixed, so that the first ones are always the same
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpeedProfile:
+    """The speed of ``n`` workers as a multiple of the usual one; usual before the first step."""
+
+    workers: IntArray  # their numbers, ``(n,)``
+    steps: IntArray  # from which another speed holds, ascending, all within the run
+    # One for each of the steps, ``(steps,)``, or for each worker, ``(steps, n)``
+    speeds: FloatArray
+
+    @classmethod
+    def within(cls, run: int, workers: IntArray, steps: IntArray, speeds: FloatArray) -> Self:
+        seen = steps < run
+        return cls(workers, steps[seen], speeds[seen])
+
+
+def stepped(event: SpeedStep, workers: IntArray, run: int) -> SpeedProfile:
+    steps = [event.at] if event.until is None else [event.at, event.until]
+    return SpeedProfile.within(
+        run, workers, np.array(steps), np.array([event.speed, 1.0][: len(steps)])
+    )
+
+
+def ramped(event: Ramp, workers: IntArray, run: int) -> SpeedProfile:
+    steps = np.arange(event.at, min(event.at + event.steps, run))
+    part = (steps - event.at + 1) / event.steps
+    return SpeedProfile(workers, steps, 1.0 + part * (event.speed - 1.0))
+
+
+def periodic(event: Periodic, workers: IntArray, run: int) -> SpeedProfile:
+    end = _end(event, run)
+    begins = np.arange(event.at, end, event.period)
+    ends = np.minimum(begins + max(1, round(event.duty * event.period)), end)
+    steps = np.stack([begins, ends], axis=1).ravel()
+    return SpeedProfile.within(run, workers, steps, np.tile([event.speed, 1.0], len(begins)))
+
+
+def bursty(event: Bursty, workers: IntArray, run: int, key: Sequence[int]) -> SpeedProfile:
+    """Return slow phases whose lengths and gaps are geometric.
+
+    Each worker draws from a generator of its own, so that nobody's phases hang on how long the run
+    is, or on who else is in the event.
+    """
+    end = _end(event, run)
+    edges = [_edges(event, end, np.random.default_rng([*key, w])) for w in workers.tolist()]
+    steps = np.unique(np.concatenate(edges))
+    slow = [np.searchsorted(mine, steps, side="right") % 2 == 1 for mine in edges]
+    speeds = np.where(np.stack(slow, axis=1), event.speed, 1.0)
+    return SpeedProfile.within(run, workers, steps, speeds)
+
+
+def _edges(event: Bursty, end: int, rng: np.random.Generator) -> IntArray:
+    """Return where slow phases begin and end by turns, the last one at the latest at ``end``."""
+    chances = 1 / event.mean_gap, 1 / event.mean_steps
+    known, at = [np.zeros(0, dtype=np.int64)], event.at
+    while at < end:
+        edges = at + np.cumsum(rng.geometric(chances, (_BLOCK, 2)))
+        known.append(edges)
+        at = int(edges[-1])
+    edges = np.concatenate(known)
+    edges = edges[edges < end]
+    return np.append(edges, end) if len(edges) % 2 else edges
+
+
+def replayed(
+    event: LoadReplay, workers: IntArray, run: int, recording: FloatArray, rows: Sequence[int]
+) -> SpeedProfile:
+    """Return what recorded load leaves, of a run of so many steps.
+
+    The recording has load in percent, ``(machines, samples)``, and begins again after its end;
+    there is a row of it for each worker.
+    """
+    steps = np.arange(event.at, run, event.steps_per_sample)
+    sample = np.arange(len(steps)) % recording.shape[1]
+    left = 1.0 - recording[np.asarray(rows)][:, sample].T / 100.0
+    return SpeedProfile(workers, steps, np.maximum(left, event.least_speed))
+
+
+def _end(event: Periodic | Bursty, run: int) -> int:
+    return run if event.until is None else min(event.until, run)
+
 
 _Held = TypeVar("_Held", FloatArray, IntArray)
 
@@ -60,7 +134,6 @@ class _Walk(ABC, Generic[_Held]):
         self._now: _Held = self._first()
 
     def at(self, step: int) -> _Held:
-        """Return what holds at a step."""
         if self._passed and step < self.steps[self._passed - 1]:
             self._passed, self._now = 0, self._first()
         while self._passed < len(self.steps) and self.steps[self._passed] <= step:
@@ -159,11 +232,9 @@ class Speeds(_Walk[FloatArray]):
 class Timeline:
     """The speed of every worker at every step, and who takes part.
 
-    What happens after the last step is left out; it has no part in what happens before. To ask
-    for one step after another is cheap, to go back is not.
-
-    Raises:
-        ScenarioError: a recording that is asked for is not there.
+    What happens after the last step is left out; it has no part in what happens before. To ask for
+    one step after another is cheap, to go back is not. Raises a `ScenarioError` if a recording is
+    not there.
     """
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
@@ -202,8 +273,8 @@ class Timeline:
     def changes(self) -> tuple[int, ...]:
         """Steps at which those who are there, or the speed of one of them, are others than before.
 
-        The start is none. What changes nothing is none either: a speed that is set again to what
-        it is, or that of a worker who is away.
+        The start is none. What changes nothing is none either: a speed that is set again to what it
+        is, or that of a worker who is away.
         """
         moves, changes, before = frozenset(self.moves), set(self.moves), self.speed(0)
         for step in self._speeds.steps:
@@ -234,7 +305,6 @@ class Timeline:
         return self._group.at(step)
 
     def happenings(self, step: int) -> list[tuple[int, MembershipEvent]]:
-        """Return what happens to whom at a step, in order."""
         return self._happenings.get(step, [])
 
     def _happen(self, event: Leave | Join | NoticeEvent, who: IntArray) -> None:
@@ -270,45 +340,3 @@ def _replay(event: LoadReplay, who: IntArray, steps: int, key: list[int]) -> Spe
             f"(allowed: 0 to {len(recording) - 1})"
         )
     return replayed(event, who, steps, recording, rows)
-
-
-_DATA = "../shared/data"
-
-_DAMAGED = (OSError, EOFError, ValueError, TypeError, RuntimeError, BadZipFile, zlib.error)
-"""What comes of an archive that is cut, garbled, or something else altogether."""
-
-
-@lru_cache
-def load_recording(day: str) -> FloatArray:
-    """Return the CPU use of machines in percent, ``(machines, 288)``, every five minutes of a day.
-
-    Source:
-        PlanetLab machines, from the CoMon project (Park & Pai 2006), as published with CloudSim
-        (Beloglazov & Buyya 2012). Read from the folder that EVENSTRIDE_DATA names, without it
-        from ``../shared/data``.
-
-    Raises:
-        ScenarioError: it is not there, cannot be read, or lacks that day.
-    """
-    root = os.environ.get("EVENSTRIDE_DATA") or _DATA
-    path = Path(root) / "traces" / "planetlab-cpu.npz"
-    try:
-        return _percentages(path, f"cpu_{day}")
-    except (FileNotFoundError, NotADirectoryError):
-        folder = "the folder that holds traces/planetlab-cpu.npz"
-        problem = f"is not at {path}: set EVENSTRIDE_DATA to {folder}"
-    except KeyError:
-        problem = f"at {path} lacks the day {day}; fetch it anew"
-    except _DAMAGED as error:
-        why = getattr(error, "strerror", None) or "it is damaged, or no .npz file of percentages"
-        problem = f"at {path} cannot be read ({why}); fetch it anew"
-    raise ScenarioError(f"the CPU-load recording {problem}, or leave the replay event out")
-
-
-def _percentages(path: Path, name: str) -> FloatArray:
-    # numpy leaves a damaged file open that it has opened itself.
-    with path.open("rb") as raw, np.load(raw) as file:
-        used = np.asarray(file[name], dtype=np.float64)
-    if used.ndim != 2 or not (used.size and used.min() >= 0 and used.max() <= 100):
-        raise ValueError("these are no percentages")
-    return used

@@ -13,33 +13,21 @@ from typing import Self
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import equal_finish
+from evenstride.core.allocation.integer_splits import StepTimes, equal_finish
 from evenstride.core.allocation.speedup import equal_split
-from evenstride.core.fleet import Fleet, FloatArray, IntArray, StepTimes, as_array, as_shares
+from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
 from evenstride.core.policies.static import Uniform
 from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.sim.engine.lockstep import Simulation
 from evenstride.sim.engine.virtual_workers import Cluster, TrueTimes
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
 
 
-def informed_mean_s(scenario: Scenario, seed: int, timeline: Timeline | None = None) -> FloatArray:
-    """Return the noise-free time of each step under `Informed`.
+class InformedRun:
+    """The run of `Informed` with an exchange every so many steps.
 
-    Its decisions hang on no measurement. So wherever the exchanges do not either, its whole run
-    is known without one: the same as by `Simulation`, without estimating what is known.
+    Its decisions hang on no measurement, so it is known without estimating what is known.
     """
-    timeline = timeline or Timeline(scenario, seed)
-    if scenario.exchange.every == "leader":
-        return Simulation(scenario, Informed(), seed, timeline).run().mean_s
-    return _InformedRun(
-        scenario, Cluster(scenario, seed), timeline, scenario.exchange.every
-    ).mean_s()
-
-
-class _InformedRun:
-    """The run of `Informed` with an exchange every so many steps."""
 
     def __init__(
         self, scenario: Scenario, cluster: Cluster, timeline: Timeline, every: int
@@ -51,7 +39,6 @@ class _InformedRun:
         self._near: IntArray | None = None
 
     def mean_s(self) -> FloatArray:
-        """Return the noise-free time of each step."""
         changes, moves = frozenset(self._timeline.changes), frozenset(self._timeline.moves)
         mean_s = np.zeros(self._scenario.steps)
         step_s = 0.0
@@ -59,8 +46,10 @@ class _InformedRun:
             if step == 0 or step in moves:
                 self._form(step)
             if step == 0 or step in changes:
-                self._curves = self._curves_at(step)
-                self._best = self._near = self._best_split()
+                speed = self._timeline.speed(step)
+                self._curves = self._cluster.usual.at_speed(speed).of(self._present)
+                alike = Alike.of(self._curves, self._kinds[self._present])
+                self._best = self._near = best_split(alike, self._fleet, self._near)
             if step in moves:
                 self._open()
             if self._due(step) or step == 0 or step in changes:
@@ -85,13 +74,6 @@ class _InformedRun:
         self._known = stayed
         if stayed.any():
             self._shares = self._decided = self._best
-
-    def _curves_at(self, step: int) -> TrueTimes:
-        return self._cluster.usual.at_speed(self._timeline.speed(step)).of(self._present)
-
-    def _best_split(self) -> IntArray:
-        alike = Alike.of(self._curves, self._kinds[self._present])
-        return best_split(alike, self._fleet, self._near)
 
     def _due(self, step: int) -> bool:
         """Take over the splits that are in force by now; return whether there were any.
@@ -120,9 +102,9 @@ class _InformedRun:
 class Informed:
     """Takes the best split for the true mean curves, at every exchange at which they changed.
 
-    It opens with the equal split and pays the same lag as the other rows of its table, so it
-    shows what is lost to the lag alone. A policy that opens with what the workers declare may be
-    ahead of it until its first decision takes effect.
+    It opens with the equal split and pays the same lag as the other rows of its table, so it shows
+    what is lost to the lag alone. A policy that opens with what the workers declare may be ahead of
+    it until its first decision takes effect.
     """
 
     opening_steps = 1
@@ -131,16 +113,13 @@ class Informed:
         self._times: TrueTimes | None = None
 
     def tell(self, times: TrueTimes) -> None:
-        """Take note of the true curves."""
         self._times = times
 
     def init(self, fleet: Fleet) -> tuple[None, Move]:
-        """Return the equal split."""
         move = Uniform().init(fleet)[1]
         return None, Move(move.shares, "opening", settled=False)
 
     def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
-        """Return the best split."""
         del state
         fleet = situation.fleet
         assert self._times is not None, "it is told before it decides"
@@ -154,8 +133,8 @@ class Informed:
 class Alike:
     """The same curves, of which each of those that are alike is worked out only once.
 
-    Among thousands of workers there are few kinds, and the best split is looked for at every
-    step of a ramp.
+    Among thousands of workers there are few kinds, and the best split is looked for at every step
+    of a ramp.
     """
 
     curves: TrueTimes
@@ -172,11 +151,9 @@ class Alike:
         return cls(curves, curves.of(first), which)
 
     def at(self, shares: IntArray) -> FloatArray:
-        """Return each worker's time in seconds at its share."""
         return self.curves.at(shares)
 
     def capacity(self, deadline_s: float) -> IntArray:
-        """Return per worker the largest share that ends by the deadline (0 if none does)."""
         return self.each.capacity(deadline_s)[self.which]
 
 
@@ -188,10 +165,7 @@ def kinds_of(scenario: Scenario) -> IntArray:
 def best_split(times: StepTimes, fleet: Fleet, near: IntArray | None = None) -> IntArray:
     """Return the best integer split for some true curves.
 
-    Args:
-        times: the curves.
-        fleet: the workers' bounds and the global batch.
-        near: the best split of the same fleet before its curves changed; it saves time only.
+    ``near`` is the best split of the same fleet before its curves changed; it saves time only.
     """
     return equal_finish(times, fleet.lower, fleet.upper, fleet.global_batch, near=near)
 

@@ -1,22 +1,167 @@
-"""Any number of policies in any number of scenarios, each under the same seeds."""
+"""Any number of policies in any number of scenarios, each under the same seeds, and their scores.
+
+`ScoreRow` is what one run is worth against the oracle, as a row of a table.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from evenstride.core.fleet import Fleet
+import numpy as np
+import numpy.typing as npt
+
+from evenstride.core.fleet import Fleet, FloatArray
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.static import GivenShares
+from evenstride.core.policy import Policy
 from evenstride.errors import ConfigError, ScenarioError
-from evenstride.sim.engine.lockstep import SimulatedSteps
+from evenstride.sim.engine.lockstep import SimulatedSteps, Simulation
 from evenstride.sim.engine.virtual_workers import Cluster
 from evenstride.sim.scenario.scenario_file import ScenarioFile, changed
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
-from evenstride.sim.scoring.score import ScoredScenario, ScoreRow
+from evenstride.sim.scoring.oracle import Informed, InformedRun, Yardsticks, yardsticks
+
+AHEAD = 10
+"""Steps over which a split must be good to count as found."""
+
+ROOM = 10
+"""Steps that an answer to an event may take beyond the lag and still be found."""
+
+FOUND = 0.95
+_ROUNDING = 1e-9
+NEEDLESS = 0.005
+"""A re-split with a smaller true gain, as a part of the step, was needless."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """One policy in one scenario under one seed."""
+
+    scenario: str
+    policy: str  # specification
+    lag: int  # steps from a measured step to its decision
+    seed: int  # of noise and random events
+    efficiency: float  # time of the oracle's split over the policy's, same noise for both
+    efficiency_mean: float  # the same on noise-free curves
+    informed: float  # `efficiency_mean` of a controller told the true curves, with the same lag
+    # `efficiency_mean` over the steps later than ``2 (lag + 3)`` after any event; ``None`` if there
+    # are none
+    efficiency_settled: float | None
+    speedup: float  # time of the equal split over the policy's, same noise
+    bound: float  # time of the equal split over the oracle's, noise-free
+    # The bound if times were in proportion to the share; mean over slowest speed where nothing
+    # changes
+    linear_bound: float
+    # First step from which the mean `efficiency_mean` of the next ten steps is at least 0.95;
+    # ``None`` if there is none, as in a run of fewer than ten steps
+    steps_to_95_cold: int | None
+    # The same after an event, counted from it; the worst of them. Only those of
+    # `ScoredScenario.judged` count; ``None`` if there is none of them too
+    steps_to_95_after_change: int | None
+    needless_changes: int  # re-splits whose true gain was under 0.5 %
+    decide_s: float | None  # median time of a decision, in seconds; ``None`` if none was worked out
+
+
+FIELDS = tuple(field.name for field in fields(ScoreRow))
+
+
+@dataclass(slots=True, eq=False)
+class ScoredScenario:
+    """A scenario under one seed, ready for any number of policies."""
+
+    scenario: Scenario
+    seed: int
+    yardsticks: Yardsticks
+    informed: float
+    timeline: Timeline
+
+    @classmethod
+    def of(cls, scenario: Scenario, seed: int) -> ScoredScenario:
+        timeline = Timeline(scenario, seed)
+        sticks = yardsticks(scenario, seed, timeline)
+        informed = _ratio(sticks.oracle_mean_s, informed_mean_s(scenario, seed, timeline))
+        return cls(scenario, seed, sticks, informed, timeline)
+
+    def run(self, spec: str, policy: Policy[Any] | None = None) -> tuple[ScoreRow, SimulatedSteps]:
+        policy = policy_from_spec(spec) if policy is None else policy
+        track = Simulation(self.scenario, policy, self.seed, self.timeline).run()
+        return self.row(spec, track), track
+
+    @property
+    def judged(self) -> tuple[int, ...]:
+        return judged(self.scenario, self.timeline)
+
+    def row(self, spec: str, track: SimulatedSteps) -> ScoreRow:
+        sticks, lag = self.yardsticks, self.scenario.exchange.lag
+        cold, *found = steps_to_find(sticks.oracle_mean_s / track.mean_s, (0, *self.judged))
+        settled = _settled(len(track.mean_s), self.timeline.changes, 2 * (lag + 3))
+        return ScoreRow(
+            scenario=self.scenario.name,
+            policy=spec,
+            lag=lag,
+            seed=self.seed,
+            efficiency=_ratio(sticks.oracle_s, track.real_s),
+            efficiency_mean=_ratio(sticks.oracle_mean_s, track.mean_s),
+            informed=self.informed,
+            efficiency_settled=_ratio(sticks.oracle_mean_s[settled], track.mean_s[settled])
+            if settled.any()
+            else None,
+            speedup=_ratio(sticks.equal_s, track.real_s),
+            bound=_ratio(sticks.equal_mean_s, sticks.oracle_mean_s),
+            linear_bound=sticks.linear_bound,
+            steps_to_95_cold=cold,
+            steps_to_95_after_change=_worst(found),
+            needless_changes=sum(move.gain < NEEDLESS for move in track.decisions),
+            decide_s=float(np.median(track.decide_s)) if track.decide_s else None,
+        )
+
+
+def judged(scenario: Scenario, timeline: Timeline) -> tuple[int, ...]:
+    """Return the events that are so early that an answer to them could still be judged.
+
+    An answer may come ten steps later than the lag has it, and is then seen over ten more. Of a
+    later event it could not be told whether it was answered too slowly or the run ended too soon.
+    Whoever has no such event is neither slow nor quick to answer one.
+    """
+    last = scenario.steps - (scenario.exchange.lag + ROOM + AHEAD)
+    return tuple(step for step in timeline.changes if step <= last)
+
+
+def _ratio(one: FloatArray, other: FloatArray) -> float:
+    return float(one.sum() / other.sum())
+
+
+def steps_to_find(parts: FloatArray, events: Sequence[int]) -> list[int | None]:
+    """Return how many steps after each event the split is good over the next ten steps.
+
+    Good is a mean of the ten parts of at least 0.95; ``None`` where there is none. Where fewer than
+    ten are left, nothing is found: one good step at the end is no split that holds.
+    """
+    sums = np.concatenate([[0.0], np.cumsum(parts)])
+    means = (sums[AHEAD:] - sums[:-AHEAD]) / AHEAD  # none at all in a run of fewer steps
+    good = np.flatnonzero(means >= FOUND - _ROUNDING)
+    following = np.searchsorted(good, events)
+    return [
+        int(good[index]) - event if index < len(good) else None
+        for event, index in zip(events, following.tolist(), strict=True)
+    ]
+
+
+def _worst(found: Sequence[int | None]) -> int | None:
+    known = [steps for steps in found if steps is not None]
+    return max(known) if known and len(known) == len(found) else None
+
+
+def _settled(steps: int, changes: Sequence[int], after: int) -> npt.NDArray[np.bool_]:
+    """Return which steps are later than ``after`` steps after any event, the start included."""
+    settled = np.ones(steps, dtype=np.bool_)
+    for event in (0, *changes):
+        settled[event : event + after + 1] = False
+    return settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +174,7 @@ class Overrides:
     every: int | str | None = None  # steps between exchanges, or ``leader``
 
     def of(self, scenario: Scenario) -> list[Scenario]:
-        """Return the scenario once for each lag.
-
-        Raises:
-            ScenarioError: a value is out of range.
-        """
+        """Return the scenario once for each lag, or raise a `ScenarioError`."""
         values: dict[str, Any] = {
             "exchange.cold_lag": self.cold_lag,
             "steps": self.steps,
@@ -66,7 +207,6 @@ class Suite:
 
     @property
     def runs(self) -> int:
-        """How many runs it takes."""
         return len(self.seeds) * sum(len(policies) for _, policies in self.cases)
 
 
@@ -80,11 +220,7 @@ class Ran:
 
 
 def load_all(places: Sequence[Path]) -> list[ScenarioFile]:
-    """Return the scenarios of some files, and of all ``.yaml`` files in some folders.
-
-    Raises:
-        ScenarioError: a file is wrong, there is none, or two scenarios have the same name.
-    """
+    """Return the scenarios of some files, and of all ``.yaml`` files in some folders."""
     files: list[Path] = []
     for place in places:
         found = sorted(place.glob("*.y*ml")) if place.is_dir() else [place]
@@ -117,13 +253,8 @@ def plan(
 ) -> Suite:
     """Return what to simulate, all of which will be served.
 
-    Args:
-        scenarios: as their files have them, or made otherwise.
-        policies: specifications.
-        seeds: at least one.
-        overrides: what counts instead of what the scenarios say.
-        leave_out: whether to leave out who cannot serve a scenario, and the scenarios that
-            replay a recording which is not there.
+    ``leave_out`` leaves out who cannot serve a scenario, and the scenarios that replay a recording
+    which is not there.
 
     Raises:
         ConfigError: a policy is unknown, or cannot serve a scenario.
@@ -165,11 +296,7 @@ def _whole(
 
 
 def unfit(spec: str, scenario: Scenario) -> str:
-    """Return why a policy cannot serve one of a scenario's fleets; nothing if it can.
-
-    Raises:
-        ConfigError: there is no such policy.
-    """
+    """Return why a policy cannot serve one of a scenario's fleets; nothing if it can."""
     policy, timeline = policy_from_spec(spec), Timeline(scenario, 0)
     everyone = Cluster(scenario, 0).workers
     for step in (0, *timeline.moves):
@@ -208,3 +335,17 @@ def in_order(suite: Suite, rows: Sequence[ScoreRow]) -> list[ScoreRow]:
         )
     }
     return sorted(rows, key=lambda row: order[row.scenario, row.lag, row.policy, row.seed])
+
+
+def informed_mean_s(scenario: Scenario, seed: int, timeline: Timeline | None = None) -> FloatArray:
+    """Return the noise-free time of each step under `Informed`.
+
+    Where exchanges hang on no measurement either, its whole run is known without one: the same as
+    by `Simulation`.
+    """
+    timeline = timeline or Timeline(scenario, seed)
+    if scenario.exchange.every == "leader":
+        return Simulation(scenario, Informed(), seed, timeline).run().mean_s
+    return InformedRun(
+        scenario, Cluster(scenario, seed), timeline, scenario.exchange.every
+    ).mean_s()

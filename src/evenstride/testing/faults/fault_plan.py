@@ -20,7 +20,15 @@ from pydantic import Field, field_validator, model_validator
 
 from evenstride.core.membership.member_table import Happening, Membership, MembershipEvent
 from evenstride.errors import ConfigError
-from evenstride.sim.scenario.fields import MOST_STEPS, Length, Name, Part, Step, refuse, shown
+from evenstride.sim.scenario.scenario_model import (
+    MOST_STEPS,
+    Length,
+    Name,
+    Part,
+    Step,
+    refuse,
+    shown,
+)
 
 Kind = Literal["kill", "term", "stop", "raise", "disk-full", "corrupt-newest", "crash-in-save"]
 

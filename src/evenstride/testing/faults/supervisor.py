@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from evenstride.errors import LaunchError
 from evenstride.runtime.launching.process_starters import (
     FromScratch,
@@ -28,7 +30,7 @@ from evenstride.runtime.launching.process_starters import (
 )
 from evenstride.runtime.launching.rank_environment import LOCAL, rank_variables
 from evenstride.runtime.store.store_server import serve_store
-from evenstride.testing.faults.fault_journal import (
+from evenstride.testing.faults.fault_injection import (
     ORDERS_VARIABLE,
     WORKER_VARIABLE,
     FaultJournal,
@@ -304,7 +306,6 @@ class _ProcessGroup:
 
 def _is_stopped(pid: int) -> bool:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.NoSuchProcess:
         return False
-    return text.rpartition(")")[2].split()[0] in ("T", "t")

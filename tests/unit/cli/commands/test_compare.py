@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from evenstride.cli.arguments import every_policy
-from evenstride.cli.render.simulation_progress import file_name
+from evenstride.cli.suite_request import file_name
 from evenstride.errors import ConfigError
 from evenstride.lab.comparison.comparison_result import Comparison
 from evenstride.lab.comparison.lab_session import LabPlan, Viewer
-from evenstride.lab.limits.speeds import SpeedChange
-from evenstride.sim.scoring.score import FIELDS
+from evenstride.lab.processes.speeds import SpeedChange
+from evenstride.sim.scoring.suite import FIELDS
 from tests.unit.cli.conftest import Answer, Shell
 from tests.unit.cli.test_outcome import DISTURBED, OUTCOME
 from tests.unit.lab.traces import write_run
@@ -137,9 +137,7 @@ def test_only_the_first_seed_is_drawn(
     shell: Shell, files: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr(
-        "evenstride.cli.render.simulation_progress.draw", lambda *args: drawn.append(args)
-    )
+    monkeypatch.setattr("evenstride.cli.suite_request.draw", lambda *args: drawn.append(args))
     options = ["-p", "uniform,adaptive", "--seeds", "4,7", "--steps", "9", "--plot", "out"]
 
     assert shell("compare", *files, *options).code == 0
@@ -169,7 +167,7 @@ def test_figures_are_printed_before_they_are_drawn(
     def full(*_: Any) -> None:
         raise ConfigError("cannot write it (No space left on device)")
 
-    monkeypatch.setattr("evenstride.cli.render.simulation_progress.draw", full)
+    monkeypatch.setattr("evenstride.cli.suite_request.draw", full)
     options = [*files, "-p", "uniform", "--seeds", "1", "--steps", "9", "--plot", "out"]
 
     plain, table = shell("compare", *options, "--json"), shell("compare", *options)
@@ -213,8 +211,8 @@ def test_what_cannot_be_is_refused_before_anything_is_run(
     def ran(*_: Any) -> None:
         pytest.fail("it was not refused in time")
 
-    monkeypatch.setattr("evenstride.sim.scoring.score.ScoredScenario.of", ran)
-    monkeypatch.setattr("evenstride.lab.comparison.policy_runs.run_lab", ran)
+    monkeypatch.setattr("evenstride.sim.scoring.suite.ScoredScenario.of", ran)
+    monkeypatch.setattr("evenstride.lab.comparison.lab_session.run_lab", ran)
 
     assert text in shell("compare", *arguments).refusal()
     assert text in shell("compare", *arguments, "--json").refusal()
@@ -237,7 +235,7 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         outcome: Comparison = held["is"]
         return outcome
 
-    monkeypatch.setattr("evenstride.lab.comparison.policy_runs.run_lab", run_lab)
+    monkeypatch.setattr("evenstride.lab.comparison.lab_session.run_lab", run_lab)
     return held
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from evenstride.lab.doctor.bench.bench_ranks import BenchBudget
-from evenstride.lab.doctor.bench.bench_text import HOW_TO_GROUP, tell_bench
+from evenstride.cli.commands.doctor import HOW_TO_GROUP, tell_bench
+from evenstride.lab.doctor.bench_ranks import BenchBudget
 from evenstride.testing.ranks import loopback_store
 from tests.unit.cli.conftest import Shell
 
@@ -154,7 +154,7 @@ def benched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return outcome["rank"], outcome["findings"]
 
     monkeypatch.setattr("evenstride.lab.doctor.checkup.examine_machine", lambda: dict(MACHINE))
-    monkeypatch.setattr("evenstride.lab.doctor.bench.bench_run.run_bench", run)
+    monkeypatch.setattr("evenstride.lab.doctor.bench_run.run_bench", run)
     return outcome
 
 
@@ -225,7 +225,7 @@ def test_a_time_that_is_none_is_refused(shell: Shell, seconds: str) -> None:
 # The whole command on two ranks, as a launcher starts it, with runs as short as can be.
 BROKEN = """
 import sys
-import evenstride.runtime.loss.loss_scaling as scaling
+import evenstride.runtime.loss.training_step as scaling
 from evenstride.cli.main import main
 scaling.loss_factor = lambda *_: 1.0
 sys.argv[1:] = ["doctor", "--bench", "--seconds", "1", "--json"]

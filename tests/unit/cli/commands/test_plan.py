@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from evenstride import __version__
-from evenstride.cli.plan_workload import installed_torch
-from evenstride.planner.search.infeasible import MOST_MACHINES
+from evenstride.cli.plan_request import installed_torch
+from evenstride.planner.make_plan import MOST_MACHINES
 from evenstride.planner.workload.workload_profile import (
     DeviceProfile,
     Model,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evenstride import __version__
-from evenstride.cli.plan_workload import installed_torch
+from evenstride.cli.plan_request import installed_torch
 from evenstride.planner.workload.workload_profile import (
     DeviceProfile,
     Model,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evenstride import __version__
-from evenstride.cli.plan_workload import installed_torch
+from evenstride.cli.plan_request import installed_torch
 from evenstride.planner.workload.workload_profile import (
     DeviceProfile,
     Model,

@@ -15,7 +15,7 @@ from evenstride.cli.arguments import every_policy, split_lags, split_policies, s
 from evenstride.core.policies import POLICY_NAMES
 from evenstride.errors import ConfigError
 from evenstride.sim.scenario.scenario_model import Scenario
-from evenstride.sim.scoring.score import FIELDS
+from evenstride.sim.scoring.suite import FIELDS
 from tests.unit.cli.conftest import Answer, Shell
 
 SCENARIO = """\
@@ -262,7 +262,7 @@ def test_what_cannot_be_is_refused_before_anything_is_simulated(
     def simulated(*_: Any) -> None:
         pytest.fail("it was not refused in time")
 
-    monkeypatch.setattr("evenstride.sim.scoring.score.ScoredScenario.of", simulated)
+    monkeypatch.setattr("evenstride.sim.scoring.suite.ScoredScenario.of", simulated)
     (tmp_path / "bad.yaml").write_text(SCENARIO.replace("60", "-60", 1))
 
     assert text in shell("simulate", *arguments).refusal()
@@ -307,7 +307,7 @@ def test_figures_are_printed_even_if_drawing_them_fails(
     def full(*_: Any) -> None:
         raise ConfigError("cannot write a.png (No space left on device)")
 
-    monkeypatch.setattr("evenstride.cli.render.simulation_progress.draw", full)
+    monkeypatch.setattr("evenstride.cli.suite_request.draw", full)
     options = [file, "-p", "uniform", "--steps", "9", "--plot", "a.png"]
 
     plain, table = shell("simulate", *options, "--json"), shell("simulate", *options)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evenstride.cli.simulate_modes import read_modes
+from evenstride.cli.arguments import read_modes
 from evenstride.core.sync_modes.mode_specs import Asynchronous, StaleSynchronous
 from evenstride.errors import ConfigError
 from tests.unit.cli.conftest import Shell

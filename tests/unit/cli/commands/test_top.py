@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from evenstride.cli.commands.top import dashboard
 from evenstride.cli.main import app
-from evenstride.cli.render.dashboard import dashboard
 from evenstride.report.analysis.live_view import view_of
 from evenstride.report.analysis.run_timeline import RunTimeline
 from tests.unit.report.virtual import VirtualRun

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.memory_caps import Memory, within
-from evenstride.core.allocation.memory_model import PeakMemory
+from evenstride.core.allocation.memory import Memory, within
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import Exchanged, FleetFormed, SetShares
 from evenstride.core.control.state import Control
 from evenstride.core.diagnostics.ledger import Ledger
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.core.time_model.observation import Measurements, Observation, PeakMemory
 from evenstride.runtime.telemetry.summary import worker_summaries
 from evenstride.trace.codec import decode, dumps, encode
 

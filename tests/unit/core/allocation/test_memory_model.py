@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenstride.core.allocation.memory_model import MemoryModel
+from evenstride.core.allocation.memory import MemoryModel
 from evenstride.errors import ConfigError
 
 GB = 10**9

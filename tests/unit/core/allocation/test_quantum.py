@@ -10,21 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenstride.core.allocation.min_max import common_quantum, equal_finish, in_quanta
+from evenstride.core.allocation.integer_splits import common_quantum, equal_finish, in_quanta
 from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import Event, Exchanged, FleetFormed
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.time_model.curve_estimates import CurveEstimates
-from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.estimates import CurveEstimates, Estimate, TimeModel
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.core.time_model.step_times import TimeModel
 from evenstride.errors import ConfigError, InfeasibleShares, from_plain, to_plain
-from evenstride.trace.codec import decode, encode
+from evenstride.trace.codec import TraceWriter, decode, encode
 from evenstride.trace.decision_replay import replay
-from evenstride.trace.write import TraceWriter
 
 LARGE, SMALL = Worker("large", quantum=32), Worker("small", max_share=48, quantum=12)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from evenstride.core.allocation.speedup import Yardstick, equal_split, judged_time
 from evenstride.core.diagnostics.ledger import Ledger
 from evenstride.core.fleet import Fleet, Worker
+from evenstride.core.time_model.estimates import TimeModel
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.core.time_model.step_times import TimeModel
 
 FLEET = Fleet((Worker("fast"), Worker("slow")), 12)
 MODEL = TimeModel.affine([0.0, 0.0], [0.1, 0.3])  # best 9/3 in 0.9 s, equal 6/6 in 1.8 s

@@ -14,7 +14,7 @@ from evenstride.core.control.events import (
     OpeningSkipped,
     SetShares,
 )
-from evenstride.core.control.exchange_interval import ExchangeInterval, ToleranceBand
+from evenstride.core.control.schedule import ExchangeInterval, ToleranceBand
 from evenstride.core.control.state import Control
 from evenstride.core.diagnostics.ledger import Ledger
 from evenstride.core.fleet import Worker

@@ -9,7 +9,6 @@ from math import inf
 import numpy as np
 import pytest
 
-from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.control.advance import advance
 from evenstride.core.control.batch_size import sizes
 from evenstride.core.control.events import (
@@ -24,7 +23,7 @@ from evenstride.core.control.events import (
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.core.time_model.observation import Measurements, Observation, PeakMemory
 from evenstride.errors import InfeasibleShares
 
 FIXED_S, PER_SAMPLE_S = 0.010, (0.0002, 0.0004)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evenstride.core.control.exchange_interval import HICCUP_S, ToleranceBand
+from evenstride.core.control.schedule import HICCUP_S, ToleranceBand
 
 
 def _steps_until_asked(busy_s: float, expected_s: float) -> int:

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evenstride.core.allocation.min_max import equal_finish
+from evenstride.core.allocation.integer_splits import equal_finish
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import ExchangeAfter, Exchanged, FleetFormed, SetShares
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import FloatArray, Worker, as_array
 from evenstride.core.policies.adaptive import Adaptive
-from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.estimates import Estimate, TimeModel
+from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.core.time_model.step_times import TimeModel
-from evenstride.sim.scoring.score import ScoredScenario
+from evenstride.sim.scoring.suite import ScoredScenario
 from tests.unit.sim.clusters import scenario
 
 
@@ -29,7 +29,7 @@ def _seen(share: int, *busy_s: float, step: int = 1) -> Measurements:
 def _learned(*seen: Measurements) -> Estimate:
     estimate = Estimate.unknown(1)
     for each in seen:
-        estimate = estimate.learn(each)
+        estimate = learn_times(estimate, each)
     return estimate
 
 
@@ -43,7 +43,9 @@ CALM = (_seen(50, *[0.2] * 8),) * 6
 def test_a_slow_first_step_at_a_new_share_changes_nothing() -> None:
     calm = _learned(*CALM)
     # Two slow steps in a row at shares that it has had would be believed.
-    after = calm.learn(_seen(51, 0.7)).learn(_seen(52, 0.7)).learn(_seen(53, 0.7))
+    after = learn_times(
+        learn_times(learn_times(calm, _seen(51, 0.7)), _seen(52, 0.7)), _seen(53, 0.7)
+    )
 
     assert _at(after, 50) == pytest.approx(_at(calm, 50), rel=1e-3)
 
@@ -92,7 +94,7 @@ def test_one_costly_first_step_is_enough_to_wait_for_second_steps_again() -> Non
 def test_of_several_steps_at_a_new_share_a_slow_first_one_does_not_count() -> None:
     calm = _learned(*CALM)
 
-    after = calm.learn(_seen(51, 1.2, 0.2))
+    after = learn_times(calm, _seen(51, 1.2, 0.2))
 
     assert _at(after, 51) == pytest.approx(_at(calm, 51), rel=0.02)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.convergence.time_to_target import Value, reaching, smoothed
+from evenstride.core.convergence.batch_laws import Value, reaching, smoothed
 
 
 def test_between_two_values_it_falls_in_a_straight_line() -> None:

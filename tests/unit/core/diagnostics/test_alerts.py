@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 from benchmarks.alerts import SCENARIOS, Watched
 
-from evenstride.core.diagnostics.alerts import Alert, Alerts, best_s
-from evenstride.core.diagnostics.debounce import WHILE_S, WHILE_STEPS, DebouncedStates, Span
+from evenstride.core.diagnostics.alerts import (
+    WHILE_S,
+    WHILE_STEPS,
+    Alert,
+    Alerts,
+    DebouncedStates,
+    Span,
+    best_s,
+)
 from evenstride.core.fleet import as_array
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation

@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.gradients.noise_accumulator import NoiseOfRun, StepParts
-from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate
+from evenstride.core.gradients.noise_scale import (
+    GradientNorms,
+    NoiseEstimate,
+    NoiseOfRun,
+    StepParts,
+)
 
 TOLD = (
     StepParts(7, 1, 8, 64, 8 * 5.0, 2.0),

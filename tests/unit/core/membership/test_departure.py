@@ -6,7 +6,7 @@ from math import nextafter
 
 import pytest
 
-from evenstride.core.membership.departure import DepartureOrder, leave, needed_s
+from evenstride.core.membership.member_table import DepartureOrder, leave, needed_s
 
 SAVE_S, AHEAD_S = 10.0, 4.0
 NEEDS_S = 1.5 * SAVE_S + AHEAD_S + 1.0

@@ -11,7 +11,7 @@ import pytest
 from evenstride.core.fleet import Worker
 from evenstride.core.membership import worker_profiles
 from evenstride.core.membership.worker_profiles import WorkerProfile, merged, profiles_of, recalled
-from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.estimates import CurveEstimates, Estimate
 
 
 def _profile(host: str = "h", slot: int | None = 0, per_sample_s: float = 0.01) -> WorkerProfile:
@@ -24,7 +24,9 @@ def _worker(host: str = "h", slot: int | None = 0, device: str = "cpu x") -> Wor
 
 
 def _recalled(estimate: Estimate, workers: list[Worker], known: list[WorkerProfile]) -> Estimate:
-    return estimate.knowing(*recalled(estimate.steps, workers, known))
+    found = recalled(estimate.steps, workers, known)
+    curves = CurveEstimates(found.curves).times(1.0, found.doubt**2)
+    return estimate.knowing(found.ranks, curves, found.noise, found.steps)
 
 
 def _slopes(workers: list[Worker], known: list[WorkerProfile]) -> list[float]:
@@ -90,8 +92,12 @@ def test_all_of_a_profile_is_recalled() -> None:
     for curves in (found.now, *found.anchors):
         assert curves.rows[:2, 1].tolist() == pytest.approx([0.1, 0.01])
         assert curves.rows[:, 0].tolist() == [0.0] * 5
-    assert [one.slot for one in profiles_of(workers, found.now, found.noise, found.steps)] == [0]
-    assert [one.host for one in profiles_of(workers, found.now, found.noise, found.steps)] == ["h"]
+    assert [one.slot for one in profiles_of(workers, found.now.rows, found.noise, found.steps)] == [
+        0
+    ]
+    assert [one.host for one in profiles_of(workers, found.now.rows, found.noise, found.steps)] == [
+        "h"
+    ]
 
 
 def test_who_has_been_measured_is_not_recalled() -> None:

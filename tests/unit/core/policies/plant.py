@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.allocation.min_max import equal_finish
+from evenstride.core.allocation.integer_splits import equal_finish
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import (
     Exchanged,
@@ -21,9 +21,8 @@ from evenstride.core.control.state import Control
 from evenstride.core.fleet import Fleet, Shares, Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policy import Decision, Policy, Situation
-from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.estimates import Estimate, TimeModel
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.core.time_model.step_times import TimeModel
 
 
 def workers(count: int, **facts: Any) -> tuple[Worker, ...]:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from evenstride.core.fleet import Worker, as_shares
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.policies.adaptive import Adaptive
-from evenstride.core.policies.idle_workers import least_shares
+from evenstride.core.policies.adaptive import Adaptive, least_shares
 from evenstride.core.policy import Move, Situation
-from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.estimates import Estimate
+from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import ConfigError
 from evenstride.sim.engine.lockstep import SimulatedSteps, Simulation
@@ -273,7 +273,7 @@ def test_it_keeps_the_contract_whatever_it_is_told(data: st.DataObject) -> None:
             shares = data.draw(splits(fleet))
         step += data.draw(st.integers(1, 500))
         measured = Measurements.of(data.draw(observations(shares)))
-        estimate = estimate.learn(measured)
+        estimate = learn_times(estimate, measured)
         situation = Situation(fleet, shares, step, measured, estimate)
         before = pickle.dumps((state, situation))
 

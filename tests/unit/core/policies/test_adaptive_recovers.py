@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evenstride.core.time_model.curve_estimates import CurveEstimates
+from evenstride.core.time_model.estimates import CurveEstimates
 from tests.unit.core.policies.plant import Plant
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.proportional_split import apportion
+from evenstride.core.allocation.integer_splits import apportion
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.dbs import Dbs, published_rounding

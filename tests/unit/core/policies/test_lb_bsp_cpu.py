@@ -7,7 +7,7 @@ import pytest
 
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.policies.lb_bsp_cpu import LbBspCpu
+from evenstride.core.policies.lb_bsp import LbBspCpu
 from evenstride.core.policy import Keep, Move
 from evenstride.core.predictors import PREDICTOR_NAMES
 from evenstride.core.time_model.observation import Observation

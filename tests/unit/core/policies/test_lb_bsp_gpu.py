@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.min_max import equal_finish
+from evenstride.core.allocation.integer_splits import equal_finish
 from evenstride.core.fleet import Fleet, IntArray, Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.policies.lb_bsp_gpu import LbBspGpu, PiecewiseCurves
+from evenstride.core.policies.lb_bsp import LbBspGpu, PiecewiseCurves
 from evenstride.core.policy import Keep, Move
 from evenstride.errors import ConfigError
 from tests.unit.core.policies.plant import (

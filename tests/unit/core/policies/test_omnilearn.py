@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.policies.omnilearn import OmniLearn, spread_equally
+from evenstride.core.policies.dynamic_batching import OmniLearn, spread_equally
 from evenstride.core.policy import Keep, Move
 from evenstride.errors import ConfigError
 from tests.unit.core.policies.plant import Desk, Plant, workers

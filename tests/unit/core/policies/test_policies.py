@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evenstride.core.allocation.min_max import equal_finish
+from evenstride.core.allocation.integer_splits import equal_finish
 from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import Exchanged, FleetFormed, SetShares
@@ -18,8 +18,7 @@ from evenstride.core.policies import POLICY_NAMES, policy_from_spec
 from evenstride.core.policies.dynamic_batching import DynamicBatching, proportional_step
 from evenstride.core.policies.static import GivenShares, Static
 from evenstride.core.policy import Keep, Move
-from evenstride.core.time_model.curve_estimates import CurveEstimates
-from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.estimates import CurveEstimates, Estimate
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import ConfigError, InfeasibleShares, UnknownPolicy
 
@@ -303,7 +302,7 @@ def test_dynamic_batching_learns_a_bound_from_lost_throughput() -> None:
     def decide(shares: Shares, times_s: tuple[float, float]) -> Shares:
         nonlocal state
         from evenstride.core.policy import Situation
-        from evenstride.core.time_model.kalman import Estimate
+        from evenstride.core.time_model.estimates import Estimate
 
         seen = tuple(
             Observation(k, shares[k], 1, (times_s[k],) * 10, (0.0,) * 10) for k in range(2)

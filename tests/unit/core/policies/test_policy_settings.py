@@ -10,8 +10,7 @@ import pytest
 
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.adaptive import Adaptive
-from evenstride.core.policies.dynamic_batching import DynamicBatching
-from evenstride.core.policies.omnilearn import OmniLearn
+from evenstride.core.policies.dynamic_batching import DynamicBatching, OmniLearn
 from evenstride.errors import ConfigError
 
 SMOOTHING = "it must be a finite number, above 0 and at most 1; leave it out for 0.3"

@@ -12,14 +12,7 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.stats import CensoredData, ecdf
 
 from evenstride.core.fleet import FloatArray
-from evenstride.core.reliability.lifetimes import (
-    DAY_S,
-    Bathtub,
-    Exponential,
-    Lifetime,
-    TwoRates,
-    lowest,
-)
+from evenstride.core.reliability.lifetimes import DAY_S, Bathtub, Exponential, Lifetime, TwoRates
 from evenstride.core.reliability.survival_fit import (
     Lives,
     choose,
@@ -29,6 +22,7 @@ from evenstride.core.reliability.survival_fit import (
     fit_two_rates,
     kaplan_meier,
     log_likelihood,
+    lowest,
 )
 from evenstride.errors import ConfigError
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.sync_modes.averaging_schedule import RoundPosition, ends_round
-from evenstride.core.sync_modes.mode_specs import LocalSgd
+from evenstride.core.sync_modes.mode_specs import LocalSgd, RoundPosition, ends_round
 
 
 def _ends(

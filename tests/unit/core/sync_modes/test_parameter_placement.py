@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.sync_modes.parameter_placement import place
+from evenstride.core.sync_modes.mode_specs import place
 from evenstride.errors import ConfigError
 
 

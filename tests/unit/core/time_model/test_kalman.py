@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.estimates import Estimate
+from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, Observation, median
 
 
@@ -20,7 +21,7 @@ def _seen(
 def _learned(*observations: Observation, workers: int = 1) -> Estimate:
     estimate = Estimate.unknown(workers)
     for seen in observations:
-        estimate = estimate.learn(Measurements.of((seen,)))
+        estimate = learn_times(estimate, Measurements.of((seen,)))
     return estimate
 
 
@@ -57,8 +58,8 @@ def test_noise_free_times_at_several_shares_give_back_the_curve(
 def test_one_spike_moves_nothing_and_two_are_a_slow_down() -> None:
     calm = _learned(*[_seen(0, 50, 0.2, 0.2, 0.2, 0.2)] * 5)
 
-    spiked = calm.learn(Measurements.of((_seen(0, 50, 0.6),)))
-    slowed = spiked.learn(Measurements.of((_seen(0, 50, 0.6),)))
+    spiked = learn_times(calm, Measurements.of((_seen(0, 50, 0.6),)))
+    slowed = learn_times(spiked, Measurements.of((_seen(0, 50, 0.6),)))
 
     assert _at(spiked, 50) == pytest.approx([0.2], rel=0.01)
     assert _at(slowed, 50) == pytest.approx([0.6], rel=0.1)
@@ -67,10 +68,12 @@ def test_one_spike_moves_nothing_and_two_are_a_slow_down() -> None:
 def test_a_spike_followed_by_a_usual_step_is_forgotten() -> None:
     calm = _learned(*[_seen(0, 50, 0.2, 0.2, 0.2, 0.2)] * 5)
 
-    after = (
-        calm.learn(Measurements.of((_seen(0, 50, 0.6),)))
-        .learn(Measurements.of((_seen(0, 50, 0.2),)))
-        .learn(Measurements.of((_seen(0, 50, 0.6),)))
+    after = learn_times(
+        learn_times(
+            learn_times(calm, Measurements.of((_seen(0, 50, 0.6),))),
+            Measurements.of((_seen(0, 50, 0.2),)),
+        ),
+        Measurements.of((_seen(0, 50, 0.6),)),
     )
 
     assert _at(after, 50) == pytest.approx([0.2], rel=0.02)
@@ -79,7 +82,7 @@ def test_a_spike_followed_by_a_usual_step_is_forgotten() -> None:
 def test_one_fast_step_counts_at_once() -> None:
     slow = _learned(*[_seen(0, 50, 0.6, 0.6, 0.6, 0.6)] * 5)
 
-    assert _at(slow.learn(Measurements.of((_seen(0, 50, 0.2),))), 50) == pytest.approx(
+    assert _at(learn_times(slow, Measurements.of((_seen(0, 50, 0.2),))), 50) == pytest.approx(
         [0.2], rel=0.1
     )
 
@@ -103,8 +106,9 @@ def test_ghosts_and_unmodelled_steps_teach_nothing() -> None:
 
 def test_workers_learn_apart_and_are_known_together() -> None:
     one = _learned(_seen(0, 10, 0.1), workers=2)
-    both = one.learn(
-        Measurements.of((_seen(1, 10, 0.4), _seen(0, 10, 0.1, step=2), _seen(1, 10, 0.4, step=2)))
+    both = learn_times(
+        one,
+        Measurements.of((_seen(1, 10, 0.4), _seen(0, 10, 0.1, step=2), _seen(1, 10, 0.4, step=2))),
     )
 
     assert not one.known
@@ -115,8 +119,9 @@ def test_workers_learn_apart_and_are_known_together() -> None:
 
 def test_more_steps_leave_less_doubt() -> None:
     few = _learned(_seen(0, 50, 0.2, 0.21), _seen(0, 50, 0.2, 0.21))
-    many = few.learn(
-        Measurements.of(_seen(0, 50, *[0.2, 0.21, 0.2, 0.19] * 4, step=9 * n) for n in range(9))
+    many = learn_times(
+        few,
+        Measurements.of(_seen(0, 50, *[0.2, 0.21, 0.2, 0.19] * 4, step=9 * n) for n in range(9)),
     )
 
     assert many.relative_std(np.array([50])) < few.relative_std(np.array([50]))
@@ -139,7 +144,7 @@ def test_curves_stay_physical_whatever_is_measured(times: list[float], shares: l
     estimate = Estimate.unknown(1)
 
     for share, time_s in zip(shares, times, strict=False):
-        estimate = estimate.learn(Measurements.of((_seen(0, share, time_s),)))
+        estimate = learn_times(estimate, Measurements.of((_seen(0, share, time_s),)))
         fixed, per_sample = estimate.now.rows[:2, 0]
         assert fixed >= -1e-12
         assert per_sample > 0
@@ -163,7 +168,7 @@ def test_a_small_lasting_change_is_found_by_its_sum() -> None:
 
     after = before
     for _ in range(25):
-        after = after.learn(Measurements.of((_noisy(rng, 50, 0.22, 0.03),)))
+        after = learn_times(after, Measurements.of((_noisy(rng, 50, 0.22, 0.03),)))
 
     assert _at(before, 50) == pytest.approx([0.2], rel=0.01)
     assert _at(after, 50) == pytest.approx([0.22], rel=0.02)
@@ -174,7 +179,7 @@ def test_noise_alone_is_seldom_taken_for_a_change() -> None:
     estimate, changed = Estimate.unknown(1), 0
     for _ in range(2000):
         steps = estimate.former.rows
-        estimate = estimate.learn(Measurements.of((_noisy(rng, 50, 0.2, 0.05),)))
+        estimate = learn_times(estimate, Measurements.of((_noisy(rng, 50, 0.2, 0.05),)))
         changed += bool((estimate.former.rows != steps).any())
 
     assert changed <= 1
@@ -187,8 +192,8 @@ def test_a_speed_that_returns_brings_back_all_that_was_known() -> None:
 
     slowed = known
     for _ in range(3):
-        slowed = slowed.learn(Measurements.of((_seen(0, 100, 3 * 0.22),)))
-    back = slowed.learn(Measurements.of((_seen(0, 100, 0.22),)))
+        slowed = learn_times(slowed, Measurements.of((_seen(0, 100, 3 * 0.22),)))
+    back = learn_times(slowed, Measurements.of((_seen(0, 100, 0.22),)))
 
     assert _at(slowed, 100) == pytest.approx([0.66], rel=0.05)
     assert _at(back, 20, 20)[0] == pytest.approx(_at(known, 20)[0], rel=5e-3)
@@ -202,7 +207,7 @@ def test_a_slow_ramp_does_not_bend_the_curve() -> None:
     for _ in range(60):
         speed *= 0.985
         time_s = (0.02 + 0.002 * share) / speed
-        estimate = estimate.learn(Measurements.of((_seen(0, share, time_s),)))
+        estimate = learn_times(estimate, Measurements.of((_seen(0, share, time_s),)))
         share = max(10, round((0.22 - 0.02 / speed) / (0.002 / speed)))
 
     fixed, per_sample = estimate.now.rows[:2, 0]
@@ -214,7 +219,7 @@ def test_a_ramp_is_not_taken_for_noise() -> None:
     estimate = Estimate.unknown(1)
     for step in range(100):
         time_s = 0.2 * 1.005**step
-        estimate = estimate.learn(Measurements.of((_noisy(rng, 50, time_s, 0.02),)))
+        estimate = learn_times(estimate, Measurements.of((_noisy(rng, 50, time_s, 0.02),)))
 
     assert np.sqrt(estimate.noise[0]) < 0.035
 
@@ -225,7 +230,7 @@ def test_a_worker_that_often_spikes_has_to_be_slow_for_longer() -> None:
 
     def steps_to_believe(estimate: Estimate) -> int:
         for slow in range(1, 9):
-            estimate = estimate.learn(Measurements.of((_seen(0, 50, 0.6),)))
+            estimate = learn_times(estimate, Measurements.of((_seen(0, 50, 0.6),)))
             if _at(estimate, 50)[0] > 0.5:
                 return slow
         return 99
@@ -239,7 +244,7 @@ def test_a_spike_while_the_shape_is_unknown_is_survived() -> None:
     truth = {64: 0.447, 3: 0.040, 1: 0.0267, 6: 0.06}
     estimate = _learned(_seen(0, 64, 0.4295), _seen(0, 3, 0.1165))
     for share in (1, 6, 3, 6, 1, 6, 3, 6):
-        estimate = estimate.learn(Measurements.of((_seen(0, share, truth[share]),)))
+        estimate = learn_times(estimate, Measurements.of((_seen(0, share, truth[share]),)))
 
     assert _at(estimate, 6) == pytest.approx([truth[6]], rel=0.15)
 
@@ -274,8 +279,8 @@ def test_one_observation_that_is_an_alarm_in_itself_leads_to_its_own_time(
 
 def test_a_spike_after_a_first_drifting_time_leaves_what_was_believed_before_it() -> None:
     calm = _learned(*[_seen(0, 50, 0.5)] * 40)
-    drifting = calm.learn(Measurements.of((_seen(0, 50, 0.51),)))
-    spiked = drifting.learn(Measurements.of((_seen(0, 50, 1.5),)))
+    drifting = learn_times(calm, Measurements.of((_seen(0, 50, 0.51),)))
+    spiked = learn_times(drifting, Measurements.of((_seen(0, 50, 1.5),)))
 
     assert drifting.changes.begun.any()
     assert not spiked.changes.begun.any()
@@ -286,7 +291,7 @@ def test_what_is_not_modelled_counts_in_the_time_between_exchanges() -> None:
     calm = _learned(*[_seen(0, 50, 0.004, 0.004, 0.004, 0.004)] * 20)
     first = _seen(0, 50, *[0.004] * 40, modelled=False)
 
-    hiccup = calm.learn(Measurements.of((first, _seen(0, 50, *[0.012] * 8))))
+    hiccup = learn_times(calm, Measurements.of((first, _seen(0, 50, *[0.012] * 8))))
 
     assert _at(hiccup, 50) == pytest.approx([0.004], rel=0.02)
 
@@ -295,8 +300,8 @@ def test_a_hiccup_over_many_short_steps_is_no_change_of_speed() -> None:
     calm = _learned(*[_seen(0, 50, 0.004, 0.004, 0.004, 0.004)] * 20)
 
     begun = _seen(0, 50, *[0.004] * 40), _seen(0, 50, *[0.012] * 8)
-    hiccup = calm.learn(Measurements.of(begun))
-    lasting = hiccup.learn(Measurements.of((_seen(0, 50, *[0.012] * 20),)))
+    hiccup = learn_times(calm, Measurements.of(begun))
+    lasting = learn_times(hiccup, Measurements.of((_seen(0, 50, *[0.012] * 20),)))
 
     assert _at(hiccup, 50) == pytest.approx([0.004], rel=0.02)
     assert _at(lasting, 50) == pytest.approx([0.012], rel=0.1)
@@ -306,7 +311,7 @@ def test_short_steps_need_not_outlast_a_hiccup_if_each_is_reported_at_once() -> 
     estimate = _learned(*[_seen(0, 50, 0.004)] * 80)
 
     for _ in range(2):
-        estimate = estimate.learn(Measurements.of((_seen(0, 50, 0.012),)))
+        estimate = learn_times(estimate, Measurements.of((_seen(0, 50, 0.012),)))
 
     assert _at(estimate, 50) == pytest.approx([0.012], rel=0.1)
 
@@ -316,10 +321,10 @@ def test_who_became_slow_with_the_one_who_asked_is_judged_with_it() -> None:
     calm = _learned(*[_seen(0, 50, *[0.02] * 10)] * 10)
 
     begun = _seen(0, 50, *[0.02] * 20), _seen(0, 50, *[0.04] * 4)
-    almost = calm.learn(Measurements.of((begun[0], _seen(0, 50, *[0.04] * 3))))
+    almost = learn_times(calm, Measurements.of((begun[0], _seen(0, 50, *[0.04] * 3))))
 
     assert _at(almost, 50) == pytest.approx([0.02], rel=0.02)
-    assert _at(calm.learn(Measurements.of(begun)), 50) == pytest.approx([0.04], rel=0.1)
+    assert _at(learn_times(calm, Measurements.of(begun)), 50) == pytest.approx([0.04], rel=0.1)
 
 
 def test_a_spike_that_a_doubtful_curve_expected_is_forgotten() -> None:
@@ -329,7 +334,7 @@ def test_a_spike_that_a_doubtful_curve_expected_is_forgotten() -> None:
 
     after = doubtful
     for time_s in (spike_s, 0.153):
-        after = after.learn(Measurements.of((_seen(0, 20, time_s),)))
+        after = learn_times(after, Measurements.of((_seen(0, 20, time_s),)))
 
     assert spike_s > 1.5 * 0.153
     assert _at(after, 20) == pytest.approx([0.153], rel=0.1)
@@ -341,8 +346,8 @@ def test_two_spikes_of_different_length_are_no_change_of_speed() -> None:
     rng = np.random.default_rng(3)
     estimate = _learned(*(_noisy(rng, 64, 0.1, 0.04) for _ in range(60)))
 
-    alike = estimate.learn(Measurements.of((_seen(0, 64, 0.26), _seen(0, 64, 0.25))))
-    unlike = estimate.learn(Measurements.of((_seen(0, 64, 0.4), _seen(0, 64, 0.125))))
+    alike = learn_times(estimate, Measurements.of((_seen(0, 64, 0.26), _seen(0, 64, 0.25))))
+    unlike = learn_times(estimate, Measurements.of((_seen(0, 64, 0.4), _seen(0, 64, 0.125))))
 
     assert _at(alike, 64)[0] > 0.2
     assert _at(unlike, 64) == pytest.approx(_at(estimate, 64), rel=0.02)
@@ -361,7 +366,7 @@ def test_among_very_many_workers_it_takes_more_to_be_taken_for_faster() -> None:
     few, many = (_learned(*seen, workers=count) for count in (2, 100_000))
     fast_s = _at(few, 64)[0] * float(np.exp(-5.0 * np.sqrt(few.noise[0] + 0.007**2)))
 
-    after = [e.learn(Measurements.of((_seen(0, 64, fast_s),))) for e in (few, many)]
+    after = [learn_times(e, Measurements.of((_seen(0, 64, fast_s),))) for e in (few, many)]
 
     assert _at(after[0], 64)[0] < 1.1 * fast_s < _at(after[1], 64)[0]
 
@@ -389,6 +394,6 @@ def test_spikes_that_were_believed_are_not_believed_for_ever() -> None:
 def test_a_newcomer_is_begun_beside_the_fastest_of_those_who_are_known() -> None:
     known = _learned(*[_seen(0, 50, 0.03)] * 30, workers=2)
 
-    estimate = known.learn(Measurements.of((_seen(1, 50, 0.3),)))
+    estimate = learn_times(known, Measurements.of((_seen(1, 50, 0.3),)))
 
     assert estimate.now.fixed_s[1] == pytest.approx(0.37 * 0.3**0.6 * 0.03**0.4, rel=0.02)

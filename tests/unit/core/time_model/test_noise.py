@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.estimates import Estimate
+from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements
 
 
@@ -16,7 +17,7 @@ def test_at_first_all_tell_the_noise_together_and_later_each_its_own() -> None:
         busy_s = 0.5 * np.exp(noise * rng.standard_normal(16))
         told = np.full(16, 50), np.full(16, step), np.ones(16, dtype=np.int64)
         seen = Measurements(np.arange(16), *told, busy_s, np.zeros(16))
-        estimates.append(estimates[-1].learn(seen))
+        estimates.append(learn_times(estimates[-1], seen))
 
     assert estimates[5].noise.min() == pytest.approx((noise**2).mean(), rel=0.4)
     assert np.sqrt(estimates[-1].noise) == pytest.approx(noise, rel=0.4)
@@ -29,6 +30,6 @@ def test_noise_that_is_taken_for_changes_does_not_make_changes_likelier() -> Non
         spikes = np.where(rng.random(8) < 0.05, 2.0, 1.0)
         busy_s = 0.5 * np.exp(0.2 * rng.standard_normal(8)) * spikes
         told = np.full(8, 50), np.full(8, step), np.ones(8, dtype=np.int64)
-        estimate = estimate.learn(Measurements(np.arange(8), *told, busy_s, np.zeros(8)))
+        estimate = learn_times(estimate, Measurements(np.arange(8), *told, busy_s, np.zeros(8)))
 
     assert estimate.changes.lasting.sum() <= 1

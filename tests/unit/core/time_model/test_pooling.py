@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from evenstride.core.fleet import FloatArray
-from evenstride.core.time_model.curve_estimates import CurveEstimates
-from evenstride.core.time_model.kalman import Estimate
+from evenstride.core.time_model.estimates import CurveEstimates, Estimate
+from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements
 from evenstride.core.time_model.pooling import pooled
 
@@ -21,8 +21,8 @@ def _estimate(time_s: FloatArray, steps: int, noise: float | FloatArray, seed: i
         busy_s = time_s * np.exp(noise * rng.standard_normal(workers))
         told = np.full(workers, step), np.ones(workers, dtype=np.int64)
         share = np.full(workers, 64)
-        estimate = estimate.learn(
-            Measurements(np.arange(workers), share, *told, busy_s, np.zeros(workers))
+        estimate = learn_times(
+            estimate, Measurements(np.arange(workers), share, *told, busy_s, np.zeros(workers))
         )
     return estimate
 
@@ -92,7 +92,7 @@ def test_a_worker_whose_speed_has_just_changed_is_left_alone() -> None:
         time_s = (fixed_s + shares * per_sample_s) * np.exp(0.03 * rng.standard_normal(3))
         time_s[0] *= 2.5 if step >= 57 else 1.0
         told = np.full(3, step), np.ones(3, dtype=np.int64), time_s, np.zeros(3)
-        estimate = estimate.learn(Measurements(np.arange(3), shares, *told))
+        estimate = learn_times(estimate, Measurements(np.arange(3), shares, *told))
 
     # The split that follows is already decided, long before anybody has worked under it.
     decided = np.array([50, 75, 75])

@@ -9,9 +9,9 @@ import pytest
 
 from evenstride.core.sync_modes.mode_specs import AllReduce, Asynchronous, StaleSynchronous
 from evenstride.errors import ConfigError
-from evenstride.lab.comparison.lab_session import LabPlan, Viewer
-from evenstride.lab.comparison.mode_comparison import ModesComparison, run_modes
-from evenstride.lab.limits.speeds import SpeedChange
+from evenstride.lab.comparison.comparison_result import ModesComparison
+from evenstride.lab.comparison.lab_session import LabPlan, Viewer, run_modes
+from evenstride.lab.processes.speeds import SpeedChange
 from tests.unit.lab.fake_runs import BATCH, FakeRuns
 
 MODES = (AllReduce(), StaleSynchronous(staleness=2))

@@ -9,7 +9,7 @@ import pytest
 
 from evenstride.core.fleet import Shares
 from evenstride.lab.comparison.lab_session import LabPlan, Viewer
-from evenstride.lab.limits.speeds import SpeedChange
+from evenstride.lab.processes.speeds import SpeedChange
 from tests.unit.lab.fake_runs import BATCH, FakeRuns, outcome_of
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from evenstride.errors import ConfigError, LaunchError, TraceError
 from evenstride.lab.comparison.lab_session import LabPlan
-from evenstride.lab.limits.speeds import SpeedChange
+from evenstride.lab.processes.speeds import SpeedChange
 from tests.unit.lab.fake_runs import FakeRuns, outcome_of
 
 

@@ -18,9 +18,8 @@ from evenstride.core.control.events import (
 from evenstride.core.fleet import Shares, Worker
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import TraceError
-from evenstride.lab.comparison.run_rates import rates
-from evenstride.lab.comparison.step_blocks import run_figures
-from evenstride.trace.write import TraceWriter
+from evenstride.lab.comparison.trace_figures import rates, run_figures
+from evenstride.trace.codec import TraceWriter
 
 BATCH = 12
 STALE = {"count": 5, "mean": 1.5, "maximum": 4}

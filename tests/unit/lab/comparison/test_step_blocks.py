@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evenstride.errors import TraceError
-from evenstride.lab.comparison.step_blocks import BLOCK_STEPS, measured_curve, run_figures
+from evenstride.lab.comparison.trace_figures import BLOCK_STEPS, measured_curve, run_figures
 from tests.unit.lab.traces import write_calibration, write_run
 
 

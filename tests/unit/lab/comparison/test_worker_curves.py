@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.lab.comparison.comparison_result import Comparison, Oracle, PolicyRun, calibrated
-from evenstride.lab.comparison.worker_curves import (
+from evenstride.lab.comparison.comparison_result import (
     TOLERANCE,
+    Comparison,
     Curve,
+    Oracle,
+    PolicyRun,
     achieved_speeds,
+    calibrated,
     drift,
     mean_curves,
     true_model,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.lab.demo.demo_figures import audit, compare, fastest_fixed, final_loss
+from evenstride.lab.demo.demo_run import audit, compare, fastest_fixed, final_loss
 from evenstride.lab.demo.demo_schedule import Report
 from tests.unit.lab.reports import SAMPLES, SLOW, block, report, usual
 

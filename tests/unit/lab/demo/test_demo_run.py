@@ -15,13 +15,11 @@ from torch.utils.data import TensorDataset
 
 from evenstride.errors import LaunchError
 from evenstride.lab.comparison.comparison_result import Comparison
-from evenstride.lab.demo.curve_probe import Bench
-from evenstride.lab.demo.demo_arm import DemoArm
 from evenstride.lab.demo.demo_run import run_demo
 from evenstride.lab.demo.demo_schedule import NEWS, REPORT, DemoSchedule
-from evenstride.lab.demo.demo_task import DemoTask, small_net
+from evenstride.lab.demo.demo_script import Bench, DemoArm, DemoTask, small_net
 from evenstride.lab.demo.fashion_mnist import FASHION_FILES
-from evenstride.lab.limits.cpu_limits import Limits
+from evenstride.lab.processes.cpu_limits import Limits
 from evenstride.lab.processes.local_launch import Launch, LaunchProgress
 from evenstride.testing import RankPool
 from tests.unit.lab.fake_runs import SpyLimits

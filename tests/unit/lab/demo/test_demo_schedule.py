@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.errors import ConfigError
-from evenstride.lab.demo.curve_probe import choose_batch, sizes_for
+from evenstride.lab.comparison.comparison_result import best_split
 from evenstride.lab.demo.demo_run import run_demo
 from evenstride.lab.demo.demo_schedule import DemoSchedule, Report
-from evenstride.lab.demo.demo_script import Demo, best_split
+from evenstride.lab.demo.demo_script import Demo, choose_batch, sizes_for
 from tests.unit.lab.reports import FAST, SLOW, block, report, usual
 
 rates = st.lists(st.floats(10.0, 1e5), min_size=1, max_size=6)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from evenstride.errors import ConfigError
-from evenstride.lab.demo.demo_task import load_task, small_net
+from evenstride.lab.demo.demo_script import load_task, small_net
 from evenstride.lab.demo.fashion_mnist import FASHION_FILES
 
 

@@ -13,19 +13,21 @@ import torch
 import torch.distributed as dist
 
 from evenstride.errors import ConfigError
-from evenstride.lab.doctor.bench import bench_ranks as places
-from evenstride.lab.doctor.bench import bench_run as running
-from evenstride.lab.doctor.bench import exactness as exactness_part
-from evenstride.lab.doctor.bench.bench_ranks import BenchBudget, BenchRank, take_place
-from evenstride.lab.doctor.bench.bench_run import compared, median_interval, run_bench
-from evenstride.lab.doctor.bench.bench_training import (
+from evenstride.lab.doctor import bench_ranks as places
+from evenstride.lab.doctor import bench_run as running
+from evenstride.lab.doctor.bench_ranks import BenchBudget, BenchRank, take_place
+from evenstride.lab.doctor.bench_run import (
     BenchArm,
     EqualShares,
     RandomRows,
     choose_batch,
+    compared,
+    exactness,
     in_turns,
+    median_interval,
+    run_bench,
+    wrong,
 )
-from evenstride.lab.doctor.bench.exactness import exactness, wrong
 from evenstride.runtime.engines.device_support import RankDevice, read_device
 from evenstride.testing import RankPool
 
@@ -95,7 +97,7 @@ def _balance_and_overhead_are_whole(findings: dict[str, Any]) -> None:
 def _exactness(rank: int, broken: bool) -> dict[str, dict[str, Any]]:
     with take_place(2, SHORT) as place, pytest.MonkeyPatch.context() as patch:
         if broken and rank == 1:  # the one rank is enough
-            patch.setattr("evenstride.runtime.loss.loss_scaling.loss_factor", lambda *_: 1.0)
+            patch.setattr("evenstride.runtime.loss.training_step.loss_factor", lambda *_: 1.0)
         return exactness(place)
 
 
@@ -115,7 +117,7 @@ def test_one_rank_with_a_broken_weight_is_found_out_on_all(ranks: RankPool) -> N
 @pytest.mark.usefixtures("one_thread")
 def test_one_process_alone_is_exact_over_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     right = exactness(ALONE)
-    monkeypatch.setattr("evenstride.runtime.loss.loss_scaling.loss_factor", lambda *_: 0.5)
+    monkeypatch.setattr("evenstride.runtime.loss.training_step.loss_factor", lambda *_: 0.5)
     broken = exactness(ALONE)
 
     assert wrong(right) == []
@@ -133,7 +135,7 @@ def test_a_gradient_that_is_no_number_is_wrong() -> None:
 def test_the_worst_rank_counts(monkeypatch: pytest.MonkeyPatch, errors: list[float]) -> None:
     monkeypatch.setattr(BenchRank, "gathered", lambda *_: errors)
 
-    worst = exactness_part.largest(ALONE, errors[0])
+    worst = running.largest(ALONE, errors[0])
 
     assert worst == 2e-3 or math.isnan(worst)
 
@@ -294,9 +296,7 @@ def test_the_batch_is_what_the_mean_rank_does_in_a_steps_time(
 ) -> None:
     place = BenchRank(0, CPU, (FACTS, FACTS), None, "gloo")
     rates = [3000.0, 1000.0]
-    monkeypatch.setattr(
-        "evenstride.lab.doctor.bench.bench_training._samples_per_s", lambda *_: rates[0]
-    )
+    monkeypatch.setattr("evenstride.lab.doctor.bench_run._samples_per_s", lambda *_: rates[0])
     monkeypatch.setattr(
         BenchRank,
         "gathered",

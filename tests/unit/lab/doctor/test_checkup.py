@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import evenstride
-from evenstride.lab.doctor.bandwidth import reduce_s
-from evenstride.lab.doctor.checkup import examine_machine, gradient_error, tell
+from evenstride.lab.doctor.checkup import examine_machine, gradient_error, reduce_s, tell
 from evenstride.testing import RankPool
 from tests.unit.cli.commands.test_doctor_bench import launched
 from tests.unit.lab.fake_runs import SpyLimits

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from evenstride.lab.doctor.open_ports import (
+from evenstride.lab.doctor.checkup import (
     Port,
     ports_of,
     ports_of_jobs,
@@ -87,7 +87,7 @@ def test_other_processes_are_not_listed() -> None:
 
 
 def test_a_rank_lists_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenstride.lab.doctor.open_ports.ports_of", lambda processes: [*processes])
+    monkeypatch.setattr("evenstride.lab.doctor.checkup.ports_of", lambda processes: [*processes])
     me = psutil.Process()
 
     assert ports_of_rank() == [me, me.parent()]

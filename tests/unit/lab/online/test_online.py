@@ -11,9 +11,9 @@ from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import ConfigError
 from evenstride.lab.online.phase_measurements import facts_of, probe_of
 from evenstride.lab.online.search_journal import NAME, SearchJournal, Switch, opened
-from evenstride.planner.tuning.online_forecast import Configuration, Probe
+from evenstride.planner.online_forecast import Configuration, Probe
 from evenstride.planner.workload.workload_profile import Point
-from evenstride.trace.write import TraceWriter
+from evenstride.trace.codec import TraceWriter
 from tests.unit.planner.runs import life
 
 

@@ -10,9 +10,8 @@ import tempfile
 import pytest
 
 from evenstride.errors import LaunchError, LimitError
-from evenstride.lab.limits.core_pinning import pin
-from evenstride.lab.limits.speeds import SpeedChange
 from evenstride.lab.processes.local_launch import LaunchProgress, run
+from evenstride.lab.processes.speeds import SpeedChange, pin
 from tests.unit.lab.fake_runs import SpyLimits
 from tests.unit.lab.stage import Stage
 

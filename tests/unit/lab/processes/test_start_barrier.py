@@ -15,7 +15,8 @@ from socket import AF_UNIX, socket
 import pytest
 
 from evenstride.errors import LaunchError
-from evenstride.lab.processes.start_barrier import Recruit, StartBarrier, report_for_duty
+from evenstride.lab.processes.lab_worker import report_for_duty
+from evenstride.lab.processes.local_launch import Recruit, StartBarrier
 from evenstride.testing import FakeClock
 
 Open = Callable[[int], StartBarrier]
@@ -92,7 +93,7 @@ def test_workers_that_do_not_come_in_time_are_counted(
     open_muster: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     muster, clock = open_muster(2), FakeClock()
-    monkeypatch.setattr("evenstride.lab.processes.start_barrier.time.monotonic", clock)
+    monkeypatch.setattr("evenstride.lab.processes.local_launch.time.monotonic", clock)
     with socket(AF_UNIX) as only:
         only.connect(str(muster.path))
         only.sendall(b'{"worker": 0, "pid": 4711}\n')

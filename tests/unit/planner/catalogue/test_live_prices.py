@@ -18,7 +18,7 @@ from evenstride.planner.catalogue.offers import Catalogue, Offer
 TODAY = date(2026, 8, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Item:
     """What gpuhunt's ``CatalogItem`` has, as far as it is looked at."""
 

@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.errors import InfeasibleShares
-from evenstride.planner.search.branch_and_bound import Space, frontier, search
-from evenstride.planner.search.candidates import Kind, undominated
-from evenstride.planner.search.objective import Objective, Wishes
-from evenstride.planner.search.step_time import exact_step, lateness, least_compute_s
-from evenstride.planner.search.training_forecast import ClusterChoice, TrainingForecast, outlook
+from evenstride.planner.search.branch_and_bound import Space, search
+from evenstride.planner.search.objective import Objective, Wishes, frontier
+from evenstride.planner.search.training_forecast import (
+    ClusterChoice,
+    Kind,
+    TrainingForecast,
+    outlook,
+    undominated,
+)
+from evenstride.planner.workload.step_time import exact_step, lateness, least_compute_s
 from tests.effort import dear
 from tests.unit.planner.kinds import kind, task
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from evenstride.errors import ConfigError
-from evenstride.planner.catalogue.offers import Catalogue, Offer
-from evenstride.planner.make_plan import make_plan
-from evenstride.planner.search.candidates import Kind
-from evenstride.planner.search.infeasible import MOST_MACHINES, selected
+from evenstride.planner.catalogue.offers import Catalogue, Offer, selected
+from evenstride.planner.make_plan import MOST_MACHINES, make_plan
 from evenstride.planner.search.objective import NothingFits, Wishes
+from evenstride.planner.search.training_forecast import Kind
 from tests.unit.planner.kinds import kind, task
 
 SMALL, ROOMY = kind("small", most=4), kind("roomy", workers=2, most=10)

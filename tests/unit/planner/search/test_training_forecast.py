@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from evenstride.core.convergence.regression import line
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.planner.search.training_forecast import ClusterChoice, outlook, product
-from evenstride.planner.spot.restart_cost import SaveCosts, expected_slowdown
-from evenstride.planner.spot.restart_tables import mean_stretches, stretches
+from evenstride.planner.spot_losses import SaveCosts, expected_slowdown, mean_stretches, stretches
 from evenstride.planner.workload.epochs_to_target import KnownEpochs
-from evenstride.planner.workload.step_curve import fitted
+from evenstride.planner.workload.step_time import fitted
 from evenstride.planner.workload.workload_profile import Point
 from tests.unit.planner.kinds import kind, task, transience
 

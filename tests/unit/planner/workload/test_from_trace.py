@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from evenstride.errors import ConfigError, TraceError
-from evenstride.planner.workload.from_trace import curve_points, noise_of, profile_of_run
-from evenstride.planner.workload.leader_processes import facts
-from evenstride.planner.workload.link_times import links
+from evenstride.planner.workload.from_trace import curve_points, facts, noise_of, profile_of_run
+from evenstride.planner.workload.step_time import links
 from evenstride.planner.workload.workload_profile import Links, WorkloadProfile
-from evenstride.trace.history import read_course
-from evenstride.trace.run_log import RunLog
+from evenstride.trace.run_log import RunLog, read_course
 from tests.unit.lab.traces import write_calibration
 from tests.unit.planner.runs import life, noisy, went
 

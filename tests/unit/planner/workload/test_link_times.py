@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.planner.workload.link_times import links
+from evenstride.planner.workload.step_time import links
 
 
 @given(latency_s=st.floats(1e-6, 0.1), gradient_bytes=st.floats(1e3, 1e10))

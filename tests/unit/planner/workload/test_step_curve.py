@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from evenstride.planner.catalogue.accelerators import ACCELERATORS, Power, power
-from evenstride.planner.catalogue.offers import Offer
-from evenstride.planner.workload.step_curve import fitted, transferred
+from evenstride.planner.catalogue.offers import ACCELERATORS, Offer, Power, power
+from evenstride.planner.workload.step_time import fitted, transferred
 from evenstride.planner.workload.workload_profile import Point
 
 

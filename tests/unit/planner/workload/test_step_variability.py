@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from evenstride.core.allocation.step_forecast import expected_max
 from evenstride.core.fleet import FloatArray
-from evenstride.core.time_model.expected_max import expected_max
-from evenstride.planner.workload.step_variability import drift, scatter
+from evenstride.planner.workload.from_trace import drift, scatter
 
 MANY = 40_000
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evenstride.report.analysis.attribution import Blame, blames_of, waits_of
-from evenstride.report.analysis.run_generation import RecordedGeneration
+from evenstride.report.analysis.attribution import Blame, blames_of
+from evenstride.report.analysis.run_generation import RecordedGeneration, waits_of
 from evenstride.report.analysis.run_timeline import RunTimeline
 from tests.unit.report.virtual import COMMUNICATION_S, VirtualRun
 

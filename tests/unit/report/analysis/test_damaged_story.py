@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenstride.core.allocation.memory_model import PeakMemory
+from evenstride.core.time_model.observation import PeakMemory
+from evenstride.report.analysis.attribution import totals_of
+from evenstride.report.analysis.run_generation import spans_s
 from evenstride.report.analysis.run_timeline import RunTimeline
-from evenstride.report.analysis.step_clock import spans_s
-from evenstride.report.analysis.totals import totals_of
 from tests.unit.report.virtual import VirtualRun
 
 

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from evenstride.report.analysis.restarts import kept_before
-from evenstride.report.analysis.run_generation import RecordedGeneration
-from evenstride.report.analysis.run_timeline import LeaderProcess
-from evenstride.report.analysis.step_table import StepTable
+from evenstride.report.analysis.run_generation import RecordedGeneration, StepTable
+from evenstride.report.analysis.run_timeline import LeaderProcess, kept_before
 
 
 def begins(step: int, epochs: float, batch: int = 10, samples: int = 1000) -> dict[str, Any]:

@@ -17,17 +17,17 @@ from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.report.analysis.attribution import totals_of
+from evenstride.report.analysis.run_generation import durations_s
 from evenstride.report.analysis.run_timeline import RunTimeline
-from evenstride.report.analysis.step_clock import durations_s
-from evenstride.report.analysis.totals import totals_of
-from evenstride.report.page.charts.step_time_chart import step_times
 from evenstride.report.page.page_runs import Leg, run_of
-from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.coordination.messages import BatchChange, Reply
+from evenstride.report.page.series_charts import step_times
+from evenstride.runtime.coordination.draw_barrier import BatchChange
+from evenstride.runtime.coordination.leader import Leader, Reply
 from evenstride.runtime.sinks.csv_sink import CsvSink
 from evenstride.runtime.sinks.telemetry_board import TelemetryBoard
 from evenstride.runtime.telemetry.summary import Summary, summarise
-from evenstride.trace.write import TraceWriter
+from evenstride.trace.codec import TraceWriter
 
 STEPS, BATCH, FIXED_S, PER_SAMPLE_S = 240, 96, 0.002, 0.001
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from evenstride.report.analysis.attribution import Study
+from evenstride.report.analysis.attribution import Slowdown, Study, slowed_of
 from evenstride.report.analysis.run_timeline import RunTimeline
-from evenstride.report.analysis.slowdowns import Slowdown, slowed_of
 from tests.unit.report.virtual import VirtualRun
 
 Speeds = Callable[[int], tuple[float, ...]]

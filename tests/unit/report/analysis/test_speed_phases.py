@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.report.analysis.speed_phases import phases_of
-from evenstride.report.analysis.thinning import thinned
+from evenstride.report.page.page_runs import thinned
 
 
 def noisy(levels: list[tuple[int, float]], noise: float, seed: int) -> np.ndarray:

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from evenstride.core.fleet import Shares
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.report.analysis.attribution import Study
-from evenstride.report.analysis.run_generation import RecordedGeneration
-from evenstride.report.analysis.slowdowns import slowed_of
-from evenstride.report.analysis.splits import split_rows, split_share
-from evenstride.report.analysis.step_table import StepTable
-from evenstride.report.page.html_page import page_of
-from evenstride.report.page.page_json import run_data
+from evenstride.report.analysis.attribution import Study, slowed_of
+from evenstride.report.analysis.run_generation import (
+    RecordedGeneration,
+    StepTable,
+    split_rows,
+    split_share,
+)
+from evenstride.report.page.findings import figures_of
+from evenstride.report.page.html_page import page_of, run_data
 from evenstride.report.page.page_runs import read_run
-from evenstride.report.page.worker_rows import figures_of
 from evenstride.report.perfetto.chrome_trace import export
 from tests.unit.report.virtual import VirtualRun
 

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.report.analysis.run_generation import RecordedGeneration
-from evenstride.report.analysis.step_clock import durations_s, spans_s
-from evenstride.report.analysis.step_table import StepTable
+from evenstride.report.analysis.run_generation import (
+    RecordedGeneration,
+    StepTable,
+    durations_s,
+    spans_s,
+)
 
 NAMES = ("a/0", "b/1")
 

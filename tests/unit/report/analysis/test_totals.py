@@ -10,12 +10,11 @@ import pytest
 
 from evenstride.core.allocation.speedup import Yardstick
 from evenstride.core.fleet import Fleet, Worker
+from evenstride.core.time_model.estimates import TimeModel
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.core.time_model.step_times import TimeModel
-from evenstride.report.analysis.run_generation import RecordedGeneration
+from evenstride.report.analysis.attribution import totals_of
+from evenstride.report.analysis.run_generation import RecordedGeneration, StepTable
 from evenstride.report.analysis.run_timeline import RunTimeline
-from evenstride.report.analysis.step_table import StepTable
-from evenstride.report.analysis.totals import totals_of
 from tests.unit.report.virtual import VirtualRun
 
 

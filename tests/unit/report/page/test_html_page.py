@@ -14,8 +14,7 @@ from benchmarks.report_runs import STARTED_UNIX_S, Made, make
 
 from evenstride.core.diagnostics.alerts import Alert
 from evenstride.report.analysis.run_timeline import RunTimeline
-from evenstride.report.page.html_page import MARK, page_of
-from evenstride.report.page.page_json import run_data
+from evenstride.report.page.html_page import MARK, page_of, run_data
 from evenstride.report.page.page_runs import read_run, run_of
 from tests.unit.report.page.conftest import Making
 from tests.unit.report.page.hostile import MARKER, TEXTS, hostile_trace

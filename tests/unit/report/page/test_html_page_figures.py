@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evenstride.errors import ConfigError
-from evenstride.report.page.charts.paper_figures import figures_of
+from evenstride.report.page.paper_figures import figures_of
 from tests.unit.report.page.conftest import Making
 
 pytest.importorskip("matplotlib")

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from evenstride.errors import ConfigError
-from evenstride.report.page.html_page import page_of
-from evenstride.report.page.output_files import check_folder, check_place, place_of, write_page
+from evenstride.report.page.html_page import (
+    check_folder,
+    check_place,
+    page_of,
+    place_of,
+    write_page,
+)
 from tests.unit.report.page.conftest import Making
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from benchmarks.report_runs import STARTED_UNIX_S, Made, make
 
-from evenstride.report.page.charts.step_time_chart import step_times, top_s
-from evenstride.report.page.charts.worker_time_chart import parts_of
 from evenstride.report.page.page_runs import read_run
+from evenstride.report.page.series_charts import step_times, top_s
+from evenstride.report.page.worker_charts import parts_of
 from tests.unit.report.page.conftest import Making
 
 SPIKE = 1203

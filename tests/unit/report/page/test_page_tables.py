@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from evenstride.report.page.findings import workers_table
 from evenstride.report.page.page_runs import ReportedRun, read_run
-from evenstride.report.page.page_tables import workers_table
 from tests.unit.report.page.conftest import Making
 
 

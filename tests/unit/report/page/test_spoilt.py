@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from benchmarks.report_runs import STARTED_UNIX_S, Made, make
 
-from evenstride.report.page.html_page import page_of
-from evenstride.report.page.page_json import run_data
+from evenstride.report.page.html_page import page_of, run_data
 from evenstride.report.page.page_runs import read_run
 
 SLOW = (1.0, 0.5, 0.1)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
-from evenstride.report.page.page_tables import PageTable
-from evenstride.report.page.templates import environment
+from evenstride.report.page.findings import PageTable
+from evenstride.report.page.html_page import environment
 from evenstride.report.wording import plain
 
 HOSTILE = (

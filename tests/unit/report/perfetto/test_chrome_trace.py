@@ -14,12 +14,12 @@ from evenstride.core.control.events import Exchanged, FleetFormed
 from evenstride.core.fleet import Worker
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import ConfigError, TraceError
-from evenstride.report.analysis.attribution import waits_of
+from evenstride.report.analysis.run_generation import waits_of
 from evenstride.report.analysis.run_timeline import RunTimeline
 from evenstride.report.perfetto.chrome_trace import Steps, export
 from evenstride.report.perfetto.event_writer import EventFile, ThreadTrack
-from evenstride.report.perfetto.world_clock import BASE_S
-from evenstride.trace.write import TraceWriter
+from evenstride.report.perfetto.run_events import BASE_S
+from evenstride.trace.codec import TraceWriter
 from tests.unit.report.perfetto.events import Events, read_events
 from tests.unit.report.virtual import COMMUNICATION_S, VirtualRun
 

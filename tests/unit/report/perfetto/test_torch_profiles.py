@@ -11,7 +11,7 @@ import pytest
 
 from evenstride.errors import ConfigError
 from evenstride.report.perfetto.chrome_trace import export
-from evenstride.report.perfetto.world_clock import BASE_S
+from evenstride.report.perfetto.run_events import BASE_S
 from tests.unit.report.perfetto.events import Events, read_events
 from tests.unit.report.virtual import VirtualRun
 

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from evenstride.core.sampling.draw import Draw
-from evenstride.runtime.batch_norm.norm_context import PlainNorms
-from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits, Spans
+from evenstride.runtime.batch_norm.norm_layers import PlainNorms
+from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits, RankLayout, Spans
 from tests.unit.runtime.coordination.test_agreement import heard
 
 EVEN, MOVING, MOVING_FROM_2 = ((8, 8), (8, 8)), ((1, 15), (1, 15)), ((2, 14), (2, 14))
@@ -36,7 +36,7 @@ AHEAD: dict[str, tuple[Spans, int, str]] = {
 @pytest.mark.parametrize("name", AHEAD)
 def test_a_rank_that_gets_one_sample_is_said_at_the_first_batch_and_once(name: str) -> None:
     spans, tail, expected = AHEAD[name]
-    norms = PlainNorms(2, MicroBatchLimits(spans=spans, tail=tail))
+    norms = PlainNorms(2, MicroBatchLimits(layout=RankLayout(spans, tail=tail)))
     norms.watch(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)))
 
     with heard() as said:
@@ -50,7 +50,7 @@ def test_a_rank_that_gets_one_sample_is_said_at_the_first_batch_and_once(name: s
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(2), nn.BatchNorm1d(2).eval(), nn.LayerNorm(2)])
 def test_layers_that_can_do_with_one_sample_are_left_in_peace(layer: nn.Module) -> None:
-    norms = PlainNorms(2, MicroBatchLimits(spans=MOVING, tail=1))
+    norms = PlainNorms(2, MicroBatchLimits(layout=RankLayout(MOVING, tail=1)))
     norms.watch(layer)
 
     with heard() as said:

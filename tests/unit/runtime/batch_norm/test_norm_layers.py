@@ -19,8 +19,7 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.batch_norm.norm_layers import UnionBatchNorm, batch_norms, convert
-from evenstride.runtime.batch_norm.union_statistics import merged
+from evenstride.runtime.batch_norm.norm_layers import UnionBatchNorm, batch_norms, convert, merged
 
 SHAPES: dict[type[nn.Module], list[tuple[int, ...]]] = {
     nn.BatchNorm1d: [(5, 3), (5, 3, 4)],

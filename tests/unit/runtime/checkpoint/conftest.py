@@ -12,8 +12,7 @@ from tests.unit.runtime.checkpoint.kept import Runs
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     """Make runs of one process; what fails is tried again without a pause."""
-    for module in ("format.storage", "save.checkpoint_writer"):
-        monkeypatch.setattr(f"evenstride.runtime.checkpoint.{module}.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("evenstride.runtime.checkpoint.format.storage.FIRST_PAUSE_S", 0.0)
     made = Runs(monkeypatch)
     yield made
     made.end()

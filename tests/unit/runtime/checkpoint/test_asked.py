@@ -16,7 +16,7 @@ from evenstride.core.reliability.checkpoint_interval import Saving
 from evenstride.core.reliability.lifetimes import Exponential
 from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint import CheckpointError
-from evenstride.runtime.checkpoint.save.save_interval import SaveInterval, parse_every
+from evenstride.runtime.checkpoint.save.preparing import SaveInterval, parse_every
 from tests.unit.runtime.checkpoint.kept import Count, MemoryStorage, Runs
 
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from evenstride.errors import ConfigError
+from evenstride.errors import CheckpointDamaged, ConfigError
 from evenstride.runtime.checkpoint import CheckpointError
-from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointDamaged
 from evenstride.runtime.checkpoint.format.manifest import (
     Digest,
     Name,

@@ -17,7 +17,7 @@ from evenstride import Checkpointer
 from evenstride.core.reliability.checkpoint_interval import Saving
 from evenstride.core.reliability.lifetimes import Exponential
 from evenstride.errors import ConfigError, UsageError
-from evenstride.runtime.checkpoint.save.save_interval import parse_every
+from evenstride.runtime.checkpoint.save.preparing import parse_every
 from tests.unit.runtime.checkpoint.kept import MemoryStorage, Runs
 
 

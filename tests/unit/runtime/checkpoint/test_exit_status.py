@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evenstride.errors import WorkerLost
-from evenstride.runtime.checkpoint.exit_status import end_in_error, last_wait_s
+from evenstride.runtime.checkpoint.endings import end_in_error, last_wait_s
 
 
 class Stream(io.StringIO):

@@ -14,7 +14,7 @@ import pytest
 
 from evenstride.runtime.checkpoint import CheckpointError
 from evenstride.runtime.checkpoint.format.manifest import parse_name
-from evenstride.runtime.checkpoint.save.save_interval import parse_every
+from evenstride.runtime.checkpoint.save.preparing import parse_every
 from tests.unit.runtime.checkpoint.kept import FullStorage, Runs
 
 
@@ -134,7 +134,7 @@ def test_the_leader_asks_for_another_try_soon(runs: Runs, monkeypatch: pytest.Mo
         run.checkpoint.save()
     storage.error = None
     asked: list[str] = []
-    monkeypatch.setattr(run.checkpoint._saves, "ask", asked.append)
+    monkeypatch.setattr(run.checkpoint._ties.saves, "ask", asked.append)
 
     run.train(1)
     assert not asked, "not at once"
@@ -154,8 +154,8 @@ def test_what_is_asked_for_is_saved_in_spite_of_failures(
     run.train(4)  # fails at 1, 2 and 4: three are left out next
     run.settle()
     storage.error = None
-    monkeypatch.setattr(run.checkpoint._saves, "pending", lambda step: step == 5)
-    monkeypatch.setattr(run.checkpoint._saves, "due", lambda step: step == 5)
+    monkeypatch.setattr(run.checkpoint._ties.saves, "pending", lambda step: step == 5)
+    monkeypatch.setattr(run.checkpoint._ties.saves, "due", lambda step: step == 5)
 
     run.train(1)
     run.checkpoint.close()

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from evenstride.errors import CheckpointDamaged, ConfigError
-from evenstride.runtime.checkpoint.format.manifest import Digest, decode
-from evenstride.runtime.checkpoint.format.manifest_schema import PositionSchema
+from evenstride.runtime.checkpoint.format.manifest import Digest, PositionSchema, decode
 from evenstride.runtime.checkpoint.format.state_codec import from_bytes, to_bytes, unpack
 from evenstride.runtime.checkpoint.format.tensor_index import decode_table
 from tests.faults.damages import DEEP, ODD, mutated, sealed

@@ -10,8 +10,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from evenstride.runtime.checkpoint.format.manifest import Name, items_file, tensors_file
 from evenstride.runtime.checkpoint.format.retention import Lineage
-from evenstride.runtime.checkpoint.save import saver as module
-from evenstride.runtime.checkpoint.save.saver import Saver
+from evenstride.runtime.checkpoint.save import checkpoint_writer as module
+from evenstride.runtime.checkpoint.save.checkpoint_writer import Saver
 from tests.unit.runtime.checkpoint.kept import MemoryStorage
 
 NAME = Name(20, "0123456789ab", 0)

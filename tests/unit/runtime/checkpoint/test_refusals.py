@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.checkpoint.restore.dataset_fingerprint import describe
+from evenstride.runtime.checkpoint.run_binding import describe
 from tests.unit.runtime.checkpoint.kept import MemoryStorage, Runs, Solo
 
 

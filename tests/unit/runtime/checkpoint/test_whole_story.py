@@ -17,9 +17,9 @@ from evenstride.core.reliability.lifetimes import Exponential
 from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint import Checkpointer, CheckpointError
 from evenstride.runtime.checkpoint.format.storage import open_storage
-from evenstride.runtime.checkpoint.run_binding import SessionBinding
+from evenstride.runtime.checkpoint.run_binding import RunBinding
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
-from evenstride.runtime.failures.failure_report import LossReport
+from evenstride.runtime.failures.peer_link import LossReport
 from tests.unit.runtime.checkpoint.kept import FullStorage, MemoryStorage, Runs
 from tests.unit.runtime.quiet import channel
 
@@ -172,7 +172,7 @@ def test_what_is_no_stride_is_refused(tmp_path: Path) -> None:
 
 def test_a_way_to_decide_when_to_save_ends_with_its_checkpointer(runs: Runs) -> None:
     run = runs(MemoryStorage(), every=Saving(Exponential(3600.0)))
-    ties = SessionBinding(run.stride._session)
+    ties = RunBinding(run.stride)
     short_s = ties.interval_s(0.5)
     run.checkpoint.close()
 

@@ -18,11 +18,10 @@ from evenstride.core.membership.worker_profiles import WorkerProfile
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import ConfigError, WorkerLost
-from evenstride.runtime.checkpoint import group_departure
+from evenstride.runtime.checkpoint import endings
 from evenstride.runtime.coordination import continuity as module
 from evenstride.runtime.coordination.continuity import LEFT, Continuity
-from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.coordination.messages import Reply
+from evenstride.runtime.coordination.leader import Leader, Reply
 from evenstride.runtime.failures.peers import Peer
 from evenstride.runtime.launching import torchrun_agent
 from evenstride.runtime.notices import Notice
@@ -248,9 +247,9 @@ class _Stride:
 def _part(rank: int, monkeypatch: pytest.MonkeyPatch, *, leads: bool = False) -> list[Any]:
     stride: Any = _Stride()
     ended: list[Any] = []
-    monkeypatch.setattr(group_departure, "end_launcher", lambda: ended.append("launcher"))
+    monkeypatch.setattr(endings, "end_launcher", lambda: ended.append("launcher"))
     with pytest.raises((SystemExit, WorkerLost)) as raised:
-        group_departure.part(stride.close, stride.step, rank, (1,), "spot", leads_host=leads)
+        endings.part(stride.close, stride.step, rank, (1,), "spot", leads_host=leads)
     assert stride.closed
     return [raised.value, *ended]
 

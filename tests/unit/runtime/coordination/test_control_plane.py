@@ -13,16 +13,15 @@ from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import SplitDiverged
+from evenstride.runtime.coordination.arrangements import SaveSchedule
 from evenstride.runtime.coordination.control_plane import ControlPlane, Local
-from evenstride.runtime.coordination.draw_barrier import DrawBarrier
+from evenstride.runtime.coordination.draw_barrier import DrawBarrier, Position
 from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.coordination.messages import Position
-from evenstride.runtime.coordination.save_schedule import SaveSchedule
-from evenstride.runtime.store.local_channel import LocalChannel
+from evenstride.runtime.store.store_channel import LocalChannel
 from evenstride.runtime.timing.recorder import Recorder
 from evenstride.runtime.timing.step_timer import StepRecord
+from evenstride.trace.codec import TraceWriter
 from evenstride.trace.run_log import RunLog
-from evenstride.trace.write import TraceWriter
 
 
 class Alone:

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from evenstride.errors import WorkerLost
-from evenstride.runtime.coordination.draw_barrier import BarrierReport, DrawBarrier
-from evenstride.runtime.coordination.messages import BatchChange
+from evenstride.runtime.coordination.draw_barrier import BarrierReport, BatchChange, DrawBarrier
 
 DEADLINE_S = 10.0
 

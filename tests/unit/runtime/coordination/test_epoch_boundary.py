@@ -9,14 +9,13 @@ import pytest
 from evenstride.core.control.events import EpochEnded, FleetFormed
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
-from evenstride.core.gradients.noise_accumulator import NoiseOfRun
-from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate
+from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate, NoiseOfRun
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import SplitDiverged
-from evenstride.runtime.coordination.epoch_boundary import asked, meeting
-from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.coordination.messages import BatchChange, Reply
+from evenstride.runtime.coordination.arrangements import asked, meeting
+from evenstride.runtime.coordination.draw_barrier import BatchChange
+from evenstride.runtime.coordination.leader import Leader, Reply
 
 HERE = BatchChange(8, None, 1000)
 

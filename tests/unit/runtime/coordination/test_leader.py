@@ -13,22 +13,21 @@ from hypothesis import strategies as st
 from evenstride.core.control.events import FleetFormed, Verdict
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
-from evenstride.core.gradients.noise_accumulator import StepParts
-from evenstride.core.gradients.noise_scale import GradientNorms
+from evenstride.core.gradients.noise_scale import GradientNorms, StepParts
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import InfeasibleShares, SplitDiverged
-from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.coordination.messages import (
+from evenstride.runtime.coordination.leader import (
+    Leader,
     Reply,
     reply_from_text,
     reply_to_text,
     verdict_from_plain,
     verdict_to_plain,
 )
+from evenstride.trace.codec import TraceWriter
 from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_noise, read_records
-from evenstride.trace.write import TraceWriter
 
 STANDS = ((0, 0, 0),)
 NOTHING = Measurements.of(())

@@ -9,7 +9,7 @@ import pytest
 
 from evenstride.core.control.events import Verdict
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.runtime.coordination.messages import (
+from evenstride.runtime.coordination.leader import (
     Reply,
     joined,
     reply_from_text,

@@ -25,7 +25,7 @@ from evenstride.runtime.engines.fsdp import (
     subtract_collectives,
     uncounted,
 )
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.runtime.timing.device_timer import RankClock
 from tests.unit.runtime.timing.test_step_timer import Bench
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module|Full backward hook")

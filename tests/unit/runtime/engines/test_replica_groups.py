@@ -12,21 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.memory_model import PeakMemory
 from evenstride.core.control.events import FleetFormed
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.core.time_model.observation import Measurements, Observation, PeakMemory
 from evenstride.errors import ConfigError
-from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.coordination.messages import Reply
+from evenstride.runtime.coordination.leader import Leader, Reply
 from evenstride.runtime.engines.replica_groups import Fold, Islands, islands_of
 from evenstride.runtime.timing.recorder import Recorder
 from evenstride.runtime.timing.step_timer import StepRecord
+from evenstride.trace.codec import TraceWriter
 from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_records
-from evenstride.trace.write import TraceWriter
 
 PAIRS = Islands(((0, 1), (2, 3)))
 CROSSED = Islands(((0, 2), (1, 3)))

@@ -14,8 +14,8 @@ import pytest
 from evenstride.errors import ConfigError, WorkerLost
 from evenstride.runtime.coordination.control_plane import announce_loss
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
-from evenstride.runtime.failures import failure_report
-from evenstride.runtime.failures.failure_report import (
+from evenstride.runtime.failures import peer_link
+from evenstride.runtime.failures.peer_link import (
     LossReport,
     collective_failed,
     look_for_the_lost,
@@ -115,7 +115,7 @@ def test_announcing_survives_the_end_of_the_store() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that only sleeping moves."""
     clock = Clock()
-    monkeypatch.setattr(failure_report, "time", clock)
+    monkeypatch.setattr(peer_link, "time", clock)
     return clock
 
 
@@ -125,7 +125,7 @@ def _found(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
             raise answer
         return answer
 
-    monkeypatch.setattr(failure_report, "diagnose", diagnose)
+    monkeypatch.setattr(peer_link, "diagnose", diagnose)
 
 
 NOBODY = cast(Any, Told({}))
@@ -151,7 +151,7 @@ def test_who_hears_of_the_loss_while_looking_stays_for_as_long(
     def hear(*_: object) -> None:
         report.heard(TEXT)
 
-    monkeypatch.setattr(failure_report, "diagnose", hear)
+    monkeypatch.setattr(peer_link, "diagnose", hear)
 
     look_for_the_lost(report, NOBODY, 0, 25, partial(report.found, exchange=0))
 
@@ -242,7 +242,7 @@ def test_a_process_ends_whose_program_or_device_waits_for_a_lost_rank(
     def at_once(_: float, *what: Any) -> threading.Timer:
         return now(0.0, *what)
 
-    monkeypatch.setattr(failure_report, "os", SimpleNamespace(_exit=ended.append))
+    monkeypatch.setattr(peer_link, "os", SimpleNamespace(_exit=ended.append))
     monkeypatch.setattr(threading, "Timer", at_once)
     report = LossReport(channel(rank=1), DrawBarrier((3, 4)), lambda: next(at), restarts=True)
 

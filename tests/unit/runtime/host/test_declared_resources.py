@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from evenstride.runtime.host import declared_resources
-from evenstride.runtime.host.declared_resources import (
+from evenstride.runtime.host import machine_resources
+from evenstride.runtime.host.machine_resources import (
     _quota_cores,
     comparable,
     fastest_flops_per_s,
@@ -90,7 +90,7 @@ def test_products_are_measured_in_the_dtype_in_use(monkeypatch: pytest.MonkeyPat
         seen.update((a.dtype, b.dtype))
 
     monkeypatch.setattr(torch, "matmul", matmul)
-    monkeypatch.setattr(declared_resources, "_LARGEST", 256)
+    monkeypatch.setattr(machine_resources, "_LARGEST", 256)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         measured_flops_per_s(torch.device("cpu"))
     assert seen == {torch.bfloat16}

@@ -7,7 +7,7 @@ from math import isnan
 import pytest
 
 from evenstride.core.policies import policy_from_spec
-from evenstride.runtime.host.host_load import loads_for
+from evenstride.runtime.host.machine_resources import loads_for
 from evenstride.runtime.timing.recorder import Recorder
 from evenstride.runtime.timing.step_timer import StepRecord
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.loading.calibration import CalibrationStage, batch_sizes, parse_stages
+from evenstride.runtime.loading.loader_options import CalibrationStage, batch_sizes, parse_stages
 from evenstride.trace.run_log import RunLog
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import Trainer, numbered

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import evenstride
 from evenstride.errors import RanksDisagree
-from evenstride.runtime.loading.data_check import judge_data, look
+from evenstride.runtime.loading.loader_agreement import judge_data, look
 from evenstride.testing import FakeClock
 from tests.unit.runtime.solo import numbered
 
@@ -37,8 +37,10 @@ def test_looking_stops_when_its_time_is_up(
 ) -> None:
     clock = FakeClock()
     data = Slow(clock, takes_s)
-    monkeypatch.setattr("evenstride.runtime.loading.data_check.time.perf_counter", clock)
-    monkeypatch.setattr("evenstride.runtime.loading.data_check._copied", lambda dataset: dataset)
+    monkeypatch.setattr("evenstride.runtime.loading.loader_agreement.time.perf_counter", clock)
+    monkeypatch.setattr(
+        "evenstride.runtime.loading.loader_agreement._copied", lambda dataset: dataset
+    )
 
     assert len(look(data, seed=0, processes=0)["samples"]) == seen
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from evenstride.runtime.loading.data_check import Likeness, alike
+from evenstride.runtime.loading.loader_agreement import Likeness, alike
 
 
 class Kind(Enum):

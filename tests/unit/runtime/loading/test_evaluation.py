@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from evenstride.errors import ConfigError
 from evenstride.runtime.loading.evaluation import EvalSampler
 from evenstride.runtime.loading.seeding import item_seeds
-from evenstride.runtime.store.store_mean import exact_mean
+from evenstride.runtime.session.rank_calls import exact_mean
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.loading.test_seeding import Noisy
 from tests.unit.runtime.solo import Trainer, numbered

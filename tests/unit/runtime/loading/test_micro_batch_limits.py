@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits, Spans, tail_spans
+from evenstride.runtime.loading.micro_batch_limits import (
+    MicroBatchLimits,
+    RankLayout,
+    Spans,
+    tail_spans,
+)
 
 MOVING = ((1, 15), (1, 15))
 EVEN = ((8, 8), (8, 8))
@@ -47,14 +52,12 @@ def test_numbers_that_may_differ_are_refused_when_loader_and_norm_meet(
     name: str, norm_first: bool
 ) -> None:
     spans, asked, tail, complaint = LAID_OUT[name]
-    fit = MicroBatchLimits(spans=spans)
+    fit = MicroBatchLimits(layout=RankLayout(spans))
     if norm_first:
         fit.require_even()
     else:
         fit.lay_out(asked, tail, by_cost=False)
-    before = MicroBatchLimits(
-        spans=spans, even=fit.even, everywhere=fit.everywhere, tail=fit.tail, micro=fit.micro
-    )
+    before = MicroBatchLimits(layout=fit.layout, even=fit.even, micro=fit.micro)
 
     def meet() -> None:
         if norm_first:
@@ -64,7 +67,7 @@ def test_numbers_that_may_differ_are_refused_when_loader_and_norm_meet(
 
     if complaint is None:
         meet()
-        assert (fit.even, fit.everywhere, fit.tail) == (len(spans) > 1, tuple(asked), tail)
+        assert (fit.even, fit.layout.asked, fit.layout.tail) == (len(spans) > 1, tuple(asked), tail)
     else:
         with pytest.raises(ConfigError, match=complaint):
             meet()
@@ -74,7 +77,7 @@ def test_numbers_that_may_differ_are_refused_when_loader_and_norm_meet(
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_shares_of_an_open_batch_may_become_any(norm_first: bool) -> None:
     """So equal shares that fit into one micro-batch now need not fit later."""
-    fit = MicroBatchLimits(spans=((4, 4), (4, 4)), open=True)
+    fit = MicroBatchLimits(layout=RankLayout(((4, 4), (4, 4)), open=True))
     if norm_first:
         fit.require_even()
     else:
@@ -83,15 +86,15 @@ def test_shares_of_an_open_batch_may_become_any(norm_first: bool) -> None:
     with pytest.raises(ConfigError, match=r'global_batch="auto" shares may become any'):
         fit.lay_out([4, 4], 0, by_cost=False) if norm_first else fit.require_even()
 
-    MicroBatchLimits(spans=((1, 7), (1, 7)), open=True).require_even()
-    MicroBatchLimits(spans=((8, 8),), open=True).lay_out([4], 0, by_cost=False)
+    MicroBatchLimits(layout=RankLayout(((1, 7), (1, 7)), open=True)).require_even()
+    MicroBatchLimits(layout=RankLayout(((8, 8),), open=True)).lay_out([4], 0, by_cost=False)
 
 
 @pytest.mark.parametrize(("asked", "refused"), [([None, 900], True), ([None, None], False)])
 def test_micro_batches_by_cost_are_refused_on_every_rank(
     asked: list[int | None], refused: bool
 ) -> None:
-    fit = MicroBatchLimits(spans=EVEN)
+    fit = MicroBatchLimits(layout=RankLayout(EVEN))
     fit.lay_out(asked, 0, by_cost=True)
 
     if refused:
@@ -103,7 +106,7 @@ def test_micro_batches_by_cost_are_refused_on_every_rank(
 
 
 def test_ranks_are_named_that_can_differ() -> None:
-    fit = MicroBatchLimits(spans=((1, 15), (8, 8)), even=True)
+    fit = MicroBatchLimits(layout=RankLayout(((1, 15), (8, 8))), even=True)
 
     with pytest.raises(ConfigError, match=r"1 on rank 0 .* 2 on rank 1"):
         fit.lay_out([4, 4], 0, by_cost=False)

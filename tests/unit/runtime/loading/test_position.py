@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.loading.position import CommittedPosition
-from evenstride.runtime.loading.sampler import EpochOrder
+from evenstride.runtime.loading.position import CommittedPosition, EpochOrder
 
 
 def _progress(

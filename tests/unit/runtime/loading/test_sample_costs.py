@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.loading.sample_costs import CostFn, Costs
+from evenstride.runtime.loading.loader_options import CostFn, Costs
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import Trainer, numbered
 

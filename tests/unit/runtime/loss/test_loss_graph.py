@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evenstride.runtime.loss.loss_graph import LossGraph, Reduction, nodes_of
+from evenstride.runtime.loss.loss_convention import LossGraph, Reduction, nodes_of
 
 SAMPLES, CLASSES = 6, 8
 MODEL = nn.Linear(3, CLASSES)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstride.runtime.loss.scaler_hook import register_scaler_update_hook
+from evenstride.runtime.loss.step_hooks import register_scaler_update_hook
 
 
 class Own(torch.amp.GradScaler):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenstride.errors import UsageError
-from evenstride.runtime.loss.step_state import StepEvent, StepState, after
+from evenstride.runtime.loss.batch_in_hand import StepEvent, StepState, after
 
 E, S = StepEvent, StepState
 

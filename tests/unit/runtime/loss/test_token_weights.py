@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from evenstride.errors import ScaleError
-from evenstride.runtime.loss.token_weights import WeightExchange, checked
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.runtime.loss.training_step import WeightExchange, checked
+from evenstride.runtime.timing.device_timer import RankClock
 from evenstride.runtime.timing.step_timer import StepTimer
 
 

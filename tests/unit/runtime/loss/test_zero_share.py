@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstride.runtime.loss.zero_share import ZeroShares, silence, zero_loss
+from evenstride.runtime.loss.training_step import ZeroShares, silence, zero_loss
 
 LOSSES = [2.5, 0.0, float("inf"), float("-inf"), float("nan")]
 

@@ -15,8 +15,7 @@ import evenstride
 from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate
 from evenstride.errors import TraceError
 from evenstride.runtime.noise import noise_meter
-from evenstride.runtime.noise.gradient_norms import Reading
-from evenstride.runtime.noise.noise_parts import StepLoss
+from evenstride.runtime.noise.noise_parts import Reading, StepLoss
 from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_noise
 from tests.unit.runtime.conftest import MakeStride

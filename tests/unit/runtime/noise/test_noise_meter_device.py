@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstride.runtime.noise.gradient_norms import Reading
-from evenstride.runtime.noise.noise_parts import OwnGradient
+from evenstride.runtime.noise.noise_parts import OwnGradient, Reading
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import numbered
 

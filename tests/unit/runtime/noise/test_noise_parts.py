@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstride.runtime.noise.gradient_norms import norm, square, square_of
-from evenstride.runtime.noise.noise_parts import MicroBatches, OwnGradient, Parts
+from evenstride.runtime.noise.noise_parts import (
+    MicroBatches,
+    OwnGradient,
+    norm,
+    square,
+    square_of,
+)
 
 
 def _model() -> nn.Sequential:
@@ -172,7 +177,7 @@ def test_a_parameter_that_only_a_later_micro_batch_reaches_counts() -> None:
 
 
 @pytest.mark.parametrize("parts", [OwnGradient(lambda _: None), MicroBatches()], ids=type)
-def test_gradients_are_only_looked_at(parts: Parts) -> None:
+def test_gradients_are_only_looked_at(parts: OwnGradient | MicroBatches) -> None:
     model = _model()
     parts.begin(list(model.parameters()))
 

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from evenstride.core.gradients.noise_accumulator import NoiseOfRun, StepParts
-from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate
-from evenstride.runtime.noise.noise_meter import NoiseMeter
-from evenstride.runtime.noise.noise_summary import NoiseSummary, noise_summary
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.core.gradients.noise_scale import (
+    GradientNorms,
+    NoiseEstimate,
+    NoiseOfRun,
+    StepParts,
+)
+from evenstride.runtime.noise.noise_meter import NoiseMeter, NoiseSummary, noise_summary
+from evenstride.runtime.timing.device_timer import RankClock
 from evenstride.runtime.timing.step_timer import StepTimer
 from evenstride.trace.codec import dumps
 from tests.unit.runtime.telemetry.test_summary import RUN

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.notices import Notice, aws, azure, detect_cloud, earliest, gcp, make_sources
-from evenstride.runtime.notices.http_bodies import plain_text
-from evenstride.runtime.notices.http_transport import Wire, http_date_unix_s
+from evenstride.runtime.notices.http_transport import Wire, http_date_unix_s, plain_text
 from evenstride.runtime.notices.notice import NoAnswer, skew_s
 
 # 2017-09-18 08:22:00 UTC

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from evenstride.runtime.parameter_server.parameter_shard import (
+from evenstride.runtime.parameter_server.server import (
+    Server,
     Shard,
     mean_of,
     parameters_of,
     part_of,
     settings_of,
 )
-from evenstride.runtime.parameter_server.server import Server
 
 
 def _trained(kind: str, **settings: Any) -> tuple[nn.Module, torch.optim.Optimizer]:

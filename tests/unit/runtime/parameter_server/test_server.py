@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstride.runtime.parameter_server.parameter_shard import part_of, settings_of
-from evenstride.runtime.parameter_server.server import Server
+from evenstride.runtime.parameter_server.server import Server, part_of, settings_of
 from evenstride.runtime.parameter_server.work_dispatcher import WorkDispatcher
 
 

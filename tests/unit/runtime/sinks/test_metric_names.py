@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.runtime.sinks.metric_names import METRICS, PREFIX, neutral
+from evenstride.runtime.sinks.snapshot import METRICS, PREFIX, neutral
 from tests.house.sources import ROOT
 from tests.unit.runtime.sinks.made import HOSTILE
 

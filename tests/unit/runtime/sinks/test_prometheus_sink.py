@@ -14,8 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from evenstride.runtime.sinks.metric_names import neutral
-from evenstride.runtime.sinks.snapshot import Sample
+from evenstride.runtime.sinks.snapshot import Sample, neutral
 from tests.unit.runtime.sinks.made import HOSTILE, snapshot
 
 pytest.importorskip("prometheus_client", reason="needs the extra prometheus")

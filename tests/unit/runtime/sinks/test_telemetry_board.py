@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from evenstride.core.diagnostics.alerts import Alerts
-from evenstride.core.gradients.noise_accumulator import StepParts
+from evenstride.core.gradients.noise_scale import StepParts
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.sinks.csv_sink import CsvSink
-from evenstride.runtime.sinks.metric_names import BY_NAME
 from evenstride.runtime.sinks.sink_settings import open_sinks
-from evenstride.runtime.sinks.snapshot import Snapshot
+from evenstride.runtime.sinks.snapshot import BY_NAME, Snapshot
 from evenstride.runtime.sinks.telemetry_board import TelemetryBoard
+from evenstride.trace.codec import TraceWriter
 from evenstride.trace.read import read_records
-from evenstride.trace.write import TraceWriter
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.sinks.made import HOSTILE, exchange, led
 from tests.unit.runtime.solo import Trainer, numbered
@@ -210,6 +209,7 @@ def test_what_fails_in_looking_ends_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader = led()
+    leader.board = TelemetryBoard()
 
     def fail(*args: Any, **more: Any) -> Any:
         raise ZeroDivisionError

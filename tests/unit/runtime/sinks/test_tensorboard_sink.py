@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from evenstride.runtime.sinks.metric_names import neutral
-from evenstride.runtime.sinks.snapshot import NamedMean, Sample
+from evenstride.runtime.sinks.snapshot import NamedMean, Sample, neutral
 from tests.unit.runtime.sinks.made import HOSTILE, snapshot, with_news
 
 pytest.importorskip("tensorboard", reason="needs the extra tensorboard")

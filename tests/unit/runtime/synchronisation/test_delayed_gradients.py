@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from evenstride.core.sync_modes.averaging_schedule import RoundPosition
+from evenstride.core.sync_modes.mode_specs import RoundPosition
 from evenstride.runtime.synchronisation.delayed_gradients import DelayedTraining
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.runtime.timing.device_timer import RankClock
 
 
 class Clock:

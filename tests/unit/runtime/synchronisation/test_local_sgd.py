@@ -14,13 +14,16 @@ from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from evenstride.core.sampling.draw import Draw
-from evenstride.core.sync_modes.averaging_schedule import RoundPosition
-from evenstride.core.sync_modes.mode_specs import LocalSgd
+from evenstride.core.sync_modes.mode_specs import LocalSgd, RoundPosition
 from evenstride.errors import ConfigError, UsageError
 from evenstride.runtime.synchronisation.local_sgd import LocalTraining, OuterOptimizer
-from evenstride.runtime.synchronisation.trained_state import TrainedState
-from evenstride.runtime.synchronisation.weighted_average import WeightedAverage, buckets, summed
-from evenstride.runtime.timing.rank_clock import RankClock
+from evenstride.runtime.synchronisation.weighted_average import (
+    TrainedState,
+    WeightedAverage,
+    buckets,
+    summed,
+)
+from evenstride.runtime.timing.device_timer import RankClock
 from evenstride.runtime.timing.step_timer import StepRecord, StepTimer
 from evenstride.testing import FakeClock
 

@@ -12,7 +12,7 @@ from evenstride.core.sync_modes.mode_specs import sync_from_spec
 from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime.loading.loader_options import LoaderOptions
 from evenstride.runtime.loading.shards import Shards
-from evenstride.runtime.synchronisation.mode_checks import (
+from evenstride.runtime.synchronisation.synchroniser import (
     check_unaligned_loader,
     check_unaligned_mean,
     check_unaligned_norm,

@@ -13,8 +13,7 @@ from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.coordination.messages import Reply
+from evenstride.runtime.coordination.leader import Leader, Reply
 from evenstride.runtime.telemetry.summary import Summary, WorkerSummary, summarise
 
 SLOW = WorkerSummary("one/0", 20, 60.0, 0.0, 39.5, 97, 5.0, 0.0)

@@ -15,7 +15,7 @@ from evenstride.errors import UsageError, WorkerLost
 from evenstride.runtime.failures import heartbeat
 from evenstride.runtime.failures.peers import Peer
 from evenstride.runtime.session import model_watcher
-from evenstride.runtime.timing import rank_clock
+from evenstride.runtime.timing import device_timer
 from evenstride.runtime.timing.device_timer import DeviceTimer
 from evenstride.runtime.timing.step_timer import StepRecord, StepTimer
 from tests.unit.runtime.conftest import MakeStride
@@ -400,7 +400,7 @@ class _OnDevice(torch.Tensor):
 
 def test_a_loss_on_a_device_puts_the_clock_there(monkeypatch: pytest.MonkeyPatch) -> None:
     device, rank = Device(), Rank()
-    monkeypatch.setattr(rank_clock, "CudaMarks", lambda _: device)
+    monkeypatch.setattr(device_timer, "CudaMarks", lambda _: device)
     on_host = rank.clock.timer
     for _ in range(2):
         rank.take(4, 4)
@@ -415,7 +415,7 @@ def test_a_loss_on_a_device_puts_the_clock_there(monkeypatch: pytest.MonkeyPatch
 def test_the_clock_is_where_the_model_is_wherever_its_loss_is(
     monkeypatch: pytest.MonkeyPatch, model: str, loss: str
 ) -> None:
-    monkeypatch.setattr(rank_clock, "CudaMarks", lambda _: Device())
+    monkeypatch.setattr(device_timer, "CudaMarks", lambda _: Device())
     rank = Rank()
     rank.step.watch(rank.model)
     rank.clock.time_on(torch.device(model, 0))
@@ -439,7 +439,7 @@ def test_a_watched_model_moves_the_clock_to_its_device(
 
 def test_a_step_that_is_captured_as_a_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     device, rank = Device(), Rank()
-    monkeypatch.setattr(rank_clock, "CudaMarks", lambda _: device)
+    monkeypatch.setattr(device_timer, "CudaMarks", lambda _: device)
     rank.take(4, 4)
     device.capturing = True
 
@@ -454,7 +454,7 @@ def test_the_first_step_at_a_size_is_not_modelled_where_it_is_slow(
     records: list[StepRecord] = []
     device, rank = Device(), Rank()
     rank.clock.timer = StepTimer(records, device)
-    monkeypatch.setattr(rank_clock, "CudaMarks", lambda _: device)
+    monkeypatch.setattr(device_timer, "CudaMarks", lambda _: device)
     if why == "device":
         rank.clock.time_on(torch.device("cuda", 0))
     compiled = why == "compiled"

@@ -7,7 +7,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.control.exchange_interval import ToleranceBand
+from evenstride.core.control.schedule import ToleranceBand
 from evenstride.runtime.timing.recorder import Recorder
 from evenstride.runtime.timing.step_timer import StepRecord
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evenstride.core.sampling.work_queue import Piece
+from evenstride.core.sync_modes.async_schedule import Piece
 from evenstride.sim.engine.asynchronous import SimulatedWorkQueue
 
 

@@ -13,7 +13,8 @@ from evenstride.core.control.events import Event, Exchanged
 from evenstride.core.control.state import Control
 from evenstride.core.policies import policy_from_spec
 from evenstride.sim.engine.lockstep import Simulation
-from evenstride.sim.scenario.timeline import Timeline, load_recording
+from evenstride.sim.scenario.recordings import load_recording
+from evenstride.sim.scenario.timeline import Timeline
 from tests.unit.sim.clusters import scenario
 
 RECORDED = np.array([[20.0] * 144 + [60.0] * 144, [95.0] * 288])
@@ -48,7 +49,7 @@ def test_every_report_has_the_load_at_its_end(monkeypatch: pytest.MonkeyPatch) -
             told.append([float(seen.cpu_load) for seen in event.observations if seen.worker == 1])
         return advance(control, event)
 
-    monkeypatch.setattr("evenstride.sim.engine.simulated_controller.advance", noting)
+    monkeypatch.setattr("evenstride.sim.engine.lockstep.advance", noting)
     plain = scenario(steps=148, events=[EVENT], exchange={"every": 4, "lag": 1})
 
     Simulation(plain, policy_from_spec("uniform")).run()

@@ -20,7 +20,7 @@ from evenstride.sim.engine.virtual_workers import Cluster, TrueTimes
 from evenstride.sim.scenario.scenario_file import changed
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
-from evenstride.sim.scoring.score import ScoredScenario
+from evenstride.sim.scoring.suite import ScoredScenario
 from tests.effort import dear
 from tests.unit.sim.clusters import FAST, scenario, scenarios
 from tests.unit.sim.recording import Recording

@@ -10,11 +10,10 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.core.sync_modes.mode_specs import AllReduce, Asynchronous, sync_from_spec
 from evenstride.errors import ConfigError, ScenarioError
 from evenstride.sim.engine.asynchronous import AsyncRun
-from evenstride.sim.engine.mode_runs import simulate_sync
-from evenstride.sim.engine.synchronous import Rounds
+from evenstride.sim.engine.mode_result import Applied, Begun, Entry, Gone, ModeResult
+from evenstride.sim.engine.mode_runs import Rounds, simulate_sync
 from evenstride.sim.scenario.scenario_file import changed
 from evenstride.sim.scenario.scenario_model import Scenario
-from evenstride.sim.scoring.mode_result import Applied, Begun, Entry, Gone, ModeResult
 from tests.unit.sim.clusters import scenario
 from tests.unit.sim.recording import Recording
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.core.control.events import Expect
-from evenstride.core.control.exchange_interval import ToleranceBand
+from evenstride.core.control.schedule import ToleranceBand
 from evenstride.core.time_model.observation import Observation
-from evenstride.sim.engine.simulated_measurements import Bands, Notes
+from evenstride.sim.engine.virtual_workers import Bands, Notes
 
 pytest.importorskip("torch")
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.core.control.events import Expect
-from evenstride.core.control.exchange_interval import ToleranceBand
-from evenstride.sim.engine.simulated_measurements import Bands
+from evenstride.core.control.schedule import ToleranceBand
+from evenstride.sim.engine.virtual_workers import Bands
 
 WORKERS = 3
 TIMES = st.sampled_from([0.4, 0.8, 0.95, 1.0, 1.05, 1.3, 3.0])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.core.control.events import Expect
-from evenstride.sim.engine.simulated_measurements import Bands, Notes, OwnNotes
+from evenstride.sim.engine.virtual_workers import Bands, Notes, OwnNotes
 
 EXPECT, SHARES = Expect((1.0, 2.0), (0.2, 0.2)), (10, 20)
 STEPS = st.tuples(

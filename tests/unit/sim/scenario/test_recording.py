@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from evenstride.errors import ScenarioError
-from evenstride.sim.scenario.timeline import load_recording
+from evenstride.sim.scenario.recordings import load_recording
 
 DAY = "20110303"
 

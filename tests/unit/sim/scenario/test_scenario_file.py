@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from evenstride.errors import ScenarioError
+from evenstride.sim.scenario.recordings import load_recording
 from evenstride.sim.scenario.scenario_file import load_scenario
 from evenstride.sim.scenario.scenario_model import LoadReplay
-from evenstride.sim.scenario.timeline import load_recording
 
 GOOD = """\
 name: good

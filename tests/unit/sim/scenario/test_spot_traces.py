@@ -27,8 +27,8 @@ from benchmarks.spot_replay import (
 from evenstride.core.reliability.checkpoint_interval import Observed, Saving, next_save_in_s
 from evenstride.core.reliability.lifetimes import Exponential
 from evenstride.errors import ConfigError, ScenarioError
+from evenstride.sim.scenario.recordings import SpotTrace, load_spot_traces, machines, spot_traces
 from evenstride.sim.scenario.scenario_model import Communication
-from evenstride.sim.scenario.spot_traces import SpotTrace, load_spot_traces, machines, spot_traces
 
 
 def trace(up: list[int], gap_s: float = 100.0, name: str = "made/up") -> SpotTrace:

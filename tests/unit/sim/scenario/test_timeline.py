@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.errors import ScenarioError
+from evenstride.sim.scenario.recordings import load_recording
 from evenstride.sim.scenario.scenario_file import changed
 from evenstride.sim.scenario.scenario_model import Scenario
-from evenstride.sim.scenario.timeline import Timeline, load_recording
+from evenstride.sim.scenario.timeline import Timeline
 from tests.unit.sim.clusters import FAST, SLOW, scenario, scenarios
 
 STEPS = 12

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evenstride.sim.scenario.scenario_file import load_scenario
-from evenstride.sim.scenario.yaml_reader import DEEPEST
+from evenstride.sim.scenario.scenario_file import DEEPEST, load_scenario
 from tests.unit.sim.scenario.test_scenario_file import GOOD, refusal
 
 A_NAME = "(allowed: a text in one line, of characters that can be seen)"

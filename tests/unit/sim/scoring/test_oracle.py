@@ -17,15 +17,8 @@ from evenstride.sim.engine.virtual_workers import Cluster
 from evenstride.sim.scenario.scenario_file import changed, load_scenario
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
-from evenstride.sim.scoring.oracle import (
-    Alike,
-    Informed,
-    best_split,
-    informed_mean_s,
-    kinds_of,
-    yardsticks,
-)
-from evenstride.sim.scoring.score import ScoredScenario
+from evenstride.sim.scoring.oracle import Alike, Informed, best_split, kinds_of, yardsticks
+from evenstride.sim.scoring.suite import ScoredScenario, informed_mean_s
 from tests.effort import dear
 from tests.unit.sim.clusters import FAST, REFERENCE, SLOW, scenario, scenarios
 

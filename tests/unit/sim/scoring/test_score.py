@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evenstride.core.fleet import FloatArray
 from evenstride.sim.engine.lockstep import Decided, SimulatedSteps
 from evenstride.sim.scoring.oracle import Yardsticks
-from evenstride.sim.scoring.score import FIELDS, ScoredScenario, ScoreRow, steps_to_find
+from evenstride.sim.scoring.suite import FIELDS, ScoredScenario, ScoreRow, steps_to_find
 from tests.unit.sim.clusters import scenario
 
 STEPS = 100

@@ -10,10 +10,19 @@ import pytest
 from pydantic import ValidationError
 
 from evenstride.errors import ConfigError, ScenarioError, UnknownPolicy
+from evenstride.sim.scenario.recordings import load_recording
 from evenstride.sim.scenario.scenario_file import changed, load_scenario
-from evenstride.sim.scenario.timeline import Timeline, load_recording
-from evenstride.sim.scoring.score import ScoredScenario
-from evenstride.sim.scoring.suite import EVERY, Overrides, Suite, in_order, load_all, plan, simulate
+from evenstride.sim.scenario.timeline import Timeline
+from evenstride.sim.scoring.suite import (
+    EVERY,
+    Overrides,
+    ScoredScenario,
+    Suite,
+    in_order,
+    load_all,
+    plan,
+    simulate,
+)
 from tests.unit.sim.clusters import FAST, SLOW, scenario
 
 EVENTS: list[dict[str, Any]] = [

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 from benchmarks import judging, suite
 
-from evenstride.core.allocation.min_max import equal_finish
+from evenstride.core.allocation.integer_splits import equal_finish
 from evenstride.core.allocation.speedup import linear_bound
 from evenstride.core.fleet import FloatArray
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import ScenarioError
 from evenstride.sim.engine.lockstep import Simulation
 from evenstride.sim.engine.virtual_workers import Cluster
+from evenstride.sim.scenario.recordings import load_recording
 from evenstride.sim.scenario.scenario_file import changed, load_scenario
 from evenstride.sim.scenario.scenario_model import Scenario
-from evenstride.sim.scenario.timeline import Timeline, load_recording
-from evenstride.sim.scoring.score import ScoreRow
+from evenstride.sim.scenario.timeline import Timeline
+from evenstride.sim.scoring.suite import ScoreRow
 
 PATHS = sorted(suite.SCENARIOS.glob("*.yaml"))
 RECORDED = {path for path in PATHS if "kind: replay" in path.read_text()}

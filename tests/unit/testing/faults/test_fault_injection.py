@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
-from evenstride.testing.faults.fault_injection import Injector, ScriptedFault, Trap
-from evenstride.testing.faults.fault_journal import FaultJournal, Orders
+from evenstride.testing.faults.fault_injection import (
+    FaultJournal,
+    Injector,
+    Orders,
+    ScriptedFault,
+    Trap,
+)
 from evenstride.testing.faults.fault_plan import Arrival, Fault, FaultPlan, ScriptedRoster
 
 

@@ -24,11 +24,11 @@ from evenstride.runtime.launching.process_starters import (
 )
 from evenstride.runtime.launching.rank_environment import LOCAL
 from evenstride.runtime.store.store_server import serve_store
-from evenstride.testing.faults.fault_injection import Trap
-from evenstride.testing.faults.fault_journal import (
+from evenstride.testing.faults.fault_injection import (
     FaultJournal,
     Orders,
     ProgressFile,
+    Trap,
     WorkerProgress,
 )
 from evenstride.testing.faults.fault_plan import (

@@ -1,9 +1,12 @@
 """The manifest of a checkpoint: what makes it complete, and what tells that it is whole.
 
-A checkpoint is a folder whose name no other attempt has. Its manifest is written last, and says
-for every other file how long it is and what its digest is; a digest of the manifest itself is its
-last line. So a checkpoint is complete if its manifest is there and right, wherever and however
-the writing of another one ended.
+A checkpoint is a folder whose name no other attempt has. Its manifest is written last, and says for
+every other file how long it is and what its digest is; a digest of the manifest itself is its last
+line. So a checkpoint is complete if its manifest is there and right, wherever and however the
+writing of another one ended.
+
+A digest tells damage, not forgery: a manifest with a fitting digest can hold anything. So the type
+and the range of every value are checked before anything in it is used (`ManifestSchema`).
 """
 
 from __future__ import annotations
@@ -11,21 +14,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, Any, Self
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from xxhash import xxh3_128
 
-from evenstride.errors import ConfigError
-from evenstride.runtime.checkpoint.checkpoint_errors import (
-    NOT_THERE,
-    CheckpointDamaged,
-    CheckpointError,
-    NotAFile,
-    NotWhole,
-)
-from evenstride.runtime.checkpoint.format.manifest_schema import check_plain
+from evenstride.errors import CheckpointDamaged, CheckpointError, ConfigError
 from evenstride.runtime.checkpoint.format.state_codec import from_bytes, to_bytes
-from evenstride.runtime.checkpoint.format.storage import Bytes, PatientReader, Storage
+from evenstride.runtime.checkpoint.format.storage import (
+    NOT_THERE,
+    Bytes,
+    NotAFile,
+    PatientReader,
+    Storage,
+)
 from evenstride.runtime.loading.position import POSITION_VERSION
 
 FORMAT = 1
@@ -39,22 +42,29 @@ _NAME = re.compile(r"step-([0-9]{9,18})-([0-9a-f]{12})-([0-9]{1,9})")
 _FILE = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(METADATA)}|(tensors|items)-\d{{5,}}\.\w+")
 
 
+class NotWhole(CheckpointDamaged):
+    """A checkpoint's manifest is missing, or is not what was written.
+
+    ``ended`` tells whether it was written to its end and damaged later. If not, the process that
+    saved it may have died in the middle.
+    """
+
+    def __init__(self, message: str, *, ended: bool) -> None:
+        super().__init__(message)
+        self.ended = ended
+
+
 @dataclass(frozen=True, slots=True)
 class Name:
     """The name of one attempt to save, which no other attempt ever has.
 
-    Names are in order: of a later run after those of an earlier one, even if that one, stopped
-    for a while, should save a later step afterwards; within a run by step and attempt.
-
-    Args:
-        step: of the state, over all restarts.
-        generation: of the run that saves: twelve hexadecimal digits that grow from run to run.
-        attempt: counts the attempts of that run at that step.
+    Names are in order: of a later run after those of an earlier one, even if that one, stopped for
+    a while, should save a later step afterwards; within a run by step and attempt.
     """
 
-    step: int
-    generation: str
-    attempt: int
+    step: int  # of the state, over all restarts
+    generation: str  # of the run: twelve hexadecimal digits that grow from run to run
+    attempt: int  # counts the attempts of that run at that step
 
     def __lt__(self, other: Name) -> bool:
         return self._order < other._order
@@ -67,7 +77,6 @@ class Name:
         return f"step-{self.step:09d}-{self.generation}-{self.attempt}"
 
     def file(self, name: str) -> str:
-        """Return the name of a file in it."""
         return f"{self}/{name}"
 
 
@@ -79,17 +88,15 @@ def parse_name(text: str) -> Name | None:
 
 
 def is_our_file(name: str) -> bool:
-    """Return whether a file in a checkpoint's folder is one that we write."""
     return _FILE.fullmatch(name) is not None
 
 
 def tensors_file(rank: int) -> str:
-    """Return the name of the file with a rank's tensors."""
     return f"tensors-{rank:05d}.bin"
 
 
 def items_file(rank: int) -> str:
-    """Return the name of the file with what else a rank has saved."""
+    """Return the name of the file with what a rank has saved besides tensors, as JSON lines."""
     return f"items-{rank:05d}.jsonl"
 
 
@@ -103,34 +110,147 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds.
+    """What a checkpoint holds."""
 
-    Args:
-        format: version of all of it.
-        step: steps trained.
-        created_unix_s: when it was begun, by the leader's clock.
-        world_size: ranks that saved it.
-        versions: of evenstride and torch.
-        stride: the `Stride`'s own state.
-        data: of the data set trained on: kind, length and a digest of some samples.
-        workers: what was known of them, for the first split of the next run.
-        files: the other files, by name.
-        earlier: checkpoints that the same training run wrote before its last restart, and has not
-            deleted yet.
-        run: identifies the training run, over all restarts; empty in files of an earlier version.
-    """
-
-    format: int
-    step: int
-    created_unix_s: float
-    world_size: int
-    versions: dict[str, str]
-    stride: dict[str, Any]
-    data: dict[str, Any]
-    workers: dict[str, Any]
-    files: dict[str, FileInfo]
+    format: int  # version of all of it
+    step: int  # steps trained
+    created_unix_s: float  # when it was begun, by the leader's clock
+    world_size: int  # ranks that saved it
+    versions: dict[str, str]  # of evenstride and torch
+    stride: dict[str, Any]  # the `Stride`'s own state
+    data: dict[str, Any]  # of the data set: kind, length and a digest of some samples
+    workers: dict[str, Any]  # what was known of them, for the first split of the next run
+    files: dict[str, FileInfo]  # the other files, by name
+    # checkpoints that the same training run wrote before its last restart, and has not deleted yet
     earlier: tuple[str, ...] = ()
+    # identifies the training run, over all restarts; empty in files of an earlier version
     run: str = ""
+
+
+_MOST = 2**62
+_LISTED_FILE = r"^(metadata\.json|tensors-[0-9]{5,9}\.bin|items-[0-9]{5,9}\.jsonl)$"
+
+Natural = Annotated[int, Field(ge=0, le=_MOST)]
+Positive = Annotated[int, Field(ge=1, le=_MOST)]
+Pair = Annotated[list[Natural], Field(min_length=2, max_length=2)]
+
+
+class _Schema(BaseModel):
+    """Types are taken exactly; what a later version adds is passed over."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
+
+
+class FileSchema(_Schema):
+    size_bytes: Natural
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
+class DealingSchema(_Schema):
+    """What is left of an epoch of data in shards."""
+
+    begun: Natural
+    rest: list[Pair]
+    open: list[list[Pair]]
+
+
+class PositionSchema(_Schema):
+    """The state of a `Stride`."""
+
+    version: int
+    seed: int
+    epoch: Natural
+    position: Natural
+    step: Natural
+    global_batch: Positive
+    length: Natural | None
+    shuffle: bool
+    drop_last: bool
+    by_epoch: bool
+    parts: list[Natural]
+    shards: str
+    left: DealingSchema | None
+    batches: list[Pair] = []
+
+    @model_validator(mode="after")
+    def _is_within_the_data(self) -> Self:
+        if self.position > (self.length or 0):
+            raise ValueError(f"position {self.position} of {self.length} samples")
+        if not all(samples for _, samples in self.batches):
+            raise ValueError("a global batch of 0 samples")
+        if self.left is not None:
+            opened = (stretch for lanes in self.left.open for stretch in lanes)
+            stretches = sorted(s for s in (*self.left.rest, *opened) if s[0] != s[1])
+            ends = [0, *(end for stretch in stretches for end in stretch), self.length or 0]
+            if any(before > after for before, after in pairwise(ends)):
+                raise ValueError("what is left of the shards overlaps, or is not in the data")
+        return self
+
+
+class DataSchema(_Schema):
+    kind: str = ""
+    length: Natural = 0
+    samples: str = ""
+
+
+class ProfileSchema(_Schema):
+    host: str
+    device: str
+    slot: Natural | None
+    name: str
+    curve: Annotated[list[float], Field(min_length=5, max_length=5)]
+    noise: float
+    steps: Natural
+
+
+class LossesSchema(_Schema):
+    """How many workers were lost so far, and how many were expected to be."""
+
+    failures: Natural
+    expected: Annotated[float, Field(ge=0)]
+
+
+class WorkersSchema(_Schema):
+    generation: Natural = 0
+    profiles: list[ProfileSchema] = []
+    losses: LossesSchema | None = None
+    parting: bool = False
+
+
+class ManifestSchema(_Schema):
+    format: int
+    step: Natural
+    created_unix_s: float
+    world_size: Positive
+    versions: dict[str, str]
+    stride: PositionSchema
+    data: DataSchema
+    workers: WorkersSchema
+    files: dict[Annotated[str, Field(pattern=_LISTED_FILE)], FileSchema]
+    earlier: list[str] = []
+    run: Annotated[str, Field(pattern="^([0-9a-f]{32})?$")] = ""
+
+    @model_validator(mode="after")
+    def _has_two_files_for_each_rank(self) -> Self:
+        if len(self.files) > 2 * self.world_size + 1:
+            raise ValueError(f"{len(self.files)} files of {self.world_size} ranks")
+        return self
+
+
+def check_plain(plain: Any) -> None:
+    """Check the content of a manifest, as JSON types.
+
+    Raises:
+        CheckpointDamaged: names the first value that no evenstride writes.
+    """
+    try:
+        ManifestSchema.model_validate(plain)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(part)[:40] for part in first["loc"]) or "all of it"
+        raise CheckpointDamaged(
+            f"its manifest has an impossible value: {where}: {first['msg'][:80]}"
+        ) from None
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -161,7 +281,6 @@ def decode(data: bytes) -> Manifest:
     Raises:
         NotWhole: they are not all there, or not those that were written.
         CheckpointDamaged: they are what was written, and not by evenstride.
-        ConfigError: they are of another format.
     """
     plain = from_bytes(_unsealed(data), "its manifest")
     if isinstance(plain, dict):
@@ -226,23 +345,19 @@ class Digest:
         self._hash, self.size_bytes = xxh3_128(), 0
 
     def update(self, data: Bytes) -> None:
-        """Take in more bytes."""
         self._hash.update(data)
         self.size_bytes += len(data)
 
     def info(self) -> FileInfo:
-        """Return size and digest of what was taken in."""
         return FileInfo(self.size_bytes, self._hash.hexdigest())
 
     def through(self, chunks: Iterable[Bytes]) -> Iterator[Bytes]:
-        """Yield the chunks, and take them in."""
         for chunk in chunks:
             self.update(chunk)
             yield chunk
 
 
 def digest(chunks: Iterable[Bytes]) -> str:
-    """Return the digest of bytes."""
     whole = Digest()
     for chunk in chunks:
         whole.update(chunk)

@@ -13,7 +13,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from evenstride.errors import EvenstrideError
-from evenstride.runtime.checkpoint.checkpoint_errors import NotAFile
 from evenstride.runtime.checkpoint.format.manifest import (
     MANIFEST,
     METADATA,
@@ -23,7 +22,7 @@ from evenstride.runtime.checkpoint.format.manifest import (
     parse_name,
     read_manifest,
 )
-from evenstride.runtime.checkpoint.format.storage import PatientReader, Storage
+from evenstride.runtime.checkpoint.format.storage import NotAFile, PatientReader, Storage
 
 COMPLETED = "completed.txt"
 """A file that says that this folder has held a complete checkpoint. Where it is, a folder without
@@ -32,18 +31,13 @@ one is damaged; where it is not, the first save of the run did not end."""
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The checkpoints of others that this run may delete, as it goes on from them.
+    """The checkpoints of others that this run may delete, as it goes on from them."""
 
-    Args:
-        restored: the checkpoint that this run was restored from.
-        earlier: older ones that the same training run wrote before it was restarted.
-        damaged: those that cannot be restored.
-        run: identifies the training run; drawn if training starts from scratch.
-    """
-
-    restored: Name | None = None
+    restored: Name | None = None  # the checkpoint that this run was restored from
+    # older ones that the same training run wrote before it was restarted
     earlier: frozenset[Name] = frozenset()
-    damaged: frozenset[Name] = frozenset()
+    damaged: frozenset[Name] = frozenset()  # those that cannot be restored
+    # identifies the training run; drawn if training starts from scratch
     run: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def names(self) -> list[str]:
@@ -62,14 +56,8 @@ def descended(
     """Return what a run may delete once it has been restored.
 
     A name proves nothing, whether it is listed or of the same generation: an older checkpoint is
-    this run's only if its own manifest can be read and names the run.
-
-    Args:
-        restored: the checkpoint it was restored from.
-        manifest: of that checkpoint.
-        complete: the attempts in the folder that have a manifest.
-        damaged: those that were passed over.
-        storage: that has them.
+    this run's only if its own manifest can be read and names the run. ``complete`` are the attempts
+    in the folder that have a manifest, ``damaged`` those that were passed over.
     """
     if not manifest.run:  # of an earlier version, which proves nothing
         return Lineage(restored, damaged=frozenset(damaged))
@@ -80,7 +68,6 @@ def descended(
 
 
 def _run_of(storage: PatientReader, name: Name) -> str | None:
-    """Return the training run that a checkpoint is of; ``None`` if that cannot be read."""
     try:
         return read_manifest(storage, name).run
     except EvenstrideError:
@@ -106,14 +93,8 @@ def to_delete(
 
     Those are complete attempts of this run beyond the newest ``keep``, and attempts of this life
     that never ended. Until this life has written ``keep`` checkpoints itself, twice as many stay:
-    the restored one may be the only one that is known to be whole.
-
-    Args:
-        complete: attempts with a manifest, newest first.
-        begun: attempts without.
-        newest: the one just saved; it is never deleted.
-        keep: how many stay, ``newest`` included; at least 1.
-        lineage: what this run may delete besides what it wrote in this life.
+    the restored one may be the only one that is known to be whole. ``complete`` are the attempts
+    with a manifest, newest first, and ``begun`` those without.
 
     >>> a, b, c = (Name(step, "0" * 12, 0) for step in (1, 2, 3))
     >>> list(map(str, to_delete([c, b, a], [], newest=c, keep=2, lineage=Lineage())))
@@ -134,13 +115,8 @@ def next_generation(storage: Storage, now_unix_s: float, drawn: int) -> str:
     """Return the generation of a run that begins now: later than any that has saved.
 
     Eight digits are the time in seconds, as far as the clocks of all machines agree; where the
-    clock of a run before was ahead, one more than its number. Four are drawn, so that two runs
-    that begin in the same second do not have the same one.
-
-    Args:
-        storage: in which the runs save.
-        now_unix_s: by the leader's clock.
-        drawn: a random number of 16 bits.
+    clock of a run before was ahead, one more than its number. Four are ``drawn``, a random number
+    of 16 bits, so that two runs that begin in the same second do not have the same one.
     """
     known = [int(name.generation[:8], 16) for text in storage.list() if (name := parse_name(text))]
     number = max(int(now_unix_s), *(number + 1 for number in known), 0)

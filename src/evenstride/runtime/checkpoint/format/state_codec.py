@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evenstride.errors import ConfigError
-from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointDamaged
+from evenstride.errors import CheckpointDamaged, ConfigError
 
 DTYPES: dict[str, torch.dtype] = {
     str(value).removeprefix("torch."): value
@@ -34,13 +33,8 @@ Tensors = dict[str, torch.Tensor]
 def pack(state: Any, path: str, tensors: Tensors) -> Any:
     """Return a state as JSON types, with its tensors put into ``tensors`` by their paths.
 
-    Args:
-        state: nested dictionaries, lists and tuples of plain values and tensors.
-        path: of the state, shown in errors, and the beginning of its tensors' paths.
-        tensors: gets the tensors, as they are.
-
-    Raises:
-        ConfigError: the state holds what could not be loaded without running its code.
+    The state is nested dictionaries, lists and tuples of plain values and tensors. ``path`` is its
+    own, shown in errors, and the beginning of its tensors' paths.
     """
     if state is None or type(state) in (bool, int, str):
         return state

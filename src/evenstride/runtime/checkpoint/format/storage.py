@@ -17,15 +17,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from evenstride.errors import ConfigError
-from evenstride.runtime.checkpoint.checkpoint_errors import NOT_THERE, CheckpointError, NotAFile
+from evenstride.errors import CheckpointError, ConfigError
 
 _T = TypeVar("_T")
 
 Bytes = bytes | bytearray | memoryview
 
+
+class NotAFile(OSError):
+    """A file's name belongs to something else: a folder, a pipe, a device or a symbolic link."""
+
+
+# Errors of a storage that say that there is no such file. All others may pass.
+NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, NotAFile)
+
 # A storage that fails gets time: this many tries, with a pause that doubles.
-TRIES, FIRST_PAUSE_S = 4, 0.5
+_TRIES, FIRST_PAUSE_S = 4, 0.5
 
 # Trying again does not help before somebody has done something about it.
 _LASTING = {
@@ -41,6 +48,24 @@ _LASTING = {
 }
 
 
+def tried(
+    call: Callable[[], _T],
+    is_final: Callable[[Exception], bool],
+    pause: Callable[[float], object] = time.sleep,
+) -> _T:
+    """Make a call, again after a pause where it raises an error that may pass; raise the last."""
+    pause_s = FIRST_PAUSE_S
+    for _ in range(_TRIES - 1):
+        try:
+            return call()
+        except Exception as error:
+            if is_final(error):
+                raise
+        pause(pause_s)
+        pause_s *= 2
+    return call()
+
+
 class Storage(Protocol):
     """A folder of files, on a disk or in an object store."""
 
@@ -50,7 +75,6 @@ class Storage(Protocol):
         Raises:
             Exception: any; there may be a part of the file then, or all of it.
         """
-        ...
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Return ``length`` bytes from ``start`` on, fewer at the end; all if ``None``.
@@ -59,23 +83,18 @@ class Storage(Protocol):
             FileNotFoundError: there is no such file.
             NotAFile: there is something else of that name.
         """
-        ...
 
     def list(self, folder: str = "") -> list[str]:
         """Return the names in a folder, without its own; empty if there is no such folder."""
-        ...
 
     def delete(self, name: str) -> None:
         """Delete a file, if there is one."""
-        ...
 
     def delete_folder(self, folder: str) -> None:
         """Delete a folder if it is empty, where the store knows folders at all."""
-        ...
 
     def exists(self, name: str) -> bool:
         """Return whether there is such a file."""
-        ...
 
 
 class LocalStorage:
@@ -92,7 +111,6 @@ class LocalStorage:
         return str(self._root)
 
     def write(self, name: str, chunks: Iterable[Bytes]) -> None:
-        """Write a file and wait until it is on the disk."""
         path = self._root / name
         self._make(path.parent)
         with path.open("wb", buffering=0) as file:
@@ -103,7 +121,6 @@ class LocalStorage:
         _sync_folder(path.parent)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return a part of a file."""
         with self._open(name) as file:
             left = max(os.fstat(file.fileno()).st_size - start, 0)
             left = left if length is None else min(length, left)
@@ -117,26 +134,22 @@ class LocalStorage:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def list(self, folder: str = "") -> list[str]:
-        """Return the names in a folder."""
         try:
             return sorted(os.listdir(self._root / folder))  # noqa: PTH208
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def delete(self, name: str) -> None:
-        """Delete a file, if there is one."""
         folder, _, file = name.rpartition("/")
         # By the open folder: a path could lead through a link that replaced the folder meanwhile.
         with contextlib.suppress(FileNotFoundError), self._opened(folder) as at:
             os.unlink(file, dir_fd=at)
 
     def delete_folder(self, folder: str) -> None:
-        """Delete a folder if it is empty."""
         with contextlib.suppress(OSError):
             (self._root / folder).rmdir()
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file."""
         return (self._root / name).is_file()
 
     @contextlib.contextmanager
@@ -177,9 +190,6 @@ class PatientReader:
 
     A file that is not there is an answer. Any other error may pass, and tells nothing about the
     checkpoint: it is raised after the last try, and the file does not count as damaged.
-
-    Args:
-        storage: to read.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -189,10 +199,9 @@ class PatientReader:
         return str(self._storage)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return a part of a file.
+        """Return a part of a file; see `Storage.read`.
 
         Raises:
-            FileNotFoundError, NotAFile: there is no such file.
             CheckpointError: it cannot be read now.
         """
         remedy = (
@@ -215,22 +224,16 @@ class PatientReader:
         return self._tried(what, remedy, partial(self._storage.list, folder))
 
     def _tried(self, what: str, remedy: str, call: Callable[[], _T]) -> _T:
-        pause_s = FIRST_PAUSE_S
-        for left in reversed(range(TRIES)):
-            try:
-                return call()
-            # An answer, which would be the same at the next try.
-            except NOT_THERE:
-                raise
-            except Exception as error:
-                if not left:
-                    raise CheckpointError(
-                        f"{what}: {type(error).__name__}: {error}. It was tried {TRIES} times. "
-                        f"Nothing was restored, changed or deleted. {remedy}"
-                    ) from error
-            time.sleep(pause_s)
-            pause_s *= 2
-        raise AssertionError("the last try returns or raises")
+        try:
+            # That a file is not there is an answer, which would be the same at the next try.
+            return tried(call, lambda error: isinstance(error, NOT_THERE))
+        except NOT_THERE:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{what}: {type(error).__name__}: {error}. It was tried {_TRIES} times. "
+                f"Nothing was restored, changed or deleted. {remedy}"
+            ) from error
 
 
 def _write_all(fd: int, chunk: memoryview) -> None:
@@ -250,15 +253,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 class FsspecStorage:
-    """A folder of an fsspec file system.
+    """A folder of an fsspec file system; ``url`` is as the user wrote it, for messages.
 
-    A file is there as a whole or not at all where the store works like that, as object stores
-    do; nothing here relies on it. Listings are never taken from a cache.
-
-    Args:
-        fs: the file system, an ``fsspec.AbstractFileSystem``.
-        root: path of the folder in it.
-        url: as the user wrote it, for messages.
+    A file is there as a whole or not at all where the store works like that, as object stores do;
+    nothing here relies on it. Listings are never taken from a cache.
     """
 
     def __init__(self, fs: Any, root: str, url: str) -> None:
@@ -268,7 +266,6 @@ class FsspecStorage:
         return self._url
 
     def write(self, name: str, chunks: Iterable[Bytes]) -> None:
-        """Write a file; it is in the store when this returns."""
         path = self._path(name)
         # Not every store knows folders.
         with contextlib.suppress(NotImplementedError):
@@ -283,14 +280,12 @@ class FsspecStorage:
         file.close()
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return a part of a file."""
         if length == 0:
             return b""
         end = None if length is None else start + length
         return bytes(self._fs.cat_file(self._path(name), start=start, end=end))
 
     def list(self, folder: str = "") -> list[str]:
-        """Return the names in a folder."""
         path = self._path(folder)
         self._fs.invalidate_cache()
         try:
@@ -302,18 +297,15 @@ class FsspecStorage:
         return sorted(each.rpartition("/")[2] for each in inside - {path})
 
     def delete(self, name: str) -> None:
-        """Delete a file, if there is one."""
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
 
     def delete_folder(self, folder: str) -> None:
-        """Delete a folder if it is empty, where the store knows folders."""
         with contextlib.suppress(Exception):
             if not self.list(folder):
                 self._fs.rmdir(self._path(folder))
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file."""
         self._fs.invalidate_cache()
         return bool(self._fs.exists(self._path(name)))
 
@@ -330,11 +322,6 @@ def _give_up(file: Any) -> None:
 
 
 def _open_remote(url: str) -> Storage:
-    """Return the storage of a URL.
-
-    Raises:
-        ConfigError: fsspec, or the package for the URL's scheme, is not installed.
-    """
     scheme = url.partition("://")[0]
     try:
         import fsspec  # type: ignore[import-untyped]
@@ -354,11 +341,7 @@ def _open_remote(url: str) -> Storage:
 
 
 def location(folder: str | os.PathLike[str]) -> str:
-    """Return an absolute path, or a URL with a scheme such as ``s3://``.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return an absolute path, or a URL with a scheme such as ``s3://``."""
     text = os.fspath(folder) if isinstance(folder, str | os.PathLike) else ""
     if not isinstance(text, str) or not text:
         raise ConfigError(
@@ -370,12 +353,7 @@ def location(folder: str | os.PathLike[str]) -> str:
 
 
 def open_storage(folder: str | os.PathLike[str]) -> Storage:
-    """Return the storage of a path, or of a URL with a scheme such as ``s3://``.
-
-    Raises:
-        ConfigError: it is neither, or a file; or a URL needs fsspec, which is not installed, or
-            the store's own package.
-    """
+    """Return the storage of a path or URL."""
     text = location(folder)
     if "://" not in text:
         path = Path(text)

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointDamaged, CheckpointError
+from evenstride.errors import CheckpointDamaged, CheckpointError
 from evenstride.runtime.checkpoint.format.state_codec import DTYPES, from_bytes, to_bytes
 
 # torch's own limit is near; a size with zeros could still ask for impossible strides.
@@ -68,9 +68,7 @@ def encode_table(metadata: Metadata, places: dict[MetadataIndex, ByteRange]) -> 
 def decode_table(data: bytes, file_bytes: dict[str, int]) -> Metadata:
     """Return the table in the bytes of a file; ``storage_data`` is a `ByteRange` for each index.
 
-    Args:
-        data: the bytes.
-        file_bytes: sizes of the checkpoint's files, by name.
+    ``file_bytes`` are the sizes of the checkpoint's files, by name.
 
     Raises:
         CheckpointDamaged: it is not a table, or does not fit the files.
@@ -119,11 +117,7 @@ def _size(told: Any) -> list[int]:
 
 
 def _require_covered(key: str, size: Sequence[int], chunks: list[ChunkStorageMetadata]) -> None:
-    """Refuse parts that leave a hole or overlap: as many elements as there are, none of them twice.
-
-    Raises:
-        CheckpointDamaged: they do.
-    """
+    """Refuse parts that leave a hole or overlap: every element has to be there once."""
     elements = [prod(chunk.sizes) for chunk in chunks]
     if sum(elements) != prod(size):
         raise CheckpointDamaged(f"the table of contents lacks parts of {key}")
@@ -136,8 +130,7 @@ def _require_covered(key: str, size: Sequence[int], chunks: list[ChunkStorageMet
 def _overlaps(chunks: list[ChunkStorageMetadata]) -> Iterator[bool]:
     """Yield for each part whether it overlaps one that begins before it.
 
-    Cost:
-        ``O(n log n)`` for parts that are cut along one dimension, as those of FSDP are.
+    Takes ``O(n log n)`` for parts that are cut along one dimension, as those of FSDP are.
     """
     dims = range(len(chunks[0].offsets))
     along = max(dims, key=lambda dim: len({c.offsets[dim] for c in chunks}), default=None)
@@ -156,11 +149,7 @@ def _overlap(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> bool:
 
 
 def _refuse_shared_bytes(places: Iterable[ByteRange]) -> None:
-    """Refuse a table in which two parts have the same bytes: they would need more memory.
-
-    Raises:
-        CheckpointDamaged: it is one.
-    """
+    """Refuse a table in which two parts have the same bytes: they would need more memory."""
     used = sorted(place for place in places if place.size_bytes)
     for one, after in pairwise(used):
         if one.file == after.file and one.start_bytes + one.size_bytes > after.start_bytes:

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointDamaged, CheckpointError
+from evenstride.errors import CheckpointDamaged, CheckpointError
 from evenstride.runtime.checkpoint.format.manifest import METADATA, Manifest, Name, digest
 from evenstride.runtime.checkpoint.format.state_codec import from_bytes
 from evenstride.runtime.checkpoint.format.storage import PatientReader
@@ -55,13 +55,7 @@ class _Read:
 
 
 class Reader(StorageReader):
-    """Reads the parts of one checkpoint that a plan asks for.
-
-    Args:
-        storage: that has it.
-        name: of the checkpoint.
-        manifest: of it, known to be right.
-    """
+    """Reads the parts of one checkpoint that a plan asks for; its manifest is known to be right."""
 
     def __init__(self, storage: PatientReader, name: Name, manifest: Manifest) -> None:
         self._storage, self._name, self._manifest = storage, name, manifest
@@ -71,10 +65,10 @@ class Reader(StorageReader):
         """Nothing is kept from load to load."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the table of contents, whose digest must be that of the manifest.
+        """Return the table of contents.
 
         Raises:
-            CheckpointDamaged: it is not as it was written.
+            CheckpointDamaged: its digest is not that of the manifest.
         """
         del args, kwargs
         # torch's load and `item` ask for it again and again.
@@ -96,11 +90,9 @@ class Reader(StorageReader):
         """Nothing to set up."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -237,16 +229,10 @@ def _spans(reads: list[_Read]) -> Iterator[list[_Read]]:
 
 
 def read(targets: dict[str, Tensor], reader: Reader, group: dist.ProcessGroup | None) -> None:
-    """Load a checkpoint into tensors, in place; collective over the group, alone if ``None``.
+    """Load a checkpoint into tensors by key, in place, or raise on every rank.
 
-    Args:
-        targets: tensors to load into, by key. All of them must be in the checkpoint. They need not
-            be the same on every rank.
-        reader: of the checkpoint.
-        group: of the ranks that load.
-
-    Raises:
-        Exception: it cannot be read; on every rank.
+    Collective over the group, alone if ``None``. All tensors must be in the checkpoint. They need
+    not be the same on every rank.
     """
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     state: dict[str, Any] = dict(targets)

@@ -13,15 +13,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from evenstride.core.sampling.partition import EpochCursor
-from evenstride.errors import ConfigError, EvenstrideError
-from evenstride.runtime.checkpoint.checkpoint_errors import (
-    CheckpointDamaged,
-    CheckpointError,
-    NotWhole,
-)
+from evenstride.errors import CheckpointDamaged, CheckpointError, ConfigError, EvenstrideError
 from evenstride.runtime.checkpoint.format.manifest import (
     Manifest,
     Name,
+    NotWhole,
     check_file,
     parse_name,
     read_manifest,
@@ -30,13 +26,13 @@ from evenstride.runtime.checkpoint.format.retention import COMPLETED, Lineage, a
 from evenstride.runtime.checkpoint.format.state_codec import unpack
 from evenstride.runtime.checkpoint.format.storage import PatientReader
 from evenstride.runtime.checkpoint.restore.checkpoint_reader import Reader, read
-from evenstride.runtime.checkpoint.restore.rng_state import check as check_chance
-from evenstride.runtime.checkpoint.restore.rng_state import derive
-from evenstride.runtime.checkpoint.restore.rng_state import restore as restore_chance
 from evenstride.runtime.checkpoint.restore.saved_state import (
     RANDOM,
     SavedObjects,
     begun_for_good,
+    check_random,
+    derive_random,
+    restore_random,
 )
 from evenstride.runtime.checkpoint.restore.state_matching import (
     RestoreTargets,
@@ -45,7 +41,7 @@ from evenstride.runtime.checkpoint.restore.state_matching import (
     targets_for,
 )
 from evenstride.runtime.checkpoint.run_binding import RunBinding
-from evenstride.runtime.checkpoint.save.saver import told
+from evenstride.runtime.checkpoint.save.save_job import told
 from evenstride.runtime.coordination.agreement import Plain
 
 logger = logging.getLogger("evenstride")
@@ -70,26 +66,12 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """The run that a checkpoint is restored into: its own state, and its data set."""
-
-    stride: Any
-    data: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class _Standing:
-    """What there is in the folder, newest first.
+    """What there is in the folder, newest first."""
 
-    Args:
-        complete: attempts with a manifest, which may be damaged.
-        begun: attempts without.
-        completed: whether the folder is known to have held a complete checkpoint.
-    """
-
-    complete: list[Name]
-    begun: list[Name]
-    completed: bool
+    complete: list[Name]  # attempts with a manifest, which may be damaged
+    begun: list[Name]  # attempts without
+    completed: bool  # whether the folder is known to have held a complete checkpoint
 
     @property
     def all(self) -> list[Name]:
@@ -106,32 +88,21 @@ class _Passed:
 
 @dataclass(frozen=True, slots=True)
 class Restorer:
-    """Restores a run; every rank has one, and makes the same calls.
-
-    Args:
-        storage: that has the checkpoints.
-        ties: to the other ranks.
-        group: of all ranks; ``None`` with one process.
-        training: to be restored.
-        here: likewise.
-        allow: differences that are accepted.
-    """
+    """Restores a run; every rank has one, and makes the same calls."""
 
     storage: PatientReader
     ties: RunBinding
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroup | None  # of all ranks; `None` with one process
     training: SavedObjects
-    here: Here
-    allow: frozenset[str]
+    data: dict[str, Any]  # what the data set is like
+    allow: frozenset[str]  # differences that are accepted
 
     def run(self) -> tuple[Restored | None, Lineage]:
         """Restore the newest checkpoint that is whole; ``None`` if none was ever complete.
 
-        Returns:
-            What was restored, and which checkpoints the run may delete from now on.
+        Also return which checkpoints the run may delete from now on.
 
         Raises:
-            ConfigError: it is of another run; nothing has changed.
             CheckpointDamaged: none is whole, or one was not written by evenstride.
             CheckpointError: a file cannot be read now; nothing has changed.
         """
@@ -163,11 +134,7 @@ class Restorer:
         return None, Lineage()
 
     def _refuse_to_start_anew(self, passed: dict[Name, _Passed], *, completed: bool) -> None:
-        """Raise if a checkpoint was complete once, and none is now.
-
-        Raises:
-            CheckpointDamaged: names the checkpoints, and what is wrong with each.
-        """
+        """Raise if a checkpoint was complete once, and none is now; say what is wrong with each."""
         if not passed or not (completed or any(why.ended for why in passed.values())):
             return
         reasons = [f"{name}: {why.damage}" for name, why in passed.items()]
@@ -228,10 +195,6 @@ class Restorer:
         """Return a checkpoint's manifest, and what some rank found to be wrong with it, if any.
 
         Each rank reads its part of the files.
-
-        Raises:
-            CheckpointDamaged: the manifest was not written by evenstride.
-            CheckpointError: a file cannot be read now.
         """
         manifests: list[Manifest] = []
 
@@ -241,7 +204,7 @@ class Restorer:
                     manifests.append(read_manifest(self.storage, name))
             except NotWhole as error:
                 return {"damage": str(error), "ended": error.ended}
-            adapted(manifests[0], self.here, self.allow)  # refused before reading all of it
+            self._adapted(manifests[0])  # refused before reading all of it
             for file, info in self._mine(manifests[0]):
                 damage = check_file(self.storage, name.file(file), info)
                 if damage is not None:
@@ -261,15 +224,16 @@ class Restorer:
 
     def _load(self, name: Name, manifest: Manifest) -> Restored:
         reader = Reader(self.storage, name, manifest)
-        before, targets = self.here.stride.state_dict(), list[RestoreTargets]()
+        run = self.ties.run
+        before, targets = run.state_dict(), list[RestoreTargets]()
         chance: list[Any] = []
 
         def show() -> Plain:
             with _named(name, self.storage):
-                targets.append(targets_for(self.training, reader))
+                targets.append(targets_for(self.training, reader.read_metadata(), reader.item))
                 chance.append(self._chance_of(reader))
             # Inside the agreement: if one rank refuses, none has overwritten a tensor.
-            self.here.stride.load_state_dict(adapted(manifest, self.here, self.allow))
+            run.load_state_dict(self._adapted(manifest))
             return {}
 
         self.ties.agree(f"restore() from {name}", show, lambda shown: shown[0])
@@ -279,7 +243,7 @@ class Restorer:
                 read(targets[0].tensors, reader, self.group)
             put(self.training, targets[0])
         except BaseException as error:
-            self.here.stride.load_state_dict(before)
+            run.load_state_dict(before)
             ours = isinstance(error, EvenstrideError)
             if ours or not isinstance(error, Exception | CheckpointException):
                 raise
@@ -300,6 +264,9 @@ class Restorer:
             )
         return Restored(manifest.step, str(name))
 
+    def _adapted(self, manifest: Manifest) -> dict[str, Any]:
+        return adapted(manifest, self.ties.run.state_dict(), self.data, self.allow)
+
     def _tell_of_the_rest(self, metadata: Metadata) -> None:
         """Warn of objects that were saved, and that this run has not been given."""
         given = {key for key, _ in self.training.others()}
@@ -312,23 +279,19 @@ class Restorer:
             )
 
     def _chance_of(self, reader: Reader) -> Any:
-        """Return the saved state of this rank's random generators; ``None`` if it is a new rank.
-
-        Raises:
-            CheckpointDamaged: it is no such state.
-        """
+        """Return the saved state of this rank's random generators; ``None`` if it is a new rank."""
         own = f"{RANDOM}/{self.ties.rank}"
         if MetadataIndex(own) not in reader.read_metadata().storage_data:
             return None
         state = unpack(reader.item(own), {})
-        check_chance(state, self.training.device)
+        check_random(state, self.training.device)
         return state
 
     def _restore_chance(self, state: Any, step: int) -> None:
         if state is None:
-            derive(self.here.stride.state_dict()["seed"], step, self.ties.rank)
+            derive_random(self.ties.run.state_dict()["seed"], step, self.ties.rank)
         else:
-            restore_chance(state, self.training.device)
+            restore_random(state, self.training.device)
 
 
 @contextlib.contextmanager
@@ -346,13 +309,14 @@ def _named(name: Name, storage: PatientReader) -> Iterator[None]:
         ) from error
 
 
-def adapted(manifest: Manifest, here: Here, allow: Collection[str]) -> dict[str, Any]:
+def adapted(
+    manifest: Manifest, own: dict[str, Any], data: dict[str, Any], allow: Collection[str]
+) -> dict[str, Any]:
     """Return a checkpoint's position in the data as this run can go on from it.
 
-    Raises:
-        ConfigError: the run differs from the one that was saved, in a way that is not allowed.
+    ``own`` is the position of this run, and ``data`` describes its data set.
     """
-    state, own = dict(manifest.stride), here.stride.state_dict()
+    state = dict(manifest.stride)
     if "batches" in own:  # the batch may be another one, and which there were is kept
         allow = {*allow, "global_batch"}
         state = {"batches": [[0, state.get("global_batch")]], **state}
@@ -363,8 +327,8 @@ def adapted(manifest: Manifest, here: Here, allow: Collection[str]) -> dict[str,
             _require("data", state.get(name), own[name], kind, allow)
     told = {"kind": "kind of data set", "samples": "first, middle and last samples of digest"}
     for name, what in told.items():
-        if name in manifest.data and name in here.data:
-            _require("data", manifest.data[name], here.data[name], what, allow)
+        if name in manifest.data and name in data:
+            _require("data", manifest.data[name], data[name], what, allow)
     if state.get("seed") != own["seed"] and not _at_an_end(state):
         raise ConfigError(
             f"the checkpoint has seed {state.get('seed')} and is in mid-epoch, and this run has "

@@ -1,4 +1,4 @@
-"""What is saved of a training run, taken apart into tensors and items, and put back together.
+"""What is saved of a run, taken apart into tensors and items; and the state of its generators.
 
 Keys are paths: ``model/layer.weight``, ``optimizer/state/layer.weight/exp_avg``,
 ``extra/ema/module.weight``. Names of parameters are those of the plain model, whatever wraps it.
@@ -7,10 +7,13 @@ Keys are paths: ``model/layer.weight``, ``optimizer/state/layer.weight/exp_avg``
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -20,28 +23,20 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from evenstride.errors import ConfigError
+from evenstride.errors import CheckpointDamaged, ConfigError
 from evenstride.runtime.checkpoint.format.state_codec import pack
-from evenstride.runtime.checkpoint.save.write_ownership import Sources
 
 MODEL, OPTIMIZER, SCHEDULER, EXTRA, RANDOM = "model", "optimizer", "scheduler", "extra", "random"
 
 
 @dataclass(frozen=True, slots=True)
 class SavedObjects:
-    """The objects whose state is saved.
+    """The objects whose state is saved."""
 
-    Args:
-        model: plain, or wrapped by DDP or FSDP2.
-        optimizers: of its parameters.
-        schedulers: with ``state_dict`` and ``load_state_dict``.
-        extra: likewise, by name.
-    """
-
-    model: nn.Module
-    optimizers: tuple[Optimizer, ...]
-    schedulers: tuple[Any, ...]
-    extra: Mapping[str, Any]
+    model: nn.Module  # plain, or wrapped by DDP or FSDP2
+    optimizers: tuple[Optimizer, ...]  # of its parameters
+    schedulers: tuple[Any, ...]  # with `state_dict` and `load_state_dict`
+    extra: Mapping[str, Any]  # likewise, by name
 
     def others(self) -> Iterator[tuple[str, Any]]:
         """Yield what has a state of its own besides model and optimizer, by its key."""
@@ -52,8 +47,22 @@ class SavedObjects:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is; the CPU if it has no parameters."""
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The tensors of a state."""
+
+    shared: Mapping[str, Tensor]  # the same on every rank, or sharded; dealt out
+    # of which rank 0's count, such as buffers, which every rank updates itself
+    leader: Mapping[str, Tensor]
+
+    def outline(self) -> str:
+        """Return a text that is equal on ranks whose tensors fit together."""
+        both = ((key, t) for part in (self.shared, self.leader) for key, t in part.items())
+        told = repr([(key, tuple(t.shape), str(t.dtype)) for key, t in both])
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +74,6 @@ class Collected:
 
 
 def training_of(model: Any, optimizer: Any, scheduler: Any, extra: Any) -> SavedObjects:
-    """Return the objects to save, checked.
-
-    Raises:
-        ConfigError: one of them is not what it has to be.
-    """
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"model is a {type(model).__name__}; give the torch.nn.Module that is trained"
@@ -104,11 +108,7 @@ def _several(given: Any) -> tuple[Any, ...]:
 
 
 def collect(training: SavedObjects) -> Collected:
-    """Return the state of a run as it is now; its tensors are the run's own, not copies.
-
-    Raises:
-        ConfigError: some state cannot be saved safely; names where and what it is.
-    """
+    """Return the state of a run as it is now; its tensors are the run's own, not copies."""
     model: dict[str, Tensor] = {}
     items = {MODEL: pack(get_model_state_dict(training.model), MODEL, model)}
     shared, leader = _by_owner(model, training.model)
@@ -152,10 +152,8 @@ def _by_owner(
 def optimizer_state(training: SavedObjects, *, begun: bool = False) -> dict[str, Any]:
     """Return the state of all optimizers by parameter names; tensors are their own.
 
-    Args:
-        training: whose optimizers.
-        begun: let optimizers that have no state yet make one, as torch does it: by a step at a
-            learning rate of 0, which also calls the optimizer's hooks.
+    ``begun`` lets optimizers that have no state yet make one, as torch does it: by a step at a
+    learning rate of 0, which also calls the optimizer's hooks.
     """
     if not training.optimizers:
         return {"state": {}, "param_groups": []}
@@ -190,3 +188,74 @@ def _no_step(training: SavedObjects) -> Iterator[None]:
     finally:
         for parameter in given:
             parameter.grad = None
+
+
+def capture_random(device: torch.device) -> dict[str, Any]:
+    """Return the state of all generators of this rank: torch, its CUDA device, numpy and Python."""
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "torch": _to_bytes(torch.get_rng_state()),
+        "cuda": _to_bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else None,
+        "numpy": (kind, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)),
+        "python": random.getstate(),
+    }
+
+
+def restore_random(state: Any, device: torch.device) -> None:
+    """Put all generators into a state that `capture_random` returned.
+
+    Raises:
+        CheckpointDamaged: it is not such a state.
+    """
+    try:
+        torch.set_rng_state(_to_tensor(state["torch"]))
+        if device.type == "cuda" and state["cuda"] is not None:
+            torch.cuda.set_rng_state(_to_tensor(state["cuda"]), device)
+        np.random.set_state(_of_numpy(*state["numpy"]))
+        random.setstate(state["python"])
+    except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointDamaged("the state of a random generator cannot be read") from error
+
+
+def check_random(state: Any, device: torch.device) -> None:
+    """Raise as `restore_random` would; the generators are left as they are."""
+    own = capture_random(device)
+    try:
+        restore_random(state, device)
+    finally:
+        restore_random(own, device)
+
+
+def _of_numpy(kind: Any, keys: Any, position: Any, has_gauss: Any, cached: Any) -> Any:
+    """Return a state for numpy, which checks neither the numbers nor the position in them."""
+    whole = [*keys, position, has_gauss]
+    if kind != "MT19937" or not all(type(number) is int for number in whole):
+        raise ValueError("not a state of a Mersenne twister")
+    if len(keys) != 624 or not 0 <= position <= 624 or not isinstance(cached, float):
+        raise ValueError("not a state of a Mersenne twister")
+    return kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached
+
+
+def derive_random(seed: int, step: int, rank: int) -> None:
+    """Seed all generators for a rank that the checkpoint has no state of.
+
+    The seed is a function of the run's seed, the step and the rank, so that a restart repeats
+    itself and no two ranks draw the same numbers.
+    """
+    # numpy and Python have the same generator: with one seed they would draw the same numbers.
+    for_torch, for_numpy, for_python = (
+        np.random.SeedSequence([seed % 2**64, step, rank, n]).generate_state(4) for n in range(3)
+    )
+    torch.manual_seed(int(for_torch[0]) << 32 | int(for_torch[1]))
+    np.random.seed(for_numpy)
+    random.seed(for_python.tobytes())
+
+
+def _to_bytes(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()
+
+
+def _to_tensor(state: Any) -> torch.Tensor:
+    if not isinstance(state, bytes):  # of a number, bytearray() would make as many zeros
+        raise TypeError(f"the state of a generator is a {type(state).__name__}")
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)

@@ -5,7 +5,7 @@ All that can be refused is refused before the first tensor is overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from evenstride.errors import ConfigError
-from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointDamaged
+from evenstride.errors import CheckpointDamaged, ConfigError
 from evenstride.runtime.checkpoint.format.state_codec import pack, unpack
-from evenstride.runtime.checkpoint.restore.checkpoint_reader import Reader
 from evenstride.runtime.checkpoint.restore.saved_state import (
     EXTRA,
     MODEL,
@@ -42,27 +40,21 @@ _OPTIMIZER_KEYS = ("state", "param_groups")
 
 @dataclass(frozen=True, slots=True)
 class RestoreTargets:
-    """What a checkpoint is loaded into.
+    """What a checkpoint is loaded into."""
 
-    Args:
-        tensors: that are read into, by key.
-        optimizer: the optimizer's state as it is here.
-        states: of all objects, by key, with these tensors in them.
-    """
-
-    tensors: dict[str, Tensor]
-    optimizer: dict[str, Any]
-    states: dict[str, Any]
+    tensors: dict[str, Tensor]  # that are read into, by key
+    optimizer: dict[str, Any]  # the optimizer's state as it is here
+    states: dict[str, Any]  # of all objects, by key, with these tensors in them
 
 
-def targets_for(training: SavedObjects, reader: Reader) -> RestoreTargets:
-    """Return where everything in a checkpoint goes.
+def targets_for(
+    training: SavedObjects, metadata: Metadata, item: Callable[[str], Any]
+) -> RestoreTargets:
+    """Return where everything in a checkpoint goes; ``item`` reads one of its items.
 
     Raises:
-        ConfigError: model, optimizer or another object differ from those that were saved.
         CheckpointDamaged: the checkpoint was not written by evenstride.
     """
-    metadata = reader.read_metadata()
     saved = {
         key: entry
         for key, entry in metadata.state_dict_metadata.items()
@@ -70,33 +62,29 @@ def targets_for(training: SavedObjects, reader: Reader) -> RestoreTargets:
     }
     tensors: dict[str, Tensor] = {}
     model = pack(get_model_state_dict(training.model), MODEL, tensors)
-    items = {MODEL: reader.item(MODEL), OPTIMIZER: reader.item(OPTIMIZER)}
+    items = {MODEL: item(MODEL), OPTIMIZER: item(OPTIMIZER)}
     _require_same(tensors, _under(saved, MODEL))
     require_like(model, items[MODEL], MODEL)
     optimizer, more = _optimizer_targets(training, items[OPTIMIZER], _under(saved, OPTIMIZER))
     tensors |= more
     for key, each in training.others():
         _require_item(key, metadata)
-        items[key] = reader.item(key)
+        items[key] = item(key)
         here: dict[str, Tensor] = {}
         own = pack(each.state_dict(), f"{key}/state", here)
         if key.startswith(SCHEDULER):
             _require_same_names(key, own, items[key], type(each).__name__)
         for name, entry in _under(saved, key).items():
             tensors[name] = _target(entry, here.get(name))
-    for key, item in items.items():
-        _require_used(key, item, _under(saved, key))
+    for key, plain in items.items():
+        _require_used(key, plain, _under(saved, key))
     _require_convertible(tensors, saved)
-    states = {key: unpack(item, tensors) for key, item in items.items()}
+    states = {key: unpack(plain, tensors) for key, plain in items.items()}
     return RestoreTargets(tensors, optimizer, states)
 
 
 def _require_used(key: str, item: Any, saved: Collection[str]) -> None:
-    """Refuse an item that leaves out tensors that were saved with it, or names others.
-
-    Raises:
-        CheckpointDamaged: it does.
-    """
+    """Refuse an item that leaves out tensors that were saved with it, or names others."""
     named, left = set[str](), [item]
     while left:
         plain = left.pop()
@@ -111,11 +99,7 @@ def _require_used(key: str, item: Any, saved: Collection[str]) -> None:
 def _require_convertible(
     tensors: dict[str, Tensor], saved: dict[str, TensorStorageMetadata]
 ) -> None:
-    """Refuse a dtype that torch cannot read, or cannot convert to that of the tensor here.
-
-    Raises:
-        CheckpointDamaged: there is one.
-    """
+    """Refuse a dtype that torch cannot read, or cannot convert to that of the tensor here."""
     pairs = {(saved[key].properties.dtype, tensor.dtype): key for key, tensor in tensors.items()}
     for (stored, wanted), key in pairs.items():
         try:
@@ -133,8 +117,8 @@ def require_like(own: Any, saved: Any, where: str) -> None:
     """Refuse a state that is not of the form of the one here, as JSON types.
 
     Dictionaries and lists have to be such, tensors the same ones, numbers numbers. A number, text
-    or list may be ``None`` on one side, and values that only one side has are left
-    alone, but for tensors.
+    or list may be ``None`` on one side, and values that only one side has are left alone, but for
+    tensors.
 
     Raises:
         CheckpointDamaged: it is not.
@@ -280,11 +264,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_optimizer_item(told: Any) -> None:
-    """Refuse what is not the state of an optimizer by the names of its parameters.
-
-    Raises:
-        CheckpointDamaged: it is none.
-    """
+    """Refuse what is not the state of an optimizer by the names of its parameters."""
     state, groups = (told.get(k) if isinstance(told, dict) else None for k in _OPTIMIZER_KEYS)
     if not (isinstance(state, dict) and isinstance(groups, list)):
         raise CheckpointDamaged("the optimizer's state is not a dictionary with its two parts")

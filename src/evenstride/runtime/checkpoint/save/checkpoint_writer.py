@@ -1,19 +1,24 @@
-"""Writing a checkpoint through torch's own save: the plan, the files, and last the manifest.
+"""Writing a checkpoint through torch's own save, in a thread beside training.
 
-`torch.distributed.checkpoint.save` gathers the ranks' plans, has them written, and tells every
-rank of a failure on any. What a file looks like, and that the manifest comes last, is ours.
+`torch.distributed.checkpoint.save` gathers the ranks' plans, has them written, and tells every rank
+of a failure on any. What a file looks like, and that the manifest comes last, is ours: first the
+tensors and items of all ranks, then the table of contents, and last the manifest.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -33,52 +38,36 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from evenstride.errors import EvenstrideError, RanksDisagree
-from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointError, ManifestUncertain
+from evenstride.errors import CheckpointError, RanksDisagree
 from evenstride.runtime.checkpoint.format.manifest import (
     MANIFEST,
     METADATA,
     Digest,
     FileInfo,
-    Manifest,
     Name,
     encode,
     items_file,
     tensors_file,
 )
-from evenstride.runtime.checkpoint.format.retention import later_run
+from evenstride.runtime.checkpoint.format.retention import Lineage, later_run, prune
 from evenstride.runtime.checkpoint.format.storage import (
-    FIRST_PAUSE_S,
-    TRIES,
     Bytes,
     Storage,
     lasting,
+    tried,
 )
 from evenstride.runtime.checkpoint.format.tensor_index import ByteRange, encode_table
-from evenstride.runtime.checkpoint.save.staging import Laid, Staged
+from evenstride.runtime.checkpoint.save.save_job import Laid, SaveJob, Staging, told
+from evenstride.runtime.checkpoint.save.save_statistics import SaveResult
+
+logger = logging.getLogger("evenstride")
+
+# Training threads come first where there are too few cores for all.
+_NICENESS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class SaveJob:
-    """One rank's part of one save, copied aside.
-
-    Args:
-        name: of the attempt.
-        rank: of the writer.
-        staged: its tensors.
-        items: what else it saves, each as JSON in bytes, by key.
-        outline: equal on ranks whose states fit together.
-        manifest: all but the files; the leader's counts.
-        error: why this rank's part could not be copied, if so.
-    """
-
-    name: Name
-    rank: int
-    staged: Staged
-    items: Mapping[str, bytes]
-    outline: str
-    manifest: Manifest
-    error: EvenstrideError | None = None
+class ManifestUncertain(CheckpointError):
+    """Writing the manifest failed, and it may be in place nevertheless."""
 
 
 class Written(NamedTuple):
@@ -106,11 +95,7 @@ class Planner(DefaultSavePlanner):
         self.state_dict, self.is_coordinator = state_dict, is_coordinator
 
     def create_local_plan(self) -> SavePlan:
-        """Return this rank's plan.
-
-        Raises:
-            EvenstrideError: this rank's part could not be copied.
-        """
+        """Return this rank's plan, or raise why its part could not be copied."""
         job = self._job
         # Raised inside torch's save, which tells every rank; outside, the others would wait for
         # this plan.
@@ -123,11 +108,7 @@ class Planner(DefaultSavePlanner):
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return all ranks' plans.
-
-        Raises:
-            RanksDisagree: the ranks' states do not fit together.
-        """
+        """Return all ranks' plans."""
         odd = [r for r, p in enumerate(all_plans) if p.planner_data != all_plans[0].planner_data]
         if odd:
             raise RanksDisagree(
@@ -151,11 +132,7 @@ def _write_item(laid: Laid) -> WriteItem:
 class Writer(StorageWriter):
     """Writes a job's files; on the leader the table of contents and the manifest, too.
 
-    Args:
-        storage: to write to.
-        job: of this rank.
-        hurry: set when nothing should be waited for any more: a write is then not tried again
-            after a pause, but at once.
+    While ``hurry`` is set, training waits: a failed write is then tried again without a pause.
     """
 
     def __init__(self, storage: Storage, job: SaveJob, hurry: threading.Event) -> None:
@@ -169,11 +146,9 @@ class Writer(StorageWriter):
         """Nothing to set up."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans."""
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -271,25 +246,24 @@ class Writer(StorageWriter):
         return results
 
     def _write(self, file: str, chunks: Callable[[], Iterable[Bytes]]) -> FileInfo:
-        """Write a file, again after a pause if the store is busy, and return what it is like."""
-        name, pause_s = self._job.name.file(file), FIRST_PAUSE_S
-        for left in reversed(range(TRIES)):
-            # A new one for each try, which writes the file from its first byte on.
+        """Write a file, again after a pause if the store is busy."""
+        name = self._job.name.file(file)
+
+        def write_once() -> FileInfo:
+            # A new digest for each try, which writes the file from its first byte on.
             digest = Digest()
-            try:
-                self._storage.write(name, digest.through(chunks()))
-            except Exception as error:
-                if not left or lasting(error):
-                    # A text, because not every store's errors can be sent to another rank.
-                    raise CheckpointError(
-                        f"{name} was not written to {self._storage}: {_told(error)}"
-                    ) from None
-                self._hurry.wait(pause_s)
-                pause_s *= 2
-            else:
-                self.written_bytes += digest.size_bytes
-                return digest.info()
-        raise AssertionError("the last try returns or raises")
+            self._storage.write(name, digest.through(chunks()))
+            return digest.info()
+
+        try:
+            info = tried(write_once, lasting, self._hurry.wait)
+        except Exception as error:
+            # A text, because not every store's errors can be sent to another rank.
+            raise CheckpointError(
+                f"{name} was not written to {self._storage}: {_told(error)}"
+            ) from None
+        self.written_bytes += info.size_bytes
+        return info
 
 
 def _told(error: Exception) -> str:
@@ -301,10 +275,9 @@ def _result(index: MetadataIndex, place: ByteRange, info: FileInfo) -> WriteResu
 
 
 def write(job: SaveJob, writer: Writer, group: dist.ProcessGroup | None) -> None:
-    """Save a checkpoint; collective over the group, alone if it is ``None``.
+    """Save a checkpoint, or raise on every rank.
 
-    Raises:
-        Exception: it was not saved; on every rank.
+    Collective over the group, alone if it is ``None``.
     """
     planner = Planner(job)
     state = {laid.key: job.staged.view(laid) for laid in job.staged.laid}
@@ -320,3 +293,125 @@ def write(job: SaveJob, writer: Writer, group: dist.ProcessGroup | None) -> None
     planner.set_up_planner(state, is_coordinator=True)
     plans, metadata = planner.create_global_plan([planner.create_local_plan()])
     writer.finish(metadata, [writer.write_data(plans[0], planner).wait()])
+
+
+class Saver:
+    """Saves in a thread of its own, at most one at a time; every rank has one.
+
+    ``group`` is of all ranks and for nothing else, ``None`` with one process. ``failed`` is called,
+    in the thread, when a save has failed.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        group: dist.ProcessGroup | None,
+        keep: int,
+        failed: Callable[[SaveResult], object] = lambda _: None,
+    ) -> None:
+        self._storage, self.group, self._keep, self._failed = storage, group, keep, failed
+        self._thread: threading.Thread | None = None
+        self._outcome: SaveResult | None = None
+        self._hurry = threading.Event()
+        # What is copied here is written by the thread, so a save has to end before the next copy.
+        self.staging = Staging()
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, job: SaveJob, lineage: Lineage) -> None:
+        """Begin to save; what ``job`` refers to must not change until it has ended."""
+        assert self._thread is None, "the outcome of the save before was not taken"
+        self._hurry.clear()
+        # A daemon: it may wait for a lost rank, and must not keep the program from its end.
+        self._thread = threading.Thread(
+            target=self._run, args=(job, lineage), name="evenstride-checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def take(
+        self,
+        timeout_s: float | None = None,
+        wait: Callable[[Callable[[], bool]], object] = lambda _: None,
+    ) -> SaveResult | None:
+        """Wait for the save to end and return how; ``None`` if there was none, or it goes on.
+
+        ``timeout_s`` of ``None`` is no limit. Before that, ``wait`` waits until something is so; it
+        may raise.
+        """
+        if self._thread is None:
+            return None
+        # Training waits from here on, so a write that fails is tried again without a pause.
+        self._hurry.set()
+        wait(lambda: not self.busy)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return None
+        outcome, self._thread, self._outcome = self._outcome, None, None
+        return outcome
+
+    def abandon(self) -> None:
+        """Wait no longer for a save that cannot end: its thread waits for a rank that is lost."""
+        self._thread, self._failed = None, lambda _: None
+
+    def close(self) -> None:
+        """Let go of the group and of the memory for copies."""
+        self.group = None
+        self.staging.drop()
+
+    def _run(self, job: SaveJob, lineage: Lineage) -> None:
+        _step_back()
+        begun_s, error, everywhere = time.monotonic(), "", True
+        writer = Writer(self._storage, job, self._hurry)
+        try:
+            write(job, writer, self.group)
+        except BaseException as failure:  # whatever it is, it must not end with the thread
+            error = told(failure)
+            # torch's save raises this class on all ranks alike; any other error is this rank's
+            # alone.
+            everywhere = self.group is None or isinstance(failure, CheckpointException)
+            self._tidy(job, failure, everywhere)
+        took_s = time.monotonic() - begun_s
+        self._outcome = SaveResult(job.name, error, took_s, writer.written_bytes, everywhere)
+        if error:
+            self._failed(self._outcome)
+        elif job.rank == 0:
+            self._prune(job.name, lineage)
+
+    def _prune(self, name: Name, lineage: Lineage) -> None:
+        try:
+            prune(self._storage, name, self._keep, lineage)
+        except Exception as error:
+            logger.warning(
+                "checkpoint %s is saved, but older ones could not be deleted from %s (%s); this is "
+                "tried again after the next one",
+                name,
+                self._storage,
+                told(error),
+            )
+
+    def _tidy(self, job: SaveJob, failure: BaseException, everywhere: bool) -> None:
+        """Give back the space of an attempt that failed, unless it may be complete after all."""
+        # The manifest may be there, and then these files belong to a complete checkpoint.
+        if any(isinstance(error, ManifestUncertain) for error in _causes(failure)):
+            return
+        if not everywhere:  # then another rank may have written the manifest
+            return
+        with contextlib.suppress(Exception):
+            # Each rank deletes its own; the folder goes with the last, as it must be empty.
+            for file in (tensors_file(job.rank), items_file(job.rank)):
+                self._storage.delete(job.name.file(file))
+            self._storage.delete_folder(str(job.name))
+
+
+def _causes(failure: BaseException) -> list[BaseException]:
+    if isinstance(failure, CheckpointException):
+        return [wrapped[0] for wrapped in failure.failures.values()]
+    return [failure]
+
+
+def _step_back() -> None:
+    """Give this thread a lower priority, where threads have one of their own (Linux)."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

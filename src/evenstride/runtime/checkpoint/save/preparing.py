@@ -1,32 +1,140 @@
-"""Before the first save: all ranks compare their settings, and try the folder."""
+"""Before the first save: ranks check and compare what the user asked for, and try the folder.
+
+At the end are two warnings of what a script forgot to restore or to save.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import hashlib
 import inspect
 import logging
+import math
 import os
+import re
 import time
 import uuid
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from evenstride.core.reliability.checkpoint_interval import Saving
+from evenstride.core.spec import duration_s
 from evenstride.errors import ConfigError
-from evenstride.runtime.checkpoint.format.retention import next_generation
-from evenstride.runtime.checkpoint.format.storage import Storage, open_storage
+from evenstride.runtime.checkpoint.format.retention import attempts, next_generation
+from evenstride.runtime.checkpoint.format.storage import (
+    PatientReader,
+    Storage,
+    location,
+    open_storage,
+)
 from evenstride.runtime.checkpoint.restore.saved_state import (
     SavedObjects,
     collect_others,
     training_of,
 )
 from evenstride.runtime.checkpoint.run_binding import RunBinding
-from evenstride.runtime.checkpoint.save.save_interval import SaveInterval, parse_every
-from evenstride.runtime.checkpoint.save.saver import told
-from evenstride.runtime.checkpoint.trial_folder import redirect_of
+from evenstride.runtime.checkpoint.save.save_job import told
 from evenstride.runtime.coordination.agreement import Plain, require_equal
 from evenstride.runtime.environment import Environment
+from evenstride.runtime.trial import note, sentence
 
 logger = logging.getLogger("evenstride")
+
+_LONGEST_NAME = 40
+# How deep a scheduler may be inside what is saved: Accelerate's has torch's, which has others.
+_DEPTH = 3
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+@dataclass(frozen=True, slots=True)
+class SaveInterval:
+    """How often to save: by steps, by time, or as often as is best."""
+
+    steps: int = 0  # between two saves; 0 if they go by time
+    interval_s: float = 0.0  # between two saves, by the leader's clock; 0 if they go by steps
+    auto: bool = False  # whether the interval follows from the cost of a save
+    saving: Saving | None = None  # how it does; `None` for the usual way
+
+    def __str__(self) -> str:
+        """Return it as a user would say it; alike only where it is alike.
+
+        An object of the user's own that does not say what it is shows its address, which is another
+        one on each rank and is left out.
+        """
+        if self.auto:
+            return f"auto, by {_ADDRESS.sub('', repr(self.saving))}" if self.saving else "auto"
+        if self.steps:
+            return "every step" if self.steps == 1 else f"every {self.steps} steps"
+        return f"every {repr(self.interval_s).removesuffix('.0')} s"
+
+    def after(self, step: int) -> float:
+        """Return the next step at which a save is due; infinity if they go by time."""
+        return (step // self.steps + 1) * self.steps if self.steps else math.inf
+
+    @property
+    def by_clock(self) -> bool:
+        """Whether somebody has to look at a clock."""
+        return not self.steps
+
+
+def parse_every(every: Any) -> SaveInterval:
+    """Return the cadence of what a user asked for."""
+    if every == "auto":
+        return SaveInterval(auto=True)
+    if isinstance(every, Saving):
+        return SaveInterval(auto=True, saving=every)
+    if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
+        return SaveInterval(steps=every)
+    if isinstance(every, timedelta) and every > timedelta():
+        return SaveInterval(interval_s=every.total_seconds())
+    interval_s = duration_s(every) if isinstance(every, str) else None
+    if interval_s:
+        return SaveInterval(interval_s=interval_s)
+    raise ConfigError(
+        f"every={every!r} says nothing; give a number of steps of at least 1, a duration such as "
+        '"30s", "5min" or a timedelta, "auto", or a Saving'
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFolder:
+    """Where checkpoints are written, and where else one may be restored from."""
+
+    folder: str
+    replaced: str = ""  # the script's folder, if `folder` replaces it
+    source: str = ""  # the same, if a run without checkpoints starts from it; only read
+
+    def tell(self) -> None:
+        """Say where checkpoints go, if it is not where the script says (one rank only)."""
+        if not self.replaced:
+            return
+        read = bool(self.source)
+        logger.warning("%s", sentence(self.folder, self.replaced, read=read))
+        what = {"folder": self.folder, "replaced": self.replaced, "read": read}
+        note(Path(self.folder).parent, what)
+
+
+def redirect_of(folder: str | os.PathLike[str], environment: Environment) -> TrialFolder:
+    """Return where the checkpoints of a script's folder are kept, which is elsewhere in a trial."""
+    theirs = location(folder)
+    if environment.checkpoints is None:
+        return TrialFolder(theirs)
+    own = environment.checkpoints / _name(theirs)
+    return TrialFolder(str(own), theirs, theirs if environment.restore else "")
+
+
+def _name(folder: str) -> str:
+    """Return a readable name that no other folder has."""
+    # Folders of several parents may have one name, so a digest of the whole path tells them apart.
+    last = re.sub(r"[^\w.=+-]+", "-", PurePosixPath(folder).name)[-_LONGEST_NAME:]
+    return f"{last or 'checkpoints'}-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +153,25 @@ class CheckpointerArguments:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What all ranks have agreed on.
-
-    Args:
-        storage: of the folder.
-        cadence: of the saves.
-        training: what is saved.
-        generation: of this run: hexadecimal digits, more than those of any run before.
-        source: of the folder that a run without checkpoints starts from; ``None`` for none.
-    """
+    """What all ranks have agreed on."""
 
     storage: Storage
     cadence: SaveInterval
     training: SavedObjects
-    generation: str
-    source: Storage | None = None
+    generation: str  # of this run: hexadecimal digits, more than those of any run before
+    source: PatientReader | None = None  # that a run without checkpoints starts from
+
+    @property
+    def reader(self) -> PatientReader:
+        """What checkpoints are restored from."""
+        return PatientReader(self.storage)
 
 
 def prepare(asked: CheckpointerArguments, ties: RunBinding) -> Prepared:
     """Check what was asked, alike on every rank, and try to write to the folder; collective.
 
-    A folder that cannot be written yet is a warning: it may have been repaired when the first
-    save is due.
-
-    Raises:
-        ConfigError: what was asked cannot be.
-        RanksDisagree: the ranks were given different settings.
+    A folder that cannot be written yet is a warning: it may have been repaired when the first save
+    is due.
     """
     # `agree` passes JSON only, so the objects are handed out past it.
     made: list[Prepared] = []
@@ -120,7 +221,7 @@ def _checked(asked: CheckpointerArguments) -> Prepared:
     # The result is not needed; what cannot be packed is refused now, not at the first save.
     collect_others(training)
     redirect = redirect_of(asked.folder, asked.environment)
-    source = open_storage(redirect.source) if redirect.source else None
+    source = PatientReader(open_storage(redirect.source)) if redirect.source else None
     return Prepared(open_storage(redirect.folder), cadence, training, "", source)
 
 
@@ -179,3 +280,69 @@ def _tell_of_problems(storage: Storage, shown: list[Plain]) -> None:
             unseen[0],
             storage,
         )
+
+
+def tell_if_unrestored(storage: Storage, generation: str, line: str) -> None:
+    """Warn if a folder has checkpoints of an earlier run, which this one has not restored.
+
+    ``line`` is where the script made its `Checkpointer`.
+    """
+    with contextlib.suppress(Exception):  # a folder that cannot be listed fails at the save
+        complete, _ = attempts(storage)
+        earlier = [name for name in complete if name.generation != generation]
+        if earlier:
+            logger.warning(
+                "%s has checkpoints of an earlier run, the newest %s, but restore() was not called "
+                "before the first step, so this run starts from scratch. Call "
+                "checkpoint.restore() after %s, or choose another folder",
+                storage,
+                earlier[0],
+                line,
+            )
+
+
+def tell_if_unsaved(training: SavedObjects, line: str) -> None:
+    """Warn if an optimizer has a learning-rate scheduler that is not saved with it.
+
+    Looks for one among all objects, which takes tens of milliseconds, unless it is saved.
+    """
+    saved = [scheduler for _, each in training.others() for scheduler in _within(each, _DEPTH)]
+    covered = {id(scheduler.optimizer) for scheduler in saved}
+    for optimizer in training.optimizers:
+        if id(optimizer) not in covered and (kind := _scheduled_by(optimizer)):
+            logger.warning(
+                "the %s of an optimizer is not saved, so a restored run would start its schedule "
+                "again. Give it to the Checkpointer at %s: scheduler=scheduler",
+                kind,
+                line,
+            )
+            return
+
+
+def _scheduled_by(optimizer: Optimizer) -> str:
+    """Return the kind of an optimizer's scheduler; empty if it has none."""
+    for one in gc.get_referrers(optimizer):
+        # An object's attributes may be a dictionary of their own. So are a script's variables.
+        owners = gc.get_referrers(one) if type(one) is dict and "last_epoch" in one else [one]
+        for owner in owners:
+            if issubclass(type(owner), LRScheduler) and vars(owner).get("optimizer") is optimizer:
+                return type(owner).__name__
+    return ""
+
+
+def _within(each: object, depth: int) -> Iterator[LRScheduler]:
+    """Yield the schedulers that an object is or holds."""
+    if isinstance(each, LRScheduler):
+        yield each
+    if not depth:
+        return
+    held: Iterable[object] = ()
+    if isinstance(each, (list, tuple)):
+        held = each
+    elif isinstance(each, dict):
+        held = each.values()
+    elif hasattr(each, "__dict__"):
+        held = vars(each).values()
+    for one in held:
+        if isinstance(one, (list, tuple, dict)) or hasattr(one, "__dict__"):
+            yield from _within(one, depth - 1)

@@ -3,21 +3,50 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from evenstride.runtime.checkpoint.format.manifest import Name
-from evenstride.runtime.checkpoint.save.save_interval import left_out
-from evenstride.runtime.checkpoint.save.saver import COUNTS, SaveResult
 
 logger = logging.getLogger("evenstride")
 
+COUNTS = (
+    "saved",
+    "failed",
+    "put_off",
+    "left_out",
+    "copied_s",
+    "blocked_s",
+    "save_s",
+    "written_bytes",
+)
+"""What is counted of saves; see `Checkpointer.report`."""
+
+# After failures in a row so many due steps are left out before the next try.
+_MOST_LEFT_OUT = 7
+
+
+def left_out(failures: int) -> int:
+    """Return how many due steps are left out after so many failures in a row: 0, 1, 3, then 7.
+
+    >>> [left_out(failures) for failures in range(6)]
+    [0, 0, 1, 3, 7, 7]
+    """
+    return min((1 << max(failures - 1, 0)) - 1, _MOST_LEFT_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult:
+    """How a save ended."""
+
+    name: Name
+    error: str  # why it failed; empty if it did not
+    took_s: float
+    written_bytes: int  # by this rank
+    everywhere: bool = True  # whether all ranks know that it ended like this
+
 
 class SaveStatistics:
-    """One rank's account of its saves.
-
-    Args:
-        place: that they go to, for people.
-        speaks: whether this rank tells people.
-    """
+    """One rank's account of its saves to a place; ``speaks`` if this rank tells people."""
 
     def __init__(self, place: str, *, speaks: bool) -> None:
         self._place, self._speaks = place, speaks
@@ -30,7 +59,6 @@ class SaveStatistics:
         """The newest checkpoint that this run has saved, or was restored from."""
 
     def note(self, outcome: SaveResult) -> None:
-        """Take note of how a save ended."""
         self.count["save_s"] += outcome.took_s
         self.count["written_bytes"] += outcome.written_bytes
         if outcome.error:
@@ -53,7 +81,7 @@ class SaveStatistics:
         self.newest = checkpoint
 
     def put_off(self) -> None:
-        """Take note that a save is due while the one before is still going on."""
+        """Count a save that is due while the one before is still going on."""
         self.count["put_off"] += 1
         if self.count["put_off"] == 1 and self._speaks:
             logger.warning(
@@ -62,7 +90,7 @@ class SaveStatistics:
             )
 
     def due_in_vain(self) -> None:
-        """Take note that a save is due, where workers do not keep step: say so once."""
+        """Say once that saves are due and not made, where workers do not keep step."""
         if self._speaks and not self._in_vain and not self.count["saved"]:
             logger.warning(
                 "a checkpoint is due, and step() saves nothing in this mode of synchronisation, in "

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.errors import ConfigError
-from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointDamaged
+from evenstride.errors import CheckpointDamaged, ConfigError
 from evenstride.runtime.checkpoint.format.manifest import (
     CHUNK_BYTES,
     FORMAT,

@@ -15,8 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.errors import ConfigError
-from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointDamaged
+from evenstride.errors import CheckpointDamaged, ConfigError
 from evenstride.runtime.checkpoint.format.state_codec import from_bytes, pack, to_bytes, unpack
 
 scalars = (

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from evenstride.errors import ConfigError
-from evenstride.runtime.checkpoint.checkpoint_errors import CheckpointError, NotAFile
+from evenstride.errors import CheckpointError, ConfigError
 from evenstride.runtime.checkpoint.format.storage import (
     LocalStorage,
+    NotAFile,
     Storage,
     lasting,
     open_storage,

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
-from evenstride.runtime.checkpoint.restore.forgotten_states import tell_if_unsaved
 from evenstride.runtime.checkpoint.restore.saved_state import SavedObjects
+from evenstride.runtime.checkpoint.save.preparing import tell_if_unsaved
 
 
 def _training() -> SavedObjects:

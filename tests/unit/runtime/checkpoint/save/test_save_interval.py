@@ -10,7 +10,8 @@ import pytest
 from evenstride.core.reliability.checkpoint_interval import Saving
 from evenstride.core.reliability.lifetimes import Exponential
 from evenstride.errors import ConfigError
-from evenstride.runtime.checkpoint.save.save_interval import SaveInterval, left_out, parse_every
+from evenstride.runtime.checkpoint.save.preparing import SaveInterval, parse_every
+from evenstride.runtime.checkpoint.save.save_statistics import left_out
 
 
 @pytest.mark.parametrize(

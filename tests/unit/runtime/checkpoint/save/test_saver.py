@@ -13,11 +13,12 @@ import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.checkpoint.checkpoint_errors import ManifestUncertain
 from evenstride.runtime.checkpoint.format.manifest import Name, items_file, tensors_file
 from evenstride.runtime.checkpoint.format.retention import Lineage
-from evenstride.runtime.checkpoint.save import saver as module
-from evenstride.runtime.checkpoint.save.saver import Saver, SaveResult, told
+from evenstride.runtime.checkpoint.save import checkpoint_writer as module
+from evenstride.runtime.checkpoint.save.checkpoint_writer import ManifestUncertain, Saver
+from evenstride.runtime.checkpoint.save.save_job import told
+from evenstride.runtime.checkpoint.save.save_statistics import SaveResult
 from tests.unit.runtime.checkpoint.kept import MemoryStorage
 
 NAME = Name(20, "0123456789ab", 0)

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.runtime.checkpoint.save.staging import Staging, lay_out
-from evenstride.runtime.checkpoint.save.write_ownership import Sources, pieces_of
+from evenstride.runtime.checkpoint.restore.saved_state import Sources
+from evenstride.runtime.checkpoint.save.save_job import Staging, lay_out, pieces_of
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)

@@ -1,0 +1,202 @@
+"""``evenstride plan --online``: find workers and batch while a script trains."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import shlex
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from evenstride.cli import arguments
+from evenstride.cli.terminal_text import say
+from evenstride.core.gradients.noise_scale import Interval
+from evenstride.errors import ConfigError
+from evenstride.lab.online.online_search import search
+from evenstride.lab.online.search_journal import CHECKPOINTS, OnlineRequest, OnlineResult
+from evenstride.lab.processes.speeds import parse_speeds
+from evenstride.planner.online_forecast import OnlineForecast
+from evenstride.planner.search.objective import Objective
+from evenstride.report.plan_text import search_table
+
+
+def perform(asked: OnlineRequest, *, as_json: bool) -> None:
+    try:
+        found = search(asked, lambda line: say(line, err=True))
+    except KeyboardInterrupt:
+        typer.echo(
+            f"ended; the same command with --folder {shlex.quote(str(asked.folder))} goes on from "
+            "the last checkpoint, with what was measured until then",
+            err=True,
+        )
+        raise
+    typer.echo(json.dumps(to_dict(found)) if as_json else tell(found))
+
+
+def request_of(
+    command: tuple[str, ...],
+    *,
+    workers: str | None,
+    batches: str | None,
+    epochs: float | None,
+    objective: str | None,
+    usd_per_h: float,
+    speeds: str | None,
+    folder: Path | None,
+    probe_steps: int,
+    restore: bool,
+) -> OnlineRequest:
+    """Return what is searched for, given what the command line says."""
+    if not command:
+        raise ConfigError(
+            "plan --online trains a script; give it after --, such as evenstride plan --online "
+            "--workers 1,2,4 --epochs 30 -- train.py"
+        )
+    limits = parse_speeds(speeds) if speeds else ()
+    counts = _workers(workers, len(limits))
+    if epochs is None or not 0 < epochs < math.inf:
+        raise ConfigError(
+            f"--epochs is {'missing' if epochs is None else epochs}; plan --online "
+            "needs to know how many epochs the script trains at its smallest batch, such as "
+            "--epochs 30"
+        )
+    if not 0 < usd_per_h < math.inf:
+        raise ConfigError(f"--usd-per-h is {usd_per_h}; give a price above 0, such as 1.2")
+    sizes = arguments.wholes(batches, "--batches") if batches else ()
+    if sizes and sizes[-1] < counts[0]:
+        raise ConfigError(
+            f"--batches has {sizes[-1]} at most, fewer samples than the {counts[0]} workers; "
+            "give larger ones, or fewer workers"
+        )
+    return OnlineRequest(
+        command=command,
+        workers=counts,
+        batches=sizes,
+        epochs=epochs,
+        objective=_objective(objective),
+        usd_per_h=usd_per_h,
+        speeds=limits,
+        folder=folder or Path("runs") / time.strftime("online-%Y%m%d-%H%M%S"),
+        probe_steps=probe_steps,
+        restore=restore,
+    )
+
+
+def _workers(text: str | None, speeds: int) -> tuple[int, ...]:
+    if text is not None:
+        try:
+            workers = arguments.wholes(text, "--workers")
+        except ConfigError:
+            raise ConfigError(
+                f"--workers is {text!r}; give whole numbers above 0, such as 1,2,4"
+            ) from None
+        if speeds and workers[-1] > speeds:
+            raise ConfigError(
+                f"--workers asks for {workers[-1]} and --speeds names {speeds}; name a speed for "
+                "each, or ask for fewer"
+            )
+        return workers
+    if not speeds:
+        raise ConfigError(
+            "plan --online needs to know how many workers this machine can have; give --workers, "
+            "such as 1,2,4"
+        )
+    return tuple(range(1, speeds + 1))
+
+
+def _objective(text: str | None) -> Objective:
+    try:
+        objective = Objective(text or "time")
+    except ValueError:
+        names = ", ".join(Objective)
+        raise ConfigError(f"--objective is {text!r}; give one of {names}") from None
+    if objective is Objective.KNEE and importlib.util.find_spec("kneed") is None:
+        raise ConfigError(
+            "the knee is found by the package kneed, which is not installed; run pip install "
+            "'evenstride[plan]', or give --objective time or cost"
+        )
+    return objective
+
+
+def tell(found: OnlineResult) -> str:
+    journal, lines = found.journal, list[str]()
+    if found.foreseen:
+        width = shutil.get_terminal_size((120, 24)).columns
+        lines += ["", search_table(found.foreseen, journal.chosen, found.after).text(width)]
+    if journal.chosen is None:
+        lines.append("\ntraining ended before anything was chosen")
+    else:
+        lines.append(f"\n{journal.chosen}: {journal.reason}")
+    if found.overhead is not None:
+        cost = found.overhead
+        lines.append(
+            f"The search took {cost.search_s:.1f} s with {len(journal.switches)} "
+            f"switch{'' if len(journal.switches) == 1 else 'es'}, of which {cost.lost_s:.1f} s "
+            f"were lost: {cost.part:.1%} of {cost.total_s:.0f} s."
+        )
+    elif found.continued:
+        lines.append("What the search took is not known, as it was ended and continued.")
+    run = journal.file.parent
+    return "\n".join([*lines, f"run {run}", f"checkpoints {run / CHECKPOINTS}"])
+
+
+def to_dict(found: OnlineResult) -> dict[str, Any]:
+    journal = found.journal.to_plain()
+    cost = found.overhead
+    return {
+        "chosen": _named(journal["chosen"]),
+        "reason": journal["reason"],
+        "configurations": [_configuration(one) for one in found.foreseen],
+        "probes": journal["probes"],
+        "switches": [
+            {**one, "from": _named(one["from"]), "to": _named(one["to"])}
+            for one in journal["switches"]
+        ],
+        "measured_after": None if found.after is None else found.after.to_plain(),
+        "overhead": None
+        if cost is None
+        else {
+            "search_s": cost.search_s,
+            "useful_s": cost.useful_s,
+            "lost_s": cost.lost_s,
+            "total_s": cost.total_s,
+            "part": cost.part,
+        },
+        "epochs": journal["epochs"],
+        "continued": found.continued,
+        "trained_s": found.total_s,
+        "folder": str(found.journal.file.parent),
+        "checkpoints": str(found.journal.file.parent / CHECKPOINTS),
+    }
+
+
+def _named(pair: Sequence[int] | None) -> dict[str, int] | None:
+    return None if pair is None else {"workers": pair[0], "global_batch": pair[1]}
+
+
+def _configuration(one: OnlineForecast) -> dict[str, Any]:
+    return {
+        "workers": one.choice.workers,
+        "global_batch": one.choice.batch,
+        "measured": one.measured,
+        "epochs": one.epochs,
+        **_ends("step", "_s", one.step_s),
+        **_ends("time", "_s", one.time_s),
+        **_ends("cost", "_usd", one.cost_usd),
+    }
+
+
+def _ends(name: str, unit: str, one: Interval) -> dict[str, float | None]:
+    """Return a figure and its interval; an end that is not known is null."""
+    ends = {
+        f"{name}{unit}": one.value,
+        f"{name}_low{unit}": one.low,
+        f"{name}_high{unit}": one.high,
+    }
+    return {key: value if math.isfinite(value) else None for key, value in ends.items()}

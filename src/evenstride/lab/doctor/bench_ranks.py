@@ -1,0 +1,158 @@
+"""What a bench may take, where its ranks compute, and the process group they meet in."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from evenstride.runtime.engines.device_support import (
+    RankDevice,
+    check_backends,
+    own_device,
+    read_device,
+    require,
+)
+from evenstride.runtime.engines.process_groups import take_down_group
+from evenstride.runtime.failures.peers import myself
+
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchBudget:
+    """What a bench may take."""
+
+    timing_s: float = 15.0  # how long own work is measured
+    balance_s: float = 35.0  # how long the equal and the adaptive split are run in turns
+    overhead_s: float = 40.0  # how long plain training and evenstride are run in turns
+    step_s: float = 0.03  # what an equal split's step should take
+    block_s: float = 0.6  # what a stretch of steps of one kind should take
+    group_timeout_s: float = 60.0  # after which a rank that waits for another gives up
+    deadline_s: float = 360.0  # after which the process ends itself, whatever it hangs in
+
+    @classmethod
+    def of(cls, seconds: float) -> BenchBudget:
+        """Return the plan whose measurements take about ``seconds`` in all.
+
+        Blocks, and at last steps, are shorter in a short plan, so that there are several.
+        """
+        usual = cls()
+        part = seconds / (usual.timing_s + usual.balance_s + usual.overhead_s)
+        return cls(
+            timing_s=usual.timing_s * part,
+            balance_s=usual.balance_s * part,
+            overhead_s=usual.overhead_s * part,
+            step_s=usual.step_s * min(max(3.0 * part, 0.1), 1.0),
+            block_s=usual.block_s * min(part, 1.0),
+            deadline_s=180.0 + 2.0 * seconds,
+        )
+
+    @property
+    def block_steps(self) -> int:
+        return max(4, round(self.block_s / self.step_s))
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRank:
+    """One rank of the bench."""
+
+    rank: int  # of this process
+    device: torch.device  # it computes on
+    devices: tuple[RankDevice, ...]  # facts about all ranks' devices, in rank order
+    group: dist.ProcessGroup | None  # the engine averages over; ``None`` for one process alone
+    backend: str  # of that group; ``""`` without
+
+    @property
+    def world_size(self) -> int:
+        return len(self.devices)
+
+    def gathered(self, value: ValueT) -> list[ValueT]:
+        """Return every rank's value, on every rank; collective."""
+        if self.group is None:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def agreed(self, value: ValueT) -> ValueT:
+        """Return rank 0's value on every rank; collective."""
+        return self.gathered(value)[0]
+
+    def start_s(self) -> float:
+        """Return a clock's reading when all ranks have come here; collective."""
+        if self.group is not None:
+            self.gathered(None)  # through the CPU, so that no device takes part
+        return self.now_s()
+
+    def now_s(self) -> float:
+        """Return a clock's reading when the device has done everything asked of it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def computed_s(self) -> float:
+        """Return a clock's reading when the current stream has done everything asked of it."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return time.perf_counter()
+
+    def averaged(self, net: nn.Module) -> nn.Module:
+        """Return the net on this rank's device, its gradients averaged if there are others."""
+        net = net.to(self.device)
+        return net if self.group is None else DistributedDataParallel(net, process_group=self.group)
+
+
+@contextlib.contextmanager
+def take_place(world_size: int, plan: BenchBudget) -> Iterator[BenchRank]:
+    """Find this rank's place, and leave nothing behind; collective.
+
+    Ranks that each have a CUDA device of their own average through NCCL, all others through
+    Gloo. A process group that is there already is used and left as it is.
+    """
+    device = own_device()
+    facts = read_device(device)
+    if world_size == 1:
+        require([facts])
+        yield BenchRank(0, device, (facts,), None, "")
+        return
+    timeout = timedelta(seconds=plan.group_timeout_s)
+    ours = not dist.is_initialized()
+    if ours:
+        dist.init_process_group("gloo", timeout=timeout)
+    try:
+        shown: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(shown, (facts, _identity(device)))
+        devices = tuple(one for one, _ in shown)
+        require(devices)
+        group = dist.group.WORLD
+        if nccl_serves([identity for _, identity in shown]):
+            group = dist.new_group(backend="nccl", timeout=timeout)
+        assert group is not None, "the default group exists once torch.distributed is initialised"
+        check_backends([one.kind for one in devices], dist.get_backend_config(group))
+        yield BenchRank(dist.get_rank(), device, devices, group, dist.get_backend(group))
+    finally:
+        if ours:
+            take_down_group()
+
+
+def _identity(device: torch.device) -> str:
+    """Return what tells a CUDA device from all others; ``""`` for a processor."""
+    if device.type != "cuda":
+        return ""
+    own = getattr(torch.cuda.get_device_properties(device), "uuid", device.index)
+    return f"{myself(0).host} {own}"
+
+
+def nccl_serves(identities: list[str]) -> bool:
+    """Return whether every rank has a CUDA device that is no other's, which NCCL asks for."""
+    apart = "" not in identities and len(set(identities)) == len(identities)
+    return apart and dist.is_nccl_available()

@@ -1,0 +1,567 @@
+"""A bench: exactness, timing, what balancing brings, and what it costs, under one deadline.
+
+It trains small nets that are much to compute and little to exchange.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import faulthandler
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import permutations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+
+from evenstride.core.allocation.integer_splits import apportion
+from evenstride.lab.doctor.bench_ranks import BenchBudget, BenchRank, take_place
+from evenstride.lab.doctor.checkup import Findings, examine_rank
+from evenstride.runtime.stride import Stride
+from evenstride.trace.read import TRACE_NAME
+from evenstride.trace.run_log import RunLog
+
+LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5}
+"""Largest relative error of the gradient that is promised, over the whole gradient."""
+_EXACT_STEPS, _FEATURES, _MICRO = 3, 8, 5
+
+_INPUTS, _CLASSES, _DEPTH = 32, 8, 8
+# Cards need more work per sample, or loading the samples would take longer than computing them.
+_WIDTHS = {"cpu": 192, "cuda": 2048}
+_STEPS = 32  # of an epoch
+_FEWEST, _MOST = 8, 8_192  # samples per rank and step
+_TRIES = 3
+_RESAMPLES = 4_000
+_UNDER = 0.01  # what overhead should stay under
+
+
+def run_bench(
+    world_size: int, plan: BenchBudget, tell: Callable[[str], None]
+) -> tuple[int, Findings]:
+    """Return this process's rank, and what all have measured, the same everywhere; collective.
+
+    The findings are JSON types. One process alone has no ``timing`` and no ``balance``; ``wrong``
+    are sentences about what is not as promised. Raises `ConfigError` on every rank if the
+    installed torch has no code for some rank's card.
+    """
+    with _deadline(plan.deadline_s), take_place(world_size, plan) as place:
+        return place.rank, _measure(place, plan, tell if place.rank == 0 else lambda _: None)
+
+
+def _measure(place: BenchRank, plan: BenchBudget, tell: Callable[[str], None]) -> Findings:
+    ranks = place.gathered(examine_rank(place.rank))
+    tell("exactness: unequal shares against one process, float64 and float32")
+    exact = exactness(place)
+    data = RandomRows(choose_batch(place, plan), place.device)
+    timed: list[dict[str, Any]] | None = None
+    balanced: dict[str, Any] | None = None
+    if place.world_size > 1:
+        tell(f"timing: own work read against the truth, about {plan.timing_s:.0f} s")
+        timed = timing(place, plan, data)
+        tell(f"balance: equal and adaptive split in turns, about {plan.balance_s:.0f} s")
+        balanced = balance(place, plan, data)
+    tell(f"overhead: with and without evenstride in turns, about {plan.overhead_s:.0f} s")
+    return {
+        "ranks": ranks,
+        "backend": place.backend,
+        "global_batch": data.batch,
+        "exactness": exact,
+        "timing": timed,
+        "balance": balanced,
+        "overhead": overhead(place, plan, data),
+        "wrong": wrong(exact),
+    }
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """End the process with its stacks on stderr if the block takes too long, whatever hangs."""
+    stderr = sys.__stderr__
+    if stderr is None:  # nobody would see them
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds, exit=True, file=stderr)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def timing(place: BenchRank, plan: BenchBudget, data: RandomRows) -> list[dict[str, Any]]:
+    """Return for each rank its own work as evenstride reads it, and as it is; collective.
+
+    With unequal shares, so that ranks wait for each other. The truth is of the very same steps,
+    timed by other means; see `BenchArm.timed_steps`. All figures are medians over the reported
+    steps; those read are ``None`` where none was.
+    """
+    weights = np.array([1.0 + rank % 3 for rank in range(place.world_size)])
+    most = np.full_like(weights, data.batch)
+    shares = apportion(weights, data.batch, np.ones_like(weights), most)
+    policy = "static:" + ",".join(str(int(share)) for share in shares)
+    with tempfile.TemporaryDirectory(prefix="evenstride-bench-") as folder:
+        trace = Path(folder) / TRACE_NAME if place.rank == 0 else None
+        arm = BenchArm(place, data, policy, trace)
+        times_s = arm.timed_steps(plan.block_steps)
+        for _ in in_turns(place, plan.timing_s, 1):
+            times_s += arm.timed_steps(plan.block_steps)
+        arm.close()
+        all_times_s = place.gathered(times_s)
+        figures = (
+            [
+                {"share": int(share), **compared(mine, read_s, plan.block_steps)}
+                for share, mine, read_s in zip(
+                    shares, all_times_s, _read_s(trace, place.world_size), strict=True
+                )
+            ]
+            if trace
+            else []
+        )
+    return place.agreed(figures)
+
+
+def compared(
+    times_s: Sequence[tuple[float, float]], read_s: Mapping[int, float], cold_steps: int
+) -> dict[str, float | None]:
+    """Return medians of what was read beside the truth, and of their ratio step by step.
+
+    All are over the steps that were read; without any the truth is over all warm ones.
+    """
+    steps = [step for step in read_s if cold_steps <= step < len(times_s)]
+    warm = [times_s[step] for step in steps] or times_s[cold_steps:]
+    return {
+        "true_s": median(own_s for own_s, _ in warm),
+        "step_s": median(whole_s for _, whole_s in warm),
+        "read_s": median(read_s[step] for step in steps) if steps else None,
+        "ratio": median(read_s[step] / times_s[step][0] for step in steps) if steps else None,
+    }
+
+
+def _read_s(trace: Path, workers: int) -> list[dict[int, float]]:
+    busy_s: list[dict[int, float]] = [{} for _ in range(workers)]
+    for seen in RunLog(trace).observations:
+        if seen.modelled:
+            busy_s[seen.worker] |= dict(enumerate(seen.busy_s, start=seen.first_step))
+    return busy_s
+
+
+def balance(place: BenchRank, plan: BenchBudget, data: RandomRows) -> dict[str, Any]:
+    """Return what a step takes with the equal and with the adaptive split; collective."""
+    arms = [BenchArm(place, data, policy) for policy in ("uniform", "adaptive")]
+    for arm in arms:  # the opening, in which the first splits are tried
+        arm.block(2 * plan.block_steps)
+    times_s = _blocks(place, plan.balance_s, arms, plan.block_steps)
+    stride = arms[1].stride
+    assert stride is not None, "both arms have a policy"
+    summary, shares = stride.summary(), list(stride.shares)
+    for arm in arms:
+        arm.close()
+    ratios = [equal / adaptive for equal, adaptive in zip(*times_s, strict=True)]
+    figures = {
+        "global_batch": data.batch,
+        "equal_s": median(times_s[0]),
+        "adaptive_s": median(times_s[1]),
+        "speedup": median(ratios),
+        "speedup_interval": median_interval(ratios),
+        "bound_model": summary.bound_model,
+        "shares": shares,
+        "changes": summary.changes,
+        "blocks": len(ratios),
+    }
+    return place.agreed(figures)
+
+
+def overhead(place: BenchRank, plan: BenchBudget, data: RandomRows) -> dict[str, Any]:
+    """Return what a step takes with evenstride's equal split and without it; collective.
+
+    Plain training is run twice, the second time as a control (A/A): what its ratio is off 1 is
+    what this machine cannot tell.
+    """
+    arms = [BenchArm(place, data, policy) for policy in (None, "uniform", None)]
+    for arm in arms:
+        arm.block(2 * plan.block_steps)
+    own_before_s, steps_before = arms[1].own_s()
+    plain_s, with_s, again_s = _blocks(place, plan.overhead_s, arms, plan.block_steps)
+    own_after_s, steps_after = arms[1].own_s()
+    for arm in arms:
+        arm.close()
+    ratios = [b / a for a, b in zip(plain_s, with_s, strict=True)]
+    controls = [b / a for a, b in zip(plain_s, again_s, strict=True)]
+    high = median_interval(ratios)[1]
+    figures = {
+        "plain_s": median(plain_s),
+        "evenstride_s": median(with_s),
+        "ratio": median(ratios),
+        "ratio_interval": median_interval(ratios),
+        "control": median(controls),
+        "control_interval": median_interval(controls),
+        "pairs": len(ratios),
+        "verdict": "met" if high - median(controls) < _UNDER else "unresolved",
+    }
+    own_s = (own_after_s - own_before_s) / (steps_after - steps_before)
+    return {**place.agreed(figures), "own_s": max(place.gathered(own_s))}
+
+
+def _blocks(
+    place: BenchRank, seconds: float, arms: Sequence[BenchArm], steps: int
+) -> list[list[float]]:
+    times_s: list[list[float]] = [[] for _ in arms]
+    for order in in_turns(place, seconds, len(arms)):
+        for number in order:
+            times_s[number].append(arms[number].block(steps))
+    return times_s
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the median, by resampling; the same for the same values.
+
+    Source:
+        The percentile bootstrap (Efron, Annals of Statistics 1979).
+    """
+    known = np.array(values)
+    rng = np.random.default_rng(0)
+    medians = np.median(known[rng.integers(0, len(known), (_RESAMPLES, len(known)))], axis=1)
+    low, high = np.quantile(medians, (0.025, 0.975))
+    return float(low), float(high)
+
+
+class BenchNet(nn.Module):
+    """A residual layer, applied again and again."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(_INPUTS, width), nn.Linear(width, _CLASSES)
+        self.again = nn.Linear(width, width)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the logits, shape ``(samples, 8)``, of rows of 32 numbers."""
+        inner = self.first(rows)
+        for _ in range(_DEPTH):
+            inner = inner + torch.relu(self.again(inner)) / _DEPTH
+        logits: Tensor = self.last(inner)
+        return logits
+
+
+class RandomRows(Dataset[Any]):
+    """Random rows on the device for an epoch of some global batches, fetched a batch at a time."""
+
+    def __init__(self, batch: int, device: torch.device, steps: int = _STEPS) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.batch = batch
+        self._x = torch.randn(steps * batch, _INPUTS, generator=generator).to(device)
+        self._y = self._x[:, :_CLASSES].argmax(1)
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self._x[index], self._y[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        chosen = torch.as_tensor(indices, device=self._x.device)
+        return self._x[chosen], self._y[chosen]
+
+
+class EqualShares(Sampler[list[int]]):
+    """The equal split without evenstride: this rank's indices in each global batch.
+
+    Torch's own sampler makes a list of all indices at the start of an epoch, which for small
+    samples in large batches would take longer than some steps. The epoch's length is a multiple of
+    the global batch, and that of the number of ranks.
+    """
+
+    def __init__(self, length: int, batch: int, place: BenchRank) -> None:
+        self._length, self._batch, self._epoch = length, batch, 0
+        self._share = batch // place.world_size
+        self._first = place.rank * self._share
+
+    def __len__(self) -> int:
+        return self._length // self._batch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = np.random.default_rng(self._epoch).permutation(self._length)
+        self._epoch += 1
+        for start in range(self._first, self._length, self._batch):
+            yield order[start : start + self._share].tolist()
+
+
+class BenchArm:
+    """A way of training, kept between blocks; all ranks make the same arms in the same order.
+
+    ``data`` is such as `RandomRows`; its ``batch`` is the global batch, a multiple of the world
+    size. Without a policy, training is plain PyTorch. The leader records ``trace``. The net is the
+    small one of this module if none is given.
+    """
+
+    def __init__(
+        self,
+        place: BenchRank,
+        data: Any,
+        policy: str | None,
+        trace: Path | None = None,
+        *,
+        net: nn.Module | None = None,
+        drift_check: int | None = None,
+    ) -> None:
+        self.place = place
+        self.net = _net(place) if net is None else net
+        self._model = place.averaged(self.net)
+        self._optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01)
+        self.stride: Stride | None = None
+        self._scale: Callable[[Tensor], Tensor] = lambda loss: loss
+        self._loader: Any
+        if policy is None:
+            sampler = EqualShares(len(data), data.batch, place)
+            self._loader = DataLoader(data, batch_sampler=sampler, collate_fn=_as_it_is)
+        else:
+            self.stride = Stride(data.batch, policy=policy, process_group=place.group, trace=trace)
+            self._loader = self.stride.loader(data, seeded=False, collate_fn=_as_it_is)
+            self._model = self.stride.watch(self._model, drift_check=drift_check)
+            self._scale = self.stride.scale
+        self._batches = self._forever()
+
+    def block(self, steps: int) -> float:
+        """Train some steps, all ranks starting together; return the mean time of one."""
+        started_s = self.place.start_s()
+        for _ in range(steps):
+            self.step()
+        return (self.place.now_s() - started_s) / steps
+
+    def step(self) -> None:
+        self.backward()
+        self.update()
+
+    def timed_steps(self, steps: int) -> list[tuple[float, float]]:
+        """Train some steps; return the seconds of own work in each, and of the whole of it.
+
+        Own work is all but the time from this rank's last gradient to the end of the backward
+        pass, in which it waits for the others. It is timed by hooks on the parameters and a host
+        that waits for the device, which is slow and certain.
+        """
+        ready_s = [0.0]
+
+        def mark(_: Tensor) -> None:
+            # Not for the whole device: what averages the gradients is at work there as well.
+            ready_s[0] = self.place.computed_s()
+
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(mark)  # type: ignore[no-untyped-call]
+            for parameter in self.net.parameters()
+        ]
+        times_s, before_s = list[tuple[float, float]](), self.place.start_s()
+        for _ in range(steps):
+            self.backward()
+            backward_s = self.place.now_s()
+            self.update()
+            now_s = self.place.now_s()
+            times_s.append((now_s - before_s - (backward_s - ready_s[0]), now_s - before_s))
+            before_s = now_s
+        for hook in hooks:
+            hook.remove()
+        return times_s
+
+    def own_s(self) -> tuple[float, int]:
+        """Return evenstride's own time so far on this rank, and the steps it is over."""
+        assert self.stride is not None, "only an arm with a policy has time of its own"
+        summary = self.stride.summary()
+        return summary.overhead_s * summary.step, summary.step
+
+    def close(self) -> None:
+        """Leave the loop and end the `Stride`."""
+        self._batches.close()
+        if self.stride is not None:
+            self.stride.close()
+
+    def _forever(self) -> Any:
+        while True:
+            yield from self._loader
+
+    def backward(self) -> None:
+        """Fetch, forward and backward pass of a step."""
+        x, y = next(self._batches)
+        loss = F.cross_entropy(self._model(x), y)
+        self._scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> None:
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+def choose_batch(place: BenchRank, plan: BenchBudget) -> int:
+    """Return the global batch whose equal split takes the mean rank about a step's time.
+
+    Collective; every rank measures how fast it is while all others do the same.
+    """
+    rates = place.gathered(_samples_per_s(place, plan.step_s))
+    mean = sum(rates) / len(rates) * plan.step_s
+    share = place.agreed(min(max(round(mean), _FEWEST), _MOST))
+    return share * place.world_size
+
+
+def _samples_per_s(place: BenchRank, step_s: float) -> float:
+    """Return this rank's speed at a batch that takes it a good part of a step's time."""
+    net, size = _net(place).to(place.device), _FEWEST
+    place.start_s()
+    while True:
+        data = RandomRows(size, place.device, steps=1)
+        x, y = data.__getitems__(range(size))
+        times_s = list[float]()
+        for _ in range(_TRIES):
+            started_s = place.now_s()
+            F.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+            times_s.append(place.now_s() - started_s)
+        if min(times_s) >= step_s / 3 or 2 * size > _MOST:
+            return size / min(times_s)
+        size *= 2
+
+
+def _net(place: BenchRank) -> BenchNet:
+    """Return the net, the same on every rank: small as soon as one of them is a processor."""
+    kinds = {device.kind for device in place.devices}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return BenchNet(_WIDTHS["cpu" if "cpu" in kinds else "cuda"])
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def in_turns(place: BenchRank, seconds: float, arms: int) -> Iterator[tuple[int, ...]]:
+    """Yield the arms' numbers in all orders in turn, until the time is over; collective.
+
+    At least three rounds, so that there is a median.
+    """
+    orders = list(permutations(range(arms)))
+    started_s, rounds = place.start_s(), 0
+    while rounds < 3 or place.agreed(place.now_s() - started_s < seconds):
+        yield orders[rounds % len(orders)]
+        rounds += 1
+
+
+def exactness(place: BenchRank) -> dict[str, dict[str, Any]]:
+    """Return the relative errors in each precision, the largest of all ranks; collective.
+
+    The truth is computed in float64 on the CPU, from the very weights and samples. The control
+    is what the engine makes of the same batches without weights, which should be far off.
+    """
+    return {
+        str(dtype).removeprefix("torch."): _judged(place, dtype, limit)
+        for dtype, limit in LIMITS.items()
+    }
+
+
+def wrong(figures: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a sentence for each precision whose error is over its limit."""
+    return [
+        f"the {name} gradient of unequal shares is off by {one['error']:.1e} from that of one "
+        f"process on all the samples, and at most {one['limit']:.0e} is promised"
+        for name, one in figures.items()
+        if not one["error"] <= one["limit"]
+    ]
+
+
+def _judged(place: BenchRank, dtype: torch.dtype, limit: float) -> dict[str, Any]:
+    with _full_precision():
+        error = largest(place, _weighted_error(place, dtype))
+        control = largest(place, _unweighted_error(place, dtype))
+    return {"error": error, "limit": limit, "control": control}
+
+
+def largest(place: BenchRank, error: float) -> float:
+    """Return the largest of all ranks' errors; one that is not a number counts as the largest."""
+    errors = place.gathered(error)
+    return next((one for one in errors if one != one), max(errors))
+
+
+def _weighted_error(place: BenchRank, dtype: torch.dtype) -> float:
+    """Train some steps with `Stride`; return the largest error of a gradient."""
+    sizes = _sizes(place)
+    policy = "static:" + ",".join(map(str, sizes))
+    stride = Stride(sum(sizes), policy=policy, process_group=place.group)
+    try:
+        rows, net = _rows(place, dtype), _exact_net(dtype)
+        loader = stride.loader(rows, shuffle=False, max_micro_batch=_MICRO)
+        model = stride.watch(place.averaged(net))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        errors: list[float] = []
+        for x, y in loader:
+            with stride.accumulate(model):
+                stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+            if stride.synced:
+                errors.append(_relative_error(net, rows, len(errors) * sum(sizes), sum(sizes)))
+                optimizer.step()
+                optimizer.zero_grad()
+        return max(errors, key=lambda error: (error != error, error))
+    finally:
+        stride.close()
+
+
+def _unweighted_error(place: BenchRank, dtype: torch.dtype) -> float:
+    """Return the error of the first step's gradient without weights: the mean of the means."""
+    sizes = _sizes(place)
+    rows, net = _rows(place, dtype), _exact_net(dtype)
+    start = sum(sizes[: place.rank])
+    x, y = rows[start : start + sizes[place.rank]]
+    model = place.averaged(net)
+    if place.group is not None:
+        loss = F.mse_loss(model(x), y)
+    else:  # alone: a mean over micro-batches of different sizes
+        parts = [
+            F.mse_loss(model(a), b) for a, b in zip(x.split(_MICRO), y.split(_MICRO), strict=True)
+        ]
+        loss = torch.stack(parts).mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return _relative_error(net, rows, 0, sum(sizes))
+
+
+def _relative_error(net: nn.Module, rows: TensorDataset, start: int, size: int) -> float:
+    """Return how far the net's gradient is from the one on ``size`` rows from ``start`` on."""
+    truth = copy.deepcopy(net).double().cpu()
+    truth.zero_grad()
+    x, y = (column.double().cpu() for column in rows[start : start + size])
+    F.mse_loss(truth(x), y).backward()  # type: ignore[no-untyped-call]
+    expected, actual = _flat(truth), _flat(net).double().cpu()
+    return float((actual - expected).norm() / expected.norm())
+
+
+def _flat(net: nn.Module) -> Tensor:
+    gradients = [parameter.grad for parameter in net.parameters()]
+    return torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
+
+
+def _sizes(place: BenchRank) -> list[int]:
+    """Return every rank's share: very unequal, and none a multiple of the micro-batches."""
+    return [3 + 6 * rank for rank in range(place.world_size)] if place.world_size > 1 else [7]
+
+
+def _rows(place: BenchRank, dtype: torch.dtype) -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    length = _EXACT_STEPS * sum(_sizes(place))
+    x = torch.randn(length, _FEATURES, generator=generator, dtype=torch.float64)
+    y = torch.randn(length, 1, generator=generator, dtype=torch.float64)
+    return TensorDataset(*(column.to(place.device, dtype) for column in (x, y)))
+
+
+def _exact_net(dtype: torch.dtype) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(_FEATURES, 7), nn.Tanh(), nn.Linear(7, 1)).to(dtype)
+
+
+@contextlib.contextmanager
+def _full_precision() -> Iterator[None]:
+    """Multiply float32 in float32: TF32 has 10 bits where float32 has 23."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

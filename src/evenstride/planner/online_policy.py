@@ -1,0 +1,301 @@
+"""Which configuration to train in, decided while it trains: what to try next, and when to stay.
+
+A configuration is a number of workers and a global batch. Each worker's own step is a line in its
+samples, and communication follows from the number of workers, so the two extreme configurations
+tell of all between them. Where training goes is measured there in turn, and may be left again.
+Pure: the same measurements give the same decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, inf, isfinite
+from statistics import NormalDist
+
+from evenstride.core.gradients.noise_scale import Z95, Interval
+from evenstride.planner.online_forecast import (
+    Configuration,
+    OnlineForecast,
+    Probe,
+    Trained,
+    TrainingJob,
+    foresee,
+)
+from evenstride.planner.search.objective import Objective, frontier, knee
+from evenstride.planner.workload.workload_profile import Noise
+
+USUAL_SWITCH_S = 2.0
+"""Seconds that a switch is taken to cost before there has been one."""
+
+MOST_PROBES = 5
+"""Phases in which something is measured, the first included; then at most one more, back."""
+
+# What trying may cost, as a part of what is left at best.
+_MOST_OVERHEAD = 0.1
+# Where neither time nor cost alone decides, a switch must be as short as this beside what is left.
+_SMALL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineStanding:
+    """How a training stands."""
+
+    present: Configuration  # where it is
+    trained: Trained  # samples at each batch so far
+    switch_s: float = USUAL_SWITCH_S  # what a switch costs in seconds
+    visits: int = 1  # configurations that were gone to so far, this one included
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineDecision:
+    """What comes next."""
+
+    to: Configuration | None  # configuration to go to; ``None`` to stay until the end
+    probe: bool  # whether it is tried only to learn from it
+    reason: str  # one sentence for people
+    # All configurations of which something can be said, the best first
+    foreseen: tuple[OnlineForecast, ...] = ()
+
+
+def extremes(workers: Sequence[int], batches: Sequence[int]) -> tuple[Configuration, Configuration]:
+    """Return the fewest workers with the smallest batch, and the most with the largest possible.
+
+    >>> extremes([1, 2, 4], [64, 256])
+    (Configuration(workers=1, batch=64), Configuration(workers=4, batch=256))
+    """
+    possible = choices(workers, batches)
+    return min(possible), max(possible)
+
+
+def choices(workers: Sequence[int], batches: Sequence[int]) -> tuple[Configuration, ...]:
+    """Return all configurations, fewest workers first; none with a worker that has no sample."""
+    return tuple(sorted(Configuration(w, b) for w in set(workers) for b in set(batches) if b >= w))
+
+
+def decide(
+    job: TrainingJob,
+    possible: Sequence[Configuration],
+    probes: Sequence[Probe],
+    standing: OnlineStanding,
+) -> OnlineDecision:
+    """Return what comes next, once the present configuration has been measured."""
+    found = foresee(job, possible, probes, standing.trained)
+    ranked = _ranked(found, job.objective)
+    here = next((one for one in found if one.choice == standing.present), None)
+    if here is None:
+        return _back(standing.present, ranked)
+    known = _Comparison(job, here, ranked, probes, standing)
+    if here.time_s.value <= 0:
+        return known.stay("there is nothing left to train")
+    if standing.visits >= MOST_PROBES:
+        return known.last()
+    far = max(possible)
+    if len({probe.choice for probe in probes}) == 1 and far != standing.present:
+        return known.first_look(far)
+    best = ranked[0]
+    if best.choice == standing.present:
+        return known.rival()
+    if known.pays(best):
+        return known.go(best)
+    return known.stay(
+        f"{best.choice} would gain less than a switch costs ({standing.switch_s:.1f} s)"
+    )
+
+
+def _back(present: Configuration, ranked: tuple[OnlineForecast, ...]) -> OnlineDecision:
+    """Leave a batch of which it is not known how long training would last."""
+    if not ranked:
+        why = f"nothing can be said of any configuration but {present}"
+        return OnlineDecision(None, False, why)
+    to = ranked[0].choice
+    why = f"what a batch of {present.batch} needs is not known, as no gradient noise was measured"
+    return OnlineDecision(to, False, f"{why}; {to} is the best of the others", ranked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """All that a decision is made from, if something is known of the present configuration."""
+
+    job: TrainingJob
+    here: OnlineForecast
+    ranked: tuple[OnlineForecast, ...]  # all configurations, the best first
+    probes: Sequence[Probe]
+    standing: OnlineStanding
+
+    def stay(self, why: str) -> OnlineDecision:
+        return OnlineDecision(None, False, why, self.ranked)
+
+    def go(self, best: OnlineForecast) -> OnlineDecision:
+        return OnlineDecision(
+            best.choice,
+            False,
+            f"{best.choice} is {self._best_in}: {best.time_s.value:.0f} s and "
+            f"{best.cost_usd.value:.3g} USD are left there, {self.here.time_s.value:.0f} s and "
+            f"{self.here.cost_usd.value:.3g} USD here",
+            self.ranked,
+        )
+
+    def last(self) -> OnlineDecision:
+        """Try nothing more; go back at most once, to one that was measured and is better."""
+        best = next(one for one in self.ranked if one.measured)
+        once = self.standing.visits == MOST_PROBES and best.choice != self.standing.present
+        if once and self.pays(best):
+            return self.go(best)
+        why = f"{self.here.choice} is {self._best_in} of those that were measured"
+        if best.choice != self.here.choice:
+            why = f"{best.choice} would be {self._best_in}, and another switch does not pay"
+        return self.stay(f"{why}; after {self.standing.visits} phases nothing more is tried")
+
+    def first_look(self, far: Configuration) -> OnlineDecision:
+        """Go to the other extreme, if there is so much left that it may pay.
+
+        At best the others make it as many times as quick as they are more workers. What it costs to
+        find out, there and back, must be small beside what is left then.
+        """
+        workers = self.standing.present.workers
+        probe = self.probes[-1]
+        left_s = self.here.time_s.value
+        if not self.job.compares and far.workers == workers:
+            return self.stay("without gradient noise, batches cannot be compared")
+        at_best_s = left_s * min(workers / far.workers, 1.0)
+        costs_s = 2 * self.standing.switch_s + 0.5 * probe.steps * probe.step_s
+        if costs_s > _MOST_OVERHEAD * at_best_s:
+            return self.stay(
+                f"{left_s:.0f} s are left, too little for a look at {far} (some {costs_s:.0f} s)"
+            )
+        why = "the other extreme tells of all configurations between"
+        return OnlineDecision(far, True, why, self.ranked)
+
+    def rival(self) -> OnlineDecision:
+        """Stay, unless another one, not measured yet, may be so much better that trying it pays.
+
+        What trying may bring is the expected value of ``max(0, gain)``. It costs two switches,
+        since training comes back if it is no better, and what its steps are longer.
+        """
+        stay = self.stay(f"{self.here.choice} is {self._best_in}")
+        if self.job.objective is Objective.KNEE:
+            return stay
+        seen = {probe.choice for probe in self.probes}
+        high = self._own(self.here).high
+        for one in self.ranked[1:]:
+            if one.choice in seen or self._own(one).low >= high:
+                continue
+            slower = max(one.time_s.value / self.here.time_s.value - 1, 0.0)
+            looking_s = slower * self.probes[-1].steps * one.step_s.value
+            looking_s += 2 * self.standing.switch_s
+            if self._expected_gain(one) > self._cost(one, looking_s):
+                return OnlineDecision(
+                    one.choice,
+                    True,
+                    f"{one.choice} may be better than {self.here.choice}: their intervals overlap, "
+                    "and enough is left for a try to pay",
+                    self.ranked,
+                )
+        return stay
+
+    def pays(self, best: OnlineForecast) -> bool:
+        """Return whether a switch costs less than it gains."""
+        switch_s = self.standing.switch_s
+        if self.job.objective is Objective.KNEE:
+            return switch_s <= _SMALL * best.time_s.value
+        of = "cost_usd" if self.job.objective is Objective.COST else "time_s"
+        gain: float = getattr(self.here, of).value - getattr(best, of).value
+        return gain > self._cost(best, switch_s)
+
+    def _expected_gain(self, one: OnlineForecast) -> float:
+        mine, theirs = self._own(one), self._own(self.here)
+        if not isfinite(mine.value):
+            return 0.0
+        # Below the expected figure only: by how much worse it may be does not matter.
+        apart = (mine.value - mine.low) / Z95
+        gain = theirs.value - mine.value
+        if apart <= 0:
+            return max(gain, 0.0)
+        normal = NormalDist()
+        return gain * normal.cdf(gain / apart) + apart * normal.pdf(gain / apart)
+
+    def _own(self, one: OnlineForecast) -> Interval:
+        """Return the figure with what it may be off by in comparison with others."""
+        ends_s = (one.own_s.value, one.own_s.low, one.own_s.high)
+        return Interval(*(self._cost(one, end_s) for end_s in ends_s))
+
+    def _cost(self, to: OnlineForecast, time_s: float) -> float:
+        """Return what a time in a configuration costs, in what is to be as little as possible."""
+        if self.job.objective is Objective.COST:
+            return self.job.cost_usd(to.choice.workers, time_s)
+        return time_s
+
+    @property
+    def _best_in(self) -> str:
+        return {
+            Objective.TIME: "the quickest",
+            Objective.COST: "the cheapest",
+            Objective.KNEE: "the knee of time and cost",
+        }[self.job.objective]
+
+
+def _ranked(found: Sequence[OnlineForecast], objective: Objective) -> tuple[OnlineForecast, ...]:
+    """Return the configurations, the best first; of equals, the smaller."""
+    by_time = sorted(found, key=lambda o: (o.time_s.value, o.cost_usd.value, o.choice))
+    match objective:
+        case Objective.COST:
+            return tuple(sorted(found, key=lambda o: (o.cost_usd.value, o.time_s.value, o.choice)))
+        case Objective.TIME:
+            return tuple(sorted(found, key=lambda o: (o.time_s.value, o.choice)))
+    best = frontier(by_time)
+    if not best:
+        return tuple(by_time)
+    at = knee([o.time_s.value for o in best], [o.cost_usd.value for o in best])
+    return (best[at], *(one for one in by_time if one != best[at]))
+
+
+def whole_epochs(one: OnlineForecast) -> int:
+    """Return how many epochs the whole training lasts in a configuration, the last one ended."""
+    return ceil(one.epochs - 1e-6)
+
+
+def anew(here: OnlineForecast, given: int, samples: int, switch_s: float) -> bool:
+    """Return whether to start the present configuration again, with the epochs that it needs.
+
+    With too few, the result would be missed, so it is started again in any case; with too many,
+    only if those take longer than the switch.
+    """
+    more = whole_epochs(here) - given
+    saved_s = -more * samples / here.choice.batch * here.step_s.value
+    return more > 0 or saved_s > switch_s
+
+
+def surest(measured: Sequence[Noise | None]) -> Noise | None:
+    """Return the noise scale with the narrowest interval; ``None`` if there is none."""
+
+    def width(one: Noise) -> float:
+        high = inf if one.high is None else one.high
+        return (high - one.low) / one.scale if one.scale > 0 else inf
+
+    return min((one for one in measured if one is not None), key=width, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What finding the configuration has cost."""
+
+    search_s: float  # from the first step to the first one where training stayed
+    # What the chosen configuration would have taken for the samples trained meanwhile
+    useful_s: float
+    total_s: float  # that the whole training takes, search included
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds that a training in the chosen configuration from the start would have saved."""
+        return self.search_s - self.useful_s
+
+    @property
+    def part(self) -> float:
+        """The same, as a part of the whole training."""
+        return self.lost_s / self.total_s if self.total_s > 0 else 0.0
+
+
+def overhead(search_s: float, samples: float, per_s: float, left_s: float) -> Overhead:
+    """Return what finding the configuration has cost, switches included."""
+    return Overhead(search_s, samples / per_s, search_s + left_s)

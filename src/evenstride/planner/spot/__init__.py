@@ -1,4 +1,0 @@
-"""How soon spot machines are taken away, and what their loss costs a run.
-
-Start with `preemption_rate`.
-"""

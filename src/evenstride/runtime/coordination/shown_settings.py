@@ -1,0 +1,99 @@
+"""What each rank shows of itself when a team forms, and what all of them must have alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from evenstride._version import __version__
+from evenstride.core.policies.dynamic_batching import DynamicBatching
+from evenstride.core.policies.static import Static
+from evenstride.core.policy import Policy
+from evenstride.runtime.coordination.agreement import Plain, require_equal
+from evenstride.runtime.engines.device_support import (
+    check_backends,
+    check_chosen,
+    has_chosen_cuda,
+    likely_device,
+)
+from evenstride.runtime.engines.replica_groups import show_island
+from evenstride.runtime.failures.peers import myself
+from evenstride.runtime.host.machine_resources import measured_flops_per_s, usable_cores
+from evenstride.runtime.settings import Settings, check
+
+_OF_EACH_RANK = (
+    "min_share",
+    "max_share",
+    "quantum",
+    "resources",
+    "cuda",
+    "uses_gpu",
+    "peer",
+    "island",
+)
+
+
+def show_settings(
+    settings: Settings,
+    rank: int,
+    group: dist.ProcessGroup | None,
+    shard_group: dist.ProcessGroup | None,
+) -> Plain:
+    """Return what a rank shows the others, as JSON types; settings that cannot be are refused."""
+    chosen = has_chosen_cuda(group)  # before anything here looks at the GPU
+    device = likely_device(group)
+    check(settings)
+    return {
+        "evenstride": __version__,
+        "torch": torch.__version__.partition("+")[0],
+        "global_batch": settings.global_batch,
+        "seed": settings.seed,
+        "policy": settings.policy,
+        "sync": str(settings.mode),
+        "engine": settings.engine,
+        "noise_every": settings.noise_every,
+        "bounds": None if settings.bounds is None else list(settings.bounds),
+        "chosen": settings.chosen,
+        "memory_fraction": settings.memory_fraction,
+        "max_steps": settings.max_steps,
+        "min_share": settings.min_share,
+        "max_share": settings.max_share,
+        "quantum": settings.quantum,
+        "resources": _resources(settings.decides, device),
+        "cuda": torch.cuda.is_available(),
+        "peer": myself(rank, device).to_plain(),
+        "uses_gpu": chosen,
+        "island": show_island(shard_group, group),
+    }
+
+
+def _resources(policy: Policy[Any], device: torch.device) -> Plain:
+    """Return what the policy wants to know about this worker; measuring takes a moment."""
+    match policy:
+        case Static(by="cores"):
+            return {"cores": usable_cores()}
+        case Static(by="flops"):
+            return {"flops_per_s": measured_flops_per_s(device)}
+        case DynamicBatching():
+            cores = {"cores": usable_cores()} if device.type == "cpu" else {}
+            return {**cores, "flops_per_s": measured_flops_per_s(device)}
+    return {}
+
+
+def compare(shown: list[Plain], group: dist.ProcessGroup | None) -> None:
+    """Raise unless ranks that show this can train together.
+
+    `RanksDisagree` says that they have different settings, `ConfigError` that they would wait for
+    each other in different backends.
+    """
+    common = [{k: v for k, v in mine.items() if k not in _OF_EACH_RANK} for mine in shown]
+    require_equal(common, "Stride()")
+    if group is None:
+        return
+    # Before the engine is made, where such ranks hang. One that has an accelerator is taken to use
+    # it.
+    config = dist.get_backend_config(group)
+    check_backends(["cuda" if mine["cuda"] else "cpu" for mine in shown], config)
+    check_chosen([mine["uses_gpu"] if mine["cuda"] else None for mine in shown], config)

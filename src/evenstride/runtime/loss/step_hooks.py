@@ -1,0 +1,255 @@
+"""What a backward pass and an optimizer's step mean for the batch in hand: where a step ends.
+
+A backward pass has two marks: where this rank's last gradient is ready, and where all ranks' are.
+An optimizer's step ends the step, and in some modes synchronises it.
+
+A `torch.amp.GradScaler` does not call the optimizer where a gradient is not finite, and torch
+offers no hook for that. All ranks leave out the same steps: the reduced gradient is the same bytes
+on all, and of sharded gradients (FSDP2) torch takes the maximum of what the ranks found. What every
+loop calls in the end is the scaler's ``update``.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from evenstride.core.sampling.draw import Draw
+from evenstride.runtime import usage_errors
+from evenstride.runtime.engines.ddp import InnerWaits
+from evenstride.runtime.engines.watched_models import WatchedModels
+from evenstride.runtime.loss.batch_in_hand import BatchInHand, StepEvent
+from evenstride.runtime.noise.noise_meter import NoiseMeter
+from evenstride.runtime.synchronisation.synchroniser import Synchroniser
+from evenstride.runtime.timing.device_timer import RankClock
+
+# Micro-batches after which gradients are looked at: a loop that clips there does so each time.
+_COMPARISONS = 2
+
+
+class BackwardHooks:
+    """Follows the backward passes of the batch in hand, and ends the step."""
+
+    def __init__(
+        self,
+        clock: RankClock,
+        batch: BatchInHand,
+        watched: WatchedModels,
+        inner_waits: InnerWaits,
+        noise: NoiseMeter | None,
+        commit: Callable[[Draw], None],  # called when a step is synchronised
+        add_up: Callable[[Draw], None] | None,  # all ranks' gradients, where no engine does
+        *,
+        by_engine: bool,  # averages in the backward pass, not at the optimizer's step
+    ) -> None:
+        self._clock, self._batch, self._watched = clock, batch, watched
+        self._inner_waits, self._noise, self._commit = inner_waits, noise, commit
+        self._add_up, self._by_engine = add_up, by_engine
+        self.own_s = 0.0
+        self.commits = 0
+        """Steps that were committed."""
+        self._queued = False  # whether the engine has our callback for the pass that runs
+        self._gave = False  # whether the latest backward pass has left gradients
+        self._comparisons = _COMPARISONS  # of gradients between micro-batches, still to come
+        self._left: list[tuple[Tensor, int]] = []  # gradients and their versions, for the next
+
+    def follow(self, scaled: Tensor) -> None:
+        """Mark the backward pass of a scaled loss."""
+        self._queued = False  # a backward pass that raised never came to the callback
+        if scaled.requires_grad:
+            scaled.register_hook(self._began)  # type: ignore[no-untyped-call]
+
+    def check_gradients(self, draw: Draw) -> None:
+        """Raise `UsageError` if the gradients of an earlier micro-batch of the step are gone."""
+        if self._gave and not draw.first and self._watched.without_gradients:
+            raise usage_errors.gradients_gone(draw.step)
+        if self._left:
+            self._compare_gradients(draw)
+
+    def synchronised(self) -> None:
+        """Note that all ranks' gradients are averaged, which commits the step."""
+        draw = self._batch.draw
+        if self._add_up is not None and draw is not None:
+            self._add_up(draw)
+        started_s = self._clock.timer.now()
+        self._clock.timer.synchronised()
+        if draw is not None and not self._batch.committed:
+            self._batch.happened(StepEvent.SYNCHRONISE)
+            self._watched.recorded()
+            self.commits += 1
+            if self._noise is not None:
+                self._noise.committed()
+            self._commit(draw)
+        self.own_s += self._clock.timer.now() - started_s
+
+    def _began(self, _: Tensor) -> None:
+        # Callbacks run in the order they are queued, after the whole graph: ours comes before the
+        # engine's own wait for other ranks, and one queued from inside it comes after.
+        if not self._queued and self._batch.draw is not None:
+            if _in_compiled_autograd():
+                raise usage_errors.compiled_backward()
+            self._queued = True
+            self._batch.happened(StepEvent.BACKWARD_BEGINS)
+            self._inner_waits.backward_began()
+            Variable._execution_engine.queue_callback(self._gradients_ready)
+            if self._noise is not None:
+                self._noise.backward_began()
+
+    def _gradients_ready(self) -> None:
+        started_s, self._queued = self._clock.timer.now(), False
+        draw, watched = self._batch.draw, self._watched
+        if draw is None:
+            return
+        self._batch.happened(StepEvent.GRADIENTS_READY)
+        # FSDP2 keeps what is not reduced yet elsewhere, so there may be none.
+        self._gave = any(p.grad is not None for p in watched.parameters)
+        if draw.last and self._by_engine:  # else both happen at the optimizer's step
+            self._clock.timer.gradients_ready()
+            self._inner_waits.gradients_ready()
+            Variable._execution_engine.queue_callback(self.synchronised)
+        elif self._comparisons and not draw.last:
+            given = [p.grad for p in watched.parameters if p.grad is not None]
+            # Torch counts the changes in place of a tensor, which costs less than a copy.
+            self._left = [(gradient, gradient._version) for gradient in given]
+        self.own_s += self._clock.timer.now() - started_s
+
+    def _compare_gradients(self, draw: Draw) -> None:
+        """Warn if gradients were changed since the last micro-batch's backward pass."""
+        changed = any(gradient._version != version for gradient, version in self._left)
+        self._left = []
+        if not draw.first:
+            self._comparisons -= 1
+            if changed:
+                self._comparisons = 0
+                usage_errors.tell_of_changed_gradients(draw.step)
+
+
+def _in_compiled_autograd() -> bool:
+    # By name, as importing it takes long and nearly no script needs it.
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "in_compiled_autograd_region", False)) or bool(
+        getattr(compiled, "compiled_autograd_enabled", False)
+    )
+
+
+class OptimizerHooks:
+    """Hears of every step that an optimizer takes, or a gradient scaler leaves out."""
+
+    def __init__(
+        self,
+        clock: RankClock,
+        batch: BatchInHand,
+        watched: WatchedModels,
+        backward: BackwardHooks,
+        sync: Synchroniser | None,  # in place of the engine's averaging, if at all
+    ) -> None:
+        self._clock, self._batch, self._watched = clock, batch, watched
+        self._backward, self._sync = backward, sync
+        self._syncing = False  # whether the synchronisation has begun, and not come through
+
+    def listen(self) -> tuple[RemovableHandle, ...]:
+        """Be told of every step of this process, until the handles are removed."""
+        return (
+            register_optimizer_step_pre_hook(self.before_step),
+            register_optimizer_step_post_hook(self.after_step),
+            # For the steps that a gradient scaler leaves out.
+            register_scaler_update_hook(self.after_step),
+        )
+
+    def before_step(self, optimizer: Optimizer, args: Any = (), named: Any = None) -> None:
+        """Synchronise, where that is due now; refuse to step by a part of a gradient."""
+        sync, draw = self._sync, self._batch.draw
+        if self._batch.synced and sync is None:
+            return
+        # Torch reports every optimizer of the process, also those of models that are not watched.
+        ours = {id(p) for p in self._watched.parameters}
+        if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+            return
+        # To step now would be to step by a part of the gradient.
+        if not self._batch.synced:
+            raise usage_errors.stepped_in_midst(draw and draw.step)
+        if sync is not None and draw is not None:  # else it is torch's, to make a state
+            # A closure runs backward passes of its own inside the step, after the exchange.
+            if any(given is not None for given in (*args[1:], *(named or {}).values())):
+                raise usage_errors.stepped_by_closure()
+            self._synchronise(sync, optimizer)
+
+    def after_step(self, optimizer: Any = None, *_: Any) -> None:
+        """Note that an optimizer has stepped; without one, that a scaler has ended a step."""
+        sync = self._sync
+        left_out = optimizer is None and self._batch.failed and not self._syncing
+        if sync is not None and left_out and not hasattr(sync, "takes_left_out"):
+            raise usage_errors.left_out()
+        if sync is not None and (self._syncing or left_out):
+            sync.after_step(optimizer)
+            self._syncing = False
+            if not self._batch.committed:
+                self._backward.synchronised()
+        scaler = optimizer is None
+        self._batch.happened(StepEvent.SCALER_UPDATES if scaler else StepEvent.OPTIMIZER_STEPS)
+
+    def check_stepped(self) -> None:
+        """Raise `UsageError` if the step in hand waits for an optimizer's step that never came."""
+        if self._sync is not None and self._batch.failed and not self._syncing:
+            step = -1 if self._batch.draw is None else self._batch.draw.step
+            if self._watched.models:
+                raise usage_errors.not_stepped(step)
+            raise usage_errors.unwatched()
+
+    def _synchronise(self, sync: Synchroniser, optimizer: Optimizer) -> None:
+        self._syncing = True
+        if self._batch.committed:  # another optimizer in the same step
+            with self._clock.waiting():
+                sync.before_step(optimizer)
+            return
+        self._clock.timer.gradients_ready()  # what came since then, such as clipping, is work
+        sync.before_step(optimizer)
+
+
+_hooks: OrderedDict[int, Callable[[], None]] = OrderedDict()
+
+
+def register_scaler_update_hook(hook: Callable[[], None]) -> RemovableHandle:
+    """Call a hook after ``update`` of any gradient scaler of this process, until the handle goes.
+
+    A hook is called twice where a scaler's ``update`` calls another's. An ``update`` is wrapped
+    once per process and stays so, which costs some 1 us per update.
+    """
+    # Kinds that are defined later are covered if their ``update`` calls that of `GradScaler`.
+    for kind in _kinds(torch.amp.GradScaler):
+        update = vars(kind).get("update")
+        if update is not None and not hasattr(update, "_evenstride_calls_hooks"):
+            setattr(kind, "update", _calling_hooks(update))  # noqa: B010
+    handle = RemovableHandle(_hooks)
+    _hooks[handle.id] = hook
+    return handle
+
+
+def _calling_hooks(update: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(update)
+    def updated(*args: Any, **kwargs: Any) -> None:
+        update(*args, **kwargs)
+        for hook in tuple(_hooks.values()):
+            hook()
+
+    updated._evenstride_calls_hooks = True  # type: ignore[attr-defined]
+    return updated
+
+
+def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
+    yield kind
+    for special in kind.__subclasses__():
+        yield from _kinds(special)
