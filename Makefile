@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 FLOOR_VENV ?= .venv-floor
+TESTS ?= tests
 PAGES := build/docs
 SIDE_BY_SIDE := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
 LONG := tests/property/test_exactly_once.py tests/property/test_weighting.py
@@ -96,9 +97,11 @@ docs: $(VENV)/.docs
 	find $(PAGES) -name __pycache__ -prune -exec rm -r {} + && rm $(PAGES)/*.py
 	$(BIN)/zensical build --clean --strict
 
-# When decisions are meant to change: record the kept traces anew, and read the difference.
+# When decisions or messages are meant to change: record the kept traces anew, and what the tests in
+# TESTS are told, and read the difference.
 regen: $(VENV)/.dev
 	$(BIN)/python -m tests.golden.recording
+	$(SIDE_BY_SIDE) --record-messages $(TESTS)
 
 clean:
 	rm -rf $(VENV) $(FLOOR_VENV) site dist build runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,6 +5,8 @@ from pathlib import Path
 
 # Without torchft (an extra of its own) the doctests of that integration cannot be imported.
 collect_ignore = [] if find_spec("torchft") else ["src/evenstride/integrations/torchft"]
+# Its option has to be known before the tests are looked for.
+pytest_plugins = ["tests.messages"]
 SOURCE = Path(__file__).parent / "src"
 
 

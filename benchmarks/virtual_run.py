@@ -62,7 +62,7 @@ class VirtualRun:
     def begin(self, generation: int = 0) -> None:
         """Form the group of all workers."""
         workers = tuple(map(Worker, self.names))
-        self._put(FleetFormed(generation, self.step, self._batch, workers))
+        self.put(FleetFormed(generation, self.step, self._batch, workers))
 
     def shares_at(self, step: int) -> Shares:
         """Return the shares that hold in a step."""
@@ -84,12 +84,12 @@ class VirtualRun:
         self.step += steps
         self.clock_s += float(busy_s.max(axis=1).sum()) + steps * self._communication_s
         seen = Measurements.of(self._observed(first, shares, busy_s))
-        self._put(Exchanged(self.step, self.step + 1, seen, self.held))
+        self.put(Exchanged(self.step, self.step + 1, seen, self.held))
         return busy_s
 
     def turn(self, batch: int) -> None:
         """Go on with another global batch."""
-        self._put(EpochEnded(self.step, self.step, batch, batch))
+        self.put(EpochEnded(self.step, self.step, batch, batch))
 
     def _observed(self, first: int, shares: IntArray, busy_s: FloatArray) -> list[Observation]:
         """Return what each worker tells: one observation for each stretch of the same shares."""
@@ -112,7 +112,7 @@ class VirtualRun:
             for begin, end in pairwise(edges)
         ]
 
-    def _put(self, event: Event) -> None:
+    def put(self, event: Event) -> None:
         self._control, verdict = advance(self._control, event)
         self.writer.event(self.clock_s, event, verdict)
         if verdict.shares is not None:

@@ -18,13 +18,13 @@ MOST = {
     "most modules in a folder": 14,
     "class names used twice or more": 0,
     "module names used twice or more": 0,
-    "largest fan-out": 29,
-    "longest import chain": 21,
+    "largest fan-out": 15,
+    "longest import chain": 12,
     "import circles": 0,
     "assignments to other objects' attributes": 0,
-    "lines": 71_100,
+    "lines": 64_500,
 }
-LEAST = {"comments per 100 lines": 4.1}
+LEAST = {"comments per 100 lines": 5.9}
 
 
 def _tool() -> ModuleType:

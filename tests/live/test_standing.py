@@ -23,6 +23,7 @@ from evenstride.integrations.torchft.live_generation import (
     happenings,
     leader_of,
 )
+from tests.messages import raises_message
 
 POSITION = {"epoch": 0, "position": 24, "step": 2}
 
@@ -129,19 +130,19 @@ def test_whatever_happened_makes_the_members_of_now(
 
 
 @pytest.mark.parametrize(
-    ("other", "says"),
+    "other",
     [
-        (shown("a"), "two workers are called host/a"),
-        (shown("b", settings={"seed": 1}), "disagree on seed: 0 on host/a, 1 on host/b"),
+        shown("a"),
+        shown("b", settings={"seed": 1}),
     ],
 )
-def test_workers_that_cannot_train_together_are_refused(other: Shown, says: str) -> None:
-    with pytest.raises(RanksDisagree, match=says):
+def test_workers_that_cannot_train_together_are_refused(other: Shown) -> None:
+    with raises_message(RanksDisagree):
         check_alike([shown("a"), other])
 
 
 def test_different_weights_at_the_start_are_refused() -> None:
-    with pytest.raises(RanksDisagree, match="start from different weights"):
+    with raises_message(RanksDisagree):
         check_alike([shown("a", 0, weights="x"), shown("b", 0, weights="y")])
 
     check_alike([shown("a", 2), shown("b", 0, weights="y")])  # it gets the others'
@@ -150,7 +151,7 @@ def test_different_weights_at_the_start_are_refused() -> None:
 def test_who_has_kept_as_many_steps_at_other_data_is_refused() -> None:
     elsewhere = {**POSITION, "position": 36}
 
-    with pytest.raises(SplitDiverged, match="host/b stands at epoch 0, sample 36"):
+    with raises_message(SplitDiverged, "epoch 0", "sample 36"):
         check_alike([shown("a"), shown("b", position=elsewhere)])
 
     check_alike([shown("a"), shown("b", 1, position=elsewhere)])

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
 from evenstride.runtime.timing.step_timer import StepRecord
+from tests.inside import session
 from tests.multiproc.training import flat, net, rows
 
 WIDTH, DEPTH = 2048, 6
@@ -40,7 +41,7 @@ def measured(stride: evenstride.Stride, train: Callable[[Any], None]) -> list[St
     """Train an epoch of a deep model on CUDA; return the steps as they were timed."""
     records: list[StepRecord] = []
     loader = stride.loader(rows(64 * 24, torch.float32), seeded=False)
-    stride._session.state.clock.timer.report_to(records)
+    session(stride).state.clock.timer.report_to(records)
     for _, x, _ in loader:
         train(x)
     stride.close()

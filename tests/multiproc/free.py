@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed import rpc
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
 from evenstride.runtime.parameter_server import server, server_calls
+from tests.inside import session
 from tests.multiproc.training import net, rows, weights
 
 
@@ -63,7 +65,7 @@ def train(rank: int, run: Run) -> dict[str, Any]:
     loader = stride.loader(rows(run.length), num_workers=run.processes)
     module = net()
     model = stride.watch(DistributedDataParallel(module))
-    free = stride._session.free
+    free = session(stride).free
     assert free is not None
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.5)
     ids: list[list[list[int]]] = []
@@ -89,7 +91,7 @@ def train(rank: int, run: Run) -> dict[str, Any]:
         saved = stride.state_dict()
         places.append((stride.epoch, saved["epoch"], saved["position"]))
         splits.append(free.split)
-        assert free.present() == tuple(range(len(free.split) or free._world_size))
+        assert free.present() == tuple(range(len(free.split) or dist.get_world_size()))
     free.bring_home([optimizer])
     momentum = [optimizer.state[p]["momentum_buffer"].tolist() for p in module.parameters()]
     told = {"ids": ids, "ends": ends, "report": free.report(), "times": times, "splits": splits}

@@ -15,13 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 import evenstride
 from evenstride.errors import ConfigError, EvenstrideError
 from evenstride.runtime.synchronisation.local_sgd import LocalTraining
+from tests.inside import session
 from tests.multiproc.training import FEATURES, net, rows, weights
 
 TABLE = (*(k / 7 for k in range(50)), float("-inf"))
 
 
 def _sync(stride: evenstride.Stride) -> LocalTraining:
-    sync = stride._session.sync
+    sync = session(stride).sync
     assert isinstance(sync, LocalTraining)
     return sync
 

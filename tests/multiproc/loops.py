@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 import evenstride
 from evenstride.core.time_model.observation import median
 from evenstride.runtime.timing.step_timer import StepQueue, StepRecord
+from tests.inside import session
 from tests.multiproc.training import Augmented, net, rows, weights
 
 BATCH = 24
@@ -112,9 +113,9 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
     dist.all_reduce(unit_s, dist.ReduceOp.MIN)  # so that the ranks' work is in this very ratio
     times = round(milliseconds[rank] * 1e-3 / unit_s.item())
     stride = evenstride.Stride(global_batch=8, policy="uniform")
-    records = KeptSteps(stride._session.state.clock.timer.finished)
+    records = KeptSteps(session(stride).state.clock.timer.finished)
     injected: dict[int, float] = {}
-    stride._session.state.clock.timer.report_to(records)
+    session(stride).state.clock.timer.report_to(records)
     torch.manual_seed(0)  # the ranks must have the same data, whatever their processes ran before
     data = TensorDataset(torch.randn(8 * 64, 4))
     parts = 2 if how == "micro-batches" else 1
@@ -147,13 +148,13 @@ def gradients_at_commit(rank: int, static_graph: bool) -> list[list[float]]:
     model = stride.watch(DistributedDataParallel(module, static_graph=static_graph))
     loader = stride.loader(rows(24))
     seen: list[list[float]] = []
-    commit = stride._session.step.backward._commit
+    commit = session(stride).step.backward._commit
 
     def committed(draw: Any) -> None:
         seen.append([float(p.grad.sum()) for p in module.parameters() if p.grad is not None])
         commit(draw)
 
-    stride._session.step.backward._commit = committed
+    session(stride).step.backward._commit = committed
     for _, x, y in loader:
         stride.scale(nn.functional.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
         model.zero_grad()

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from evenstride import Stride
 from evenstride.runtime.notices import Notice
+from tests.inside import session
 from tests.multiproc.training import flat, net, rows
 
 
@@ -31,7 +32,7 @@ def told_to_leave(
     model = stride.watch(DistributedDataParallel(net()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loader = stride.loader(rows(240), num_workers=workers)
-    continuity = stride._session.ties.continuity
+    continuity = session(stride).ties.continuity
     if saves and rank == 0:
         continuity.saves.takes(0.5)
     seen: list[tuple[list[int], int, list[float]]] = []

@@ -13,7 +13,8 @@ from torch import nn
 import evenstride
 from evenstride.runtime.parameter_server import server_calls
 from evenstride.runtime.parameter_server.rpc_agent import RpcRendezvous
-from evenstride.runtime.parameter_server.server_process import ServerProcess
+from evenstride.runtime.parameter_server.server_calls import ServerProcess
+from tests.inside import session
 from tests.multiproc.training import net, rows
 
 
@@ -44,7 +45,7 @@ def loop(rank: int, wrong: str) -> str:
         for number, (_, x, y) in enumerate(loader):
             stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
             if number and wrong == "left out":
-                stride._session.step.optimizers.after_step()  # as a scaler's update tells it
+                session(stride).step.optimizers.after_step()  # as a scaler's update tells it
             (other if number == 1 and wrong == "in turns" else optimizer).step()
             if wrong in ("several", "twice"):
                 (other if wrong == "several" else optimizer).step()
@@ -65,7 +66,7 @@ def smaller(rank: int) -> list[int]:
     stride = evenstride.Stride(global_batch=8, sync="bsp-ps(servers=2)")
     stride.watch(net())
     stride.watch(nn.Linear(2, 1, bias=False))
-    sync: Any = stride._session.sync
+    sync: Any = session(stride).sync
     places = list(sync._places.values())
     stride.close()
     return places

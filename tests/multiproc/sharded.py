@@ -24,6 +24,7 @@ import evenstride
 from evenstride.core.time_model.observation import median
 from evenstride.runtime.engines.fsdp import gathered, island_of
 from evenstride.runtime.timing.step_timer import StepTimer
+from tests.inside import session
 from tests.multiproc.loops import KeptSteps, burn
 from tests.multiproc.training import FEATURES, Loop, rows
 from tests.order import epoch_order
@@ -245,7 +246,7 @@ def waits_counted(counted: bool) -> Iterator[None]:
     """Let `Stride.watch` count the waits in the layers as waits, or not."""
     with pytest.MonkeyPatch.context() as patch:
         # Exact for any split, also for those that islands do not have in a run.
-        patch.setattr("evenstride.runtime.session.model_watcher.check_island", lambda *_: None)
+        patch.setattr("evenstride.runtime.session.watch_rules.check_island", lambda *_: None)
         if not counted:
             patch.setattr(
                 "evenstride.runtime.session.model_watcher.subtract_collectives", lambda *_: None
@@ -330,8 +331,8 @@ def timed(
         seconds.
     """
     stride = evenstride.Stride(global_batch=20, policy=policy)
-    records = KeptSteps(stride._session.state.clock.timer.finished)
-    stride._session.state.clock.timer.report_to(records)
+    records = KeptSteps(session(stride).state.clock.timer.finished)
+    session(stride).state.clock.timer.report_to(records)
     layers = [Burning(), Burning()]
     model: Any = nn.Sequential(*layers)
     mesh = init_device_mesh("cpu", layout.mesh, mesh_dim_names=_names(layout))

@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
+from evenstride.runtime.sinks.telemetry_board import TelemetryBoard
+from tests.inside import session
 from tests.multiproc.training import net, rows
 
 BATCH, FEATURES, WIDTH = 128, 256, 2048
@@ -35,10 +37,11 @@ def told(rank: int, asked: list[str]) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
         stride.mean(1.0, 2, name="loss")
-    leader = stride._session.leader
-    sinks = {} if leader is None else dict(leader.board._sinks)
+    leader = session(stride).leader
+    board = None if leader is None else leader.board
+    sinks = dict(board.sinks) if isinstance(board, TelemetryBoard) else {}
     pages = [_page(sink.port) for sink in sinks.values() if hasattr(sink, "port")]
-    names = [peer.name for peer in stride._session.team.peers]
+    names = [peer.name for peer in session(stride).team.peers]
     stride.close()
     return {"sinks": list(sinks), "pages": pages, "names": names}
 
@@ -79,6 +82,7 @@ def burdened(rank: int, folder: str, times: int) -> dict[str, Any]:
     stride = evenstride.Stride(global_batch=BATCH, sinks=f"csv:{path}", trace=folder)
     module = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
     model = stride.watch(DistributedDataParallel(module))
+    torch.manual_seed(0)  # the ranks must have the same data, whatever ran in them before
     data = TensorDataset(torch.randn(64 * BATCH, FEATURES), torch.randn(64 * BATCH, 1))
     loader = stride.loader(data)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.001)

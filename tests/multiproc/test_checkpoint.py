@@ -11,6 +11,7 @@ import pytest
 
 from evenstride.runtime.checkpoint.format.manifest import parse_name
 from evenstride.testing import RankPool
+from tests.messages import check_message, raises_message
 from tests.multiproc.checkpointing import Run, Seen, alone, checkpoints, go
 from tests.multiproc.sharded import needs_shards_on_cpu
 from tests.multiproc.training import relative_error
@@ -128,7 +129,7 @@ def test_a_file_that_one_rank_cannot_read_is_an_error_on_all_and_no_damage(
     assert len({one.error for one in seen}) == 1
     assert seen[0].error.startswith("CheckpointError: step-000000004")
     assert "OSError: [Errno 5] Input/output error" in seen[0].error
-    assert "It was tried 4 times. Nothing was restored, changed or deleted" in seen[0].error
+    check_message(seen[0].error)
     assert {path: path.read_bytes() for path in tmp_path.glob("*/*")} == before
     again = ranks.run(go, 3, replace(run, steps=1))
     assert [one.restored for one in again] == [4, 4, 4]
@@ -178,7 +179,7 @@ def test_ranks_with_different_models_are_refused_when_they_save(
 def test_another_run_is_refused_alike_on_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(go, 2, Run(str(tmp_path), steps=4))
 
-    with pytest.raises(AssertionError, match="2 of 2 ranks failed") as raised:
+    with raises_message(AssertionError, "2 ranks") as raised:
         ranks.run(go, 2, Run(str(tmp_path), steps=4, seed=1))
 
     assert str(raised.value).count('allow=("seed",)') == 2

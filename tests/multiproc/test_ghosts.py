@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenstride.testing import RankPool
+from tests.messages import check_message
 from tests.multiproc.ghosts import (
     counted,
     evaluated,
@@ -48,7 +49,7 @@ def test_a_rank_outside_its_group_is_told(ranks: RankPool) -> None:
     inside, too, outside = ranks.run(outsider, 3)
 
     assert inside == too == ""
-    assert "rank 2 is not in the process group given to Stride()" in outside
+    check_message(outside, "rank 2", "Stride()")
 
 
 def test_a_script_that_counts_placeholders_is_warned_once(ranks: RankPool) -> None:
@@ -56,7 +57,7 @@ def test_a_script_that_counts_placeholders_is_warned_once(ranks: RankPool) -> No
 
     assert first == [], "it trains the sample of the tail"
     assert all(len(lines) == 1 for lines in others)
-    assert "step 3 and ran one placeholder sample" in others[0][0]
+    check_message(others[0][0], "step 3")
     assert "Use stride.samples" in others[0][0]
 
 

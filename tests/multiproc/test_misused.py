@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from evenstride.testing import RankPool
+from tests.messages import check_message
 from tests.multiproc.exactness import alone
 from tests.multiproc.misused import (
     BATCH,
@@ -76,7 +77,7 @@ def test_an_engine_that_is_not_watched_is_told_of_once(ranks: RankPool) -> None:
 
     check_exact(told)
     assert [len(of["heard"]) for of in told] == [1, 0]
-    assert "call model = stride.watch(model) before the loop" in told[0]["heard"][0]
+    check_message(told[0]["heard"][0], "stride.watch")
 
 
 @pytest.mark.parametrize("micro", [None, 2])
@@ -100,7 +101,7 @@ def test_clipping_between_micro_batches_is_told_of_with_its_line(ranks: RankPool
 
     for heard in told:
         (line,) = heard
-        assert "the gradients were changed between two micro-batches" in line
+        check_message(line)
         assert line.endswith(line_of("# in pieces"))
 
 
@@ -116,8 +117,7 @@ def test_epochs_that_begin_again_after_a_restore_are_told_of_once(
 
     (line,) = told
     assert not others, "rank 0 speaks for all"
-    assert "training goes on in epoch 1, but the loop over range(2)" in line
-    assert f"at {line_of('# ' + name)} does not begin there" in line
+    check_message(line, "epoch 1", line_of("# " + name))
 
 
 @pytest.mark.parametrize("name", [name for name in LOOPS if not name.startswith("from zero")])
@@ -134,7 +134,7 @@ def test_checkpoints_that_are_never_restored_are_told_of_once(
 
     (line,) = told
     assert not others, "rank 0 speaks for all"
-    assert f"{tmp_path} has checkpoints of an earlier run, the newest step-000000003" in line
+    check_message(line, tmp_path)
     assert f"Call checkpoint.restore() after {_construction()}" in line
 
 
@@ -145,8 +145,7 @@ def test_a_scheduler_that_is_not_saved_is_told_of_once(ranks: RankPool, tmp_path
 
     (line,) = told
     assert not others, "rank 0 speaks for all"
-    assert line.startswith("the StepLR of an optimizer is not saved")
-    assert f"Give it to the Checkpointer at {_construction()}" in line
+    check_message(line, "StepLR", _construction())
 
 
 def test_a_run_that_restores_and_saves_all_is_told_of_nothing(

@@ -17,6 +17,7 @@ from evenstride.core.gradients.noise_scale import (
 from evenstride.testing import RankPool
 from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_noise, read_records
+from tests.messages import check_message
 from tests.multiproc.noisy import SCALE, Run, Truth, refused, train, truths
 
 CASES = {
@@ -97,7 +98,7 @@ def test_the_leader_puts_together_what_the_ranks_tell(ranks: RankPool, tmp_path:
         assert loss == pytest.approx(sum(one.loss for one in parts) / 64, rel=1e-12)
         estimate = estimate.after(norms)
     _check_figures(everywhere[0]["figures"], recorded, estimate, run)
-    assert "rank 0's summary is complete" in everywhere[1]["noise"]
+    check_message(everywhere[1]["noise"], "rank 0")
     assert replay(tmp_path).identical, "no decision depends on it"
 
 
@@ -134,18 +135,20 @@ def test_an_engine_of_which_nothing_is_known_is_not_measured(ranks: RankPool) ->
 
     assert not found["told"]
     assert found["hooks"] == [4] * 4, "its own, and none of ours"
-    assert "not known when the engine (Averaging) averages gradients" in found["noise"]
+    check_message(found["noise"])
 
 
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("fsdp", "ConfigError: noise_every=5 needs each rank's own gradient, and watch() got a"),
-        ("others", "RanksDisagree: the ranks disagree on noise_every of Stride(): 5 on rank 0; 6"),
+        ("fsdp", ("ConfigError", "noise_every", "watch()")),
+        ("others", ("RanksDisagree", "noise_every", "Stride()")),
     ],
 )
-def test_what_cannot_be_measured_is_refused_alike(ranks: RankPool, what: str, says: str) -> None:
+def test_what_cannot_be_measured_is_refused_alike(
+    ranks: RankPool, what: str, says: tuple[str, ...]
+) -> None:
     one, other = ranks.run(refused, 2, what)
 
-    assert one.startswith(says)
+    check_message(one, *says)
     assert one == other

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from evenstride.testing import RankPool
+from tests.messages import check_message
 from tests.multiproc.refusals import (
     divided,
     loaders,
@@ -20,46 +21,46 @@ from tests.multiproc.refusals import (
 from tests.multiproc.sharded import needs_shards_on_cpu
 
 SAME = {"global_batch": 8}
-SETTINGS: dict[str, tuple[list[dict[str, Any]], str, str]] = {
+SETTINGS: dict[str, tuple[list[dict[str, Any]], str, tuple[str, ...]]] = {
     "a batch smaller than the workers": (
         [{"global_batch": 1}] * 2,
         "InfeasibleShares",
-        "at least 2",
+        (),
     ),
     "a batch above the caps": (
         [{"global_batch": 9, "max_share": 4}] * 2,
         "InfeasibleShares",
-        "2 workers together accept 2 to 8",
+        ("2 workers",),
     ),
-    "no batch at all": ([{"global_batch": 0}] * 2, "ConfigError", "global_batch is 0"),
+    "no batch at all": ([{"global_batch": 0}] * 2, "ConfigError", ("global_batch is 0",)),
     "a batch that is no number": (
         [{"global_batch": "8"}] * 2,
         "ConfigError",
-        "global_batch is '8'",
+        ("global_batch is '8'",),
     ),
     "batches that differ": (
         [{"global_batch": 8}, {"global_batch": 9}],
         "RanksDisagree",
-        "global_batch of Stride(): 8 on rank 0; 9 on rank 1",
+        ("global_batch", "Stride()", "rank 0"),
     ),
-    "seeds that differ": ([SAME, {**SAME, "seed": 3}], "RanksDisagree", "seed"),
-    "policies that differ": ([SAME, {**SAME, "policy": "uniform"}], "RanksDisagree", "policy"),
-    "an unknown policy": ([{**SAME, "policy": "magic"}] * 2, "UnknownPolicy", "adaptive, dbs"),
+    "seeds that differ": ([SAME, {**SAME, "seed": 3}], "RanksDisagree", ()),
+    "policies that differ": ([SAME, {**SAME, "policy": "uniform"}], "RanksDisagree", ()),
+    "an unknown policy": ([{**SAME, "policy": "magic"}] * 2, "UnknownPolicy", ()),
     "an unknown policy on one rank": (
         [SAME, {**SAME, "policy": "magic"}],
         "UnknownPolicy",
-        "adaptive, dbs",
+        (),
     ),
     "given shares for others": (
         [{**SAME, "policy": "static:1,3,4"}] * 2,
         "ConfigError",
-        "3 shares, but there are 2",
+        (),
     ),
-    "bounds that cannot be": ([{**SAME, "min_share": 0}] * 2, "ConfigError", "min_share is 0"),
+    "bounds that cannot be": ([{**SAME, "min_share": 0}] * 2, "ConfigError", ("min_share is 0",)),
     "a trace that cannot be written": (
         [{**SAME, "trace": "/proc/nowhere/trace.jsonl"}] * 2,
         "ConfigError",
-        "cannot be written",
+        (),
     ),
 }
 
@@ -72,7 +73,7 @@ def test_settings_that_cannot_be_are_refused_on_every_rank(ranks: RankPool, name
 
     assert answers[0] == answers[1]
     assert answers[0][0] == kind
-    assert text in answers[0][1]
+    check_message(answers[0][1], *text)
 
 
 def test_ranks_of_other_versions_are_refused(ranks: RankPool) -> None:
@@ -90,16 +91,16 @@ def _other_version(rank: int) -> tuple[str, str]:
 
 
 LOADERS = {
-    "another length": ("RanksDisagree", "length of the training loader: 20 on rank 0"),
-    "a stream": ("ConfigError", "map-style"),
-    "no length": ("ConfigError", "give it a __len__"),
-    "empty on one rank": ("ConfigError", "no samples"),
-    "batch_size": ("ConfigError", "batch_size cannot be set"),
-    "shuffle": ("RanksDisagree", "shuffle"),
-    "drop_last": ("ConfigError", "drop_last leaves nothing"),
-    "twice": ("ConfigError", "a training loader already"),
-    "evaluation batch": ("ConfigError", "is for evaluation"),
-    "other evaluation sets": ("RanksDisagree", "length of an evaluation loader"),
+    "another length": ("RanksDisagree", ("20", "rank 0")),
+    "a stream": ("ConfigError", ()),
+    "no length": ("ConfigError", ()),
+    "empty on one rank": ("ConfigError", ()),
+    "batch_size": ("ConfigError", ("batch_size",)),
+    "shuffle": ("RanksDisagree", ()),
+    "drop_last": ("ConfigError", ("drop_last",)),
+    "twice": ("ConfigError", ()),
+    "evaluation batch": ("ConfigError", ()),
+    "other evaluation sets": ("RanksDisagree", ()),
 }
 
 
@@ -111,19 +112,19 @@ def test_loaders_that_cannot_be_are_refused_on_every_rank(ranks: RankPool, name:
 
     assert answers[0] == answers[1]
     assert answers[0][0] == kind
-    assert text in answers[0][1]
+    check_message(answers[0][1], *text)
 
 
 LOOPS = {
-    "not scaled": ("ScaleError", "was never scaled"),
-    "no backward": ("ScaleError", "backward pass of step 0 never ran"),
-    "scaled twice": ("ScaleError", "scaled twice"),
-    "two loops": ("LoaderBusy", "still going on"),
-    "micro-batches without accumulate": ("ScaleError", "with stride.accumulate(model)"),
-    "state in mid-step": ("StepInFlight", "after optimizer.step()"),
-    "a negative weight": ("ScaleError", "weight -1.0"),
-    "restart inside": ("LoaderBusy", "leave the loop first"),
-    "load inside": ("LoaderBusy", "leave the loop first"),
+    "not scaled": ("ScaleError", ()),
+    "no backward": ("ScaleError", ("step 0",)),
+    "scaled twice": ("ScaleError", ()),
+    "two loops": ("LoaderBusy", ()),
+    "micro-batches without accumulate": ("ScaleError", ("stride.accumulate",)),
+    "state in mid-step": ("StepInFlight", ("optimizer.step()",)),
+    "a negative weight": ("ScaleError", ("-1.0",)),
+    "restart inside": ("LoaderBusy", ()),
+    "load inside": ("LoaderBusy", ()),
 }
 
 
@@ -137,7 +138,7 @@ def test_a_loop_that_breaks_the_contract_is_stopped_on_every_rank(
 
     assert answers[0] == answers[1]
     assert answers[0][0] == kind
-    assert text in answers[0][1]
+    check_message(answers[0][1], *text)
 
 
 def test_a_rank_that_never_comes_is_named(ranks: RankPool) -> None:
@@ -157,24 +158,23 @@ def test_a_device_that_one_rank_cannot_time_is_refused_on_every_rank(ranks: Rank
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    "name",
     [
-        ("tp", "parameter 0.weight is a DTensor on (tp=2)"),
-        ("tp fsdp", "parameter 0.weight is a DTensor on (dp=2, tp=2)"),
-        ("tp ddp", "its device mesh (dp=2, tp=2) has tp=2"),
-        ("cp slice", "its device mesh (dp=2, cp=2) has cp=2"),
-        ("cp flat", "its device mesh (dp=2, cp=2) has cp=2"),
-        ("cp ddp", "its device mesh (dp=2, cp=2) has cp=2"),
+        "tp",
+        "tp fsdp",
+        "tp ddp",
+        "cp slice",
+        "cp flat",
+        "cp ddp",
     ],
 )
 @needs_shards_on_cpu
 def test_a_model_whose_samples_are_divided_over_ranks_is_refused(
-    ranks: RankPool, name: str, text: str
+    ranks: RankPool, name: str
 ) -> None:
     for kind, told in ranks.run(divided, 4, name):
         assert kind == "ConfigError"
-        assert text in told
-        assert "evenstride gives each rank samples of its own" in told
+        check_message(told)
 
 
 @needs_shards_on_cpu
@@ -196,7 +196,7 @@ def test_a_cpu_rank_on_a_gpu_host_is_refused_on_every_rank_before_the_engine_han
 ) -> None:
     for kind, text in ranks.run(on_a_gpu_host, 2, [True, False]):
         assert kind == "ConfigError"
-        assert "rank 0 uses its GPU and rank 1 does not use its own yet" in text
+        check_message(text, "rank 0", "rank 1")
 
     for alike in (True, False):
         assert ranks.run(on_a_gpu_host, 2, [alike, alike]) == [("", "")] * 2

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from evenstride.testing import RankPool
+from tests.messages import check_message
 from tests.multiproc.serving import Run, train
 from tests.multiproc.serving_refusals import broken, loop, smaller, two
 from tests.multiproc.training import relative_error
@@ -62,9 +63,9 @@ def test_a_further_model_may_have_fewer_parameters_than_there_are_servers(ranks:
 
 def test_a_second_set_of_servers_is_refused(ranks: RankPool) -> None:
     for text in ranks.run(two, 2):
-        assert "can have one; close() the other Stride" in text
+        check_message(text, "close()")
 
 
 def test_servers_that_do_not_start_are_not_waited_for(ranks: RankPool) -> None:
     for text in ranks.run(broken, 2):
-        assert "ended with exit code 3 before all had met" in text
+        check_message(text)

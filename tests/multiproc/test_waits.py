@@ -11,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
 from evenstride.testing import RankPool
+from tests.inside import session
+from tests.messages import check_message
 from tests.multiproc.training import FEATURES, rows
 from tests.unit.runtime.coordination.test_agreement import heard
 
@@ -18,7 +20,7 @@ from tests.unit.runtime.coordination.test_agreement import heard
 def one_is_late(rank: int, late: int) -> tuple[int, list[str]]:
     """Make a loader, on one rank only after all others have said that they wait."""
     stride = evenstride.Stride(global_batch=8, policy="uniform")
-    channel = stride._session.team.channel
+    channel = session(stride).team.channel
     assert channel is not None
     channel.tell_after = timedelta(milliseconds=10)
     store = dist.distributed_c10d._get_default_store()
@@ -51,7 +53,7 @@ def a_late_mean(rank: int) -> tuple[object, list[str]]:
     """Take a mean, on rank 1 only after rank 0 has said that it waits."""
     stride = evenstride.Stride(global_batch=8, policy="uniform")
     store = dist.distributed_c10d._get_default_store()
-    channel = stride._session.team.channel
+    channel = session(stride).team.channel
     assert channel is not None
     channel.tell_after = timedelta(milliseconds=10) if rank == 0 else timedelta(seconds=60)
     with heard(lambda: store.set("heard", "")) as said:
@@ -67,7 +69,7 @@ def test_a_rank_that_waits_in_a_mean_says_so(ranks: RankPool) -> None:
 
     assert (mean, late) == (0.5, (0.5, []))
     assert len(said) == 1
-    assert said[0].startswith("rank 0 waits in mean() for rank 1;")
+    check_message(said[0], "rank 0", "mean()", "rank 1")
 
 
 def trained(rank: int, watched: bool) -> list[str]:
@@ -93,4 +95,4 @@ def test_a_model_that_is_not_watched_is_told_of_once(ranks: RankPool, watched: b
 
     assert [len(told) for told in said] == ([0, 0] if watched else [1, 0])
     if not watched:
-        assert "call model = stride.watch(model) before the loop" in said[0][0]
+        check_message(said[0][0], "stride.watch")

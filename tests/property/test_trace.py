@@ -19,6 +19,7 @@ from evenstride.errors import TraceError
 from evenstride.trace.codec import TraceWriter, decode, dumps, encode
 from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import LineTail, read_records
+from tests.messages import raises_message
 
 seconds = st.floats(1e-4, 10.0)
 times = st.lists(st.tuples(seconds, seconds), min_size=1, max_size=6)
@@ -152,7 +153,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:2], lines[2][:20] + "\n", *lines[3:]]))
 
-    with pytest.raises(TraceError, match="line 3"):
+    with raises_message(TraceError, "line 3"):
         list(read_records(path))
 
 
@@ -169,7 +170,7 @@ def test_a_trace_of_a_later_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"kind":"header","format":99}\n')
 
-    with pytest.raises(TraceError, match="format '99'"):
+    with raises_message(TraceError, "'99'"):
         list(read_records(path))
 
 
@@ -178,7 +179,7 @@ def test_a_run_is_named_by_its_folder_or_its_file(tmp_path: Path) -> None:
     _write(path, "uniform", _events([]))
 
     assert list(read_records(tmp_path)) == list(read_records(path))
-    with pytest.raises(TraceError, match="EVENSTRIDE_TRACE"):
+    with raises_message(TraceError, "EVENSTRIDE_TRACE"):
         list(read_records(tmp_path / "elsewhere"))
 
 

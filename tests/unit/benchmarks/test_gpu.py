@@ -14,6 +14,8 @@ from benchmarks.gpu_training import between_s
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.messages import check_message
+
 WORKERS = (1000.0, 300.0, 100.0)  # samples per second, without a fixed time
 
 
@@ -185,4 +187,4 @@ def test_a_part_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         gpu.parse(["--parts", "timing,luck"])
 
-    assert "there is no part 'luck'" in capsys.readouterr().err
+    check_message(capsys.readouterr().err, "'luck'")

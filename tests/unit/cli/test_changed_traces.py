@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from evenstride.cli.main import app
 from evenstride.errors import EvenstrideError, TraceError
 from evenstride.planner.workload.from_trace import profile_of_run
+from tests.messages import check_message
 from tests.unit.planner.recordings import recorded as simulated_run
 from tests.unit.report.virtual import VirtualRun
 
@@ -210,4 +211,4 @@ def test_the_plan_command_names_the_trace_whose_observation_is_no_object(
     error = CliRunner().invoke(app, ["plan", str(path), "--as", "box"]).exception
 
     assert isinstance(error, TraceError)
-    assert "an observation must be an object" in str(error)
+    check_message(str(error))

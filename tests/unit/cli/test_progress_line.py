@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from evenstride.cli.live_progress import Advance
+from tests.messages import check_message
 
 
 def test_a_short_run_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,7 +26,7 @@ def test_a_long_one_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> No
             advance.begin(f"small, adaptive, lag {number}")
             advance.step()
 
-    assert tuple(capsys.readouterr()) == ("", "2 of 4 runs (small, adaptive, lag 1)\n")
+    check_message(tuple(capsys.readouterr()))
 
 
 class Terminal(io.StringIO):

@@ -14,6 +14,8 @@ from examples.ions.network import Scale, fit, marks, predict, profile_errors, su
 from examples.ions.profiles import by_polynomial, judge, random_split, read, salt_splits
 from torch import Tensor
 
+from tests.messages import raises_message
+
 BINS = 40
 
 
@@ -185,5 +187,5 @@ def test_the_command_tells_all_splits_and_draws(
 
 
 def test_without_the_data_one_line_says_what_to_pass(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"npz is missing; pass --data DIR"):
+    with raises_message(SystemExit, "--data", "DIR"):
         read(tmp_path)

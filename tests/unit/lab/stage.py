@@ -29,7 +29,7 @@ class Stage:
         self.folder = folder
         self.orders: dict[str, Any] = {"leash": str(folder / "leash")}
         os.mkfifo(folder / "leash")
-        self._leash = os.open(folder / "leash", os.O_RDONLY | os.O_NONBLOCK)
+        self.leash = os.open(folder / "leash", os.O_RDONLY | os.O_NONBLOCK)
         self._gate = -1
 
     def launch(self, *speeds: float, alone: bool = False, **values: Any) -> Launch:
@@ -63,14 +63,14 @@ class Stage:
     def said(self) -> bytes:
         """Return what came through the leash, once no worker is left to hold it."""
         text = b""
-        while select.select([self._leash], [], [], 30.0)[0]:
-            piece = os.read(self._leash, 4096)
+        while select.select([self.leash], [], [], 30.0)[0]:
+            piece = os.read(self.leash, 4096)
             if not piece:
                 return text
             text += piece
         raise AssertionError("a worker is still running")
 
     def close(self) -> None:
-        for pipe in (self._leash, self._gate):
+        for pipe in (self.leash, self._gate):
             if pipe >= 0:
                 os.close(pipe)

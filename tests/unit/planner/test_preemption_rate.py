@@ -30,6 +30,7 @@ from evenstride.sim.scenario.recordings import (
     machines,
     spot_traces,
 )
+from tests.messages import check_message, raises_message
 
 BANDS = [(0.0, 0.05), (0.05, 0.1), (0.1, 0.15), (0.15, 0.2), (0.2, 1.0)]
 
@@ -53,7 +54,7 @@ def test_the_open_band_goes_from_its_low_end_to_the_shortest_life_evenly_in_the_
     assert 1.0 - exp(-rates[0] * MONTH_S) > 0.2
     assert rates[-1] < 1.0 / SHORTEST_MEAN_S < 1.5 * rates[-1]
     assert np.allclose(np.diff(np.log(rates)), np.log(rates[1] / rates[0]))
-    assert "how many more nobody says" in found.reason
+    check_message(found.reason)
 
 
 def test_worse_bands_have_higher_rates() -> None:
@@ -83,7 +84,7 @@ def test_a_band_of_one_part_is_exact() -> None:
 
 @pytest.mark.parametrize("band", [(0.2, 0.1), (-0.1, 0.1), (0.1, 20.0), (1.0, 1.0)], ids=str)
 def test_what_is_no_band_is_refused(band: tuple[float, float]) -> None:
-    with pytest.raises(ConfigError, match=r"a band from .*: these are parts of all machines"):
+    with raises_message(ConfigError):
         from_band(*band)
 
 
@@ -94,7 +95,7 @@ def test_an_offer_without_a_band_may_be_anything() -> None:
     assert told == from_band(0.0, 0.05)
     assert silent.losses_per_h.low < told.losses_per_h.high
     assert silent.losses_per_h.high > from_band(0.15, 0.2).losses_per_h.high
-    assert silent.reason.startswith("how often g2-standard-4 is taken away is not known")
+    check_message(silent.reason)
 
 
 def _recorded(lives: Sequence[int], gap_s: float = 600.0) -> Machines:
@@ -191,7 +192,7 @@ def test_few_losses_are_not_none(losses: int) -> None:
 def test_a_recording_without_a_loss_tells_no_rate() -> None:
     recorded = machines([SpotTrace("made/up", 60.0, np.array([0, 1, 1, 1]))])
 
-    with pytest.raises(ConfigError, match="none of its 1 machines was lost"):
+    with raises_message(ConfigError):
         from_recorded(recorded)
 
 

@@ -23,6 +23,7 @@ from evenstride.planner.spot_recordings import (
     waits_s,
 )
 from evenstride.sim.scenario.recordings import SpotTrace, load_spot_traces, machines
+from tests.messages import raises_message
 from tests.unit.planner.kinds import kind, task
 
 UP = [0, 2, 2, 1, 1, 2, 3, 2, 0, 1, 2, 1] * 10
@@ -92,28 +93,30 @@ def test_lives_may_be_told_in_seconds_since_1970(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("at_s,up\n0,1\n600,x\n1200,1.5\n1800", r"line 3: 'x' .*line 4: 1.5 machines.*line 5: it"),
-        ("at_s,up\n0,1\n600,1\n# why\n900,0\n1500,1", r"line 5: 300 s after .* most are 600 s"),
-        ("at_s,up\n0,1\n600,-1", r"line 3: '-1' is not a number of machines"),
-        ("came_s,gone_s\n0,10\n50,20", r"line 3: it is gone at 20 s, and came at 50 s"),
-        ("came_s,gone_s\nnan,10\n50,20", r"line 2: 'nan' is not a time in seconds"),
-        ("when,what\n0,1", r"begins with when,what; a recording has the columns at_s and up"),
-        ("", r"begins with nothing"),
-        ("at_s,up\n0,1", r"has 1 rows under its header; at least two"),
-        ("at_s,up\n0,1\n0,1", r"line 3: 0 s after"),
-        ('{"metadata": 3}', r"not as spot-traces has it"),
-        ('{"metadata": {"gap_seconds": 60},\n "data": [1 2]}', r"line 2: it is JSON"),
-        ('{"metadata": {"gap_seconds": 0}, "data": [1, 2]}', r"gap_seconds is above 0"),
-        ("at_s,up\n0,1\n600,1000000000", r"line 3: 1000000000 machines; 10,000 is the most"),
-        ('{"metadata": {"gap_seconds": 60}, "data": [1, 1000000000]}', r"1,000,000,000 machines"),
-        ('{"metadata": ' + "[" * 100_000, r"not as spot-traces has it"),
-        ("at_s,up\n0,0\n600,0", r"no machine was ever up"),
-        ("at_s,up\n0,0\n600,1\n1200,1", r"none of its 1 machines was lost, .* record for longer"),
-        ("at_s,up\n0,4\n600,4\n1200,5", r"none of its 5 machines was lost"),
+        ("at_s,up\n0,1\n600,x\n1200,1.5\n1800", ("line 3", "'x'", "line 4")),
+        ("at_s,up\n0,1\n600,1\n# why\n900,0\n1500,1", ("line 5", "300 s", "600 s")),
+        ("at_s,up\n0,1\n600,-1", ("line 3", "'-1'")),
+        ("came_s,gone_s\n0,10\n50,20", ("line 3", "20 s", "50 s")),
+        ("came_s,gone_s\nnan,10\n50,20", ("line 2", "'nan'")),
+        ("when,what\n0,1", ("at_s",)),
+        ("", ()),
+        ("at_s,up\n0,1", ()),
+        ("at_s,up\n0,1\n0,1", ("line 3", "0 s")),
+        ('{"metadata": 3}', ()),
+        ('{"metadata": {"gap_seconds": 60},\n "data": [1 2]}', ("line 2", "JSON")),
+        ('{"metadata": {"gap_seconds": 0}, "data": [1, 2]}', ("gap_seconds",)),
+        ("at_s,up\n0,1\n600,1000000000", ("line 3", "1000000000", "10,000")),
+        ('{"metadata": {"gap_seconds": 60}, "data": [1, 1000000000]}', ("1,000,000,000",)),
+        ('{"metadata": ' + "[" * 100_000, ()),
+        ("at_s,up\n0,0\n600,0", ()),
+        ("at_s,up\n0,0\n600,1\n1200,1", ()),
+        ("at_s,up\n0,4\n600,4\n1200,5", ()),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_line(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=rf"(?s)seen.csv.*{told}"):
+def test_what_is_wrong_is_refused_with_its_line(
+    tmp_path: Path, text: str, told: tuple[str, ...]
+) -> None:
+    with raises_message(ConfigError, *told):
         recorded_transience(written(tmp_path, text))
 
 
@@ -150,7 +153,7 @@ def test_the_examples_of_the_documentation_can_be_used(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with raises_message(ConfigError):
         recorded_transience(tmp_path / "none.csv")
 
 
@@ -172,22 +175,22 @@ def test_recordings_are_of_the_types_they_are_given_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recordings", "spot", "told"),
     [
-        (["{}"], False, "--preemptions tells of spot machines; give --spot"),
-        (["{}:a", "{}:a"], True, "losses of a are given twice"),
-        (["{}", "{}"], True, "losses of all types are given twice"),
-        (["{}:z"], True, r"losses of z were recorded, which is not among .* \(a, b\)"),
-        (["{}:"], True, "cannot be read"),
+        (["{}"], False, ("--preemptions", "--spot")),
+        (["{}:a", "{}:a"], True, ()),
+        (["{}", "{}"], True, ()),
+        (["{}:z"], True, ()),
+        (["{}:"], True, ()),
     ],
 )
 def test_recordings_for_nobody_knows_what_are_refused(
-    tmp_path: Path, recordings: list[str], spot: bool, told: str
+    tmp_path: Path, recordings: list[str], spot: bool, told: tuple[str, ...]
 ) -> None:
     path = written(tmp_path, looks(UP))
     some = [kind("b", losses_per_h=0.1), kind("a", losses_per_h=0.1)]
     if recordings == ["{}:"]:
         path.unlink()
 
-    with pytest.raises(ConfigError, match=told):
+    with raises_message(ConfigError, *told):
         with_preemptions(some, [one.format(path) for one in recordings], spot=spot)
 
 

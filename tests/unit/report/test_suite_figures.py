@@ -22,6 +22,7 @@ from evenstride.sim.engine.lockstep import SimulatedSteps
 from evenstride.sim.engine.virtual_workers import Cluster
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scoring.suite import ScoredScenario
+from tests.messages import raises_message
 
 
 def made(*counts: int) -> Scenario:
@@ -155,25 +156,25 @@ def test_a_name_is_drawn_as_it_is_and_never_as_a_formula(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("name", ["a.gif", "a", "a.png.txt", "a.pdf"])
 def test_other_kinds_of_files_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"its name has to end in \.png or \.svg"):
+    with raises_message(ConfigError):
         check_plotting(Path(name))
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    "name",
     [
-        ("file/a.png", r"cannot write .*file/a\.png \(.*exist|cannot write .* \(Not a dir"),
-        ("folder", r"cannot write .*folder \(Is a directory\)"),
-        (f"{'x' * 300}.png", r"cannot write .* \(File name too long\)"),
+        "file/a.png",
+        "folder",
+        f"{'x' * 300}.png",
     ],
 )
 def test_whether_a_file_can_be_written_is_known_before_there_is_anything_to_write(
-    tmp_path: Path, name: str, text: str
+    tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "file").write_text("kept")
     (tmp_path / "folder").mkdir()
 
-    with pytest.raises(ConfigError, match=text):
+    with raises_message(ConfigError):
         check_writable(tmp_path / name)
     check_writable(tmp_path / "deep" / "er" / "a.png")
     check_writable(tmp_path / "file")
@@ -185,5 +186,5 @@ def test_whether_a_file_can_be_written_is_known_before_there_is_anything_to_writ
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(ConfigError, match=r"cannot write .*file/a\.png"):
+    with raises_message(ConfigError, "a.png"):
         draw([Panel("real", {"step": np.ones(2)}, [])], "", tmp_path / "file" / "a.png")

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import evenstride
 from evenstride.errors import ConfigError, UsageError
 from evenstride.runtime.engines.fsdp import check_engine
+from tests.messages import raises_message
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import numbered
 
@@ -71,7 +72,7 @@ def test_a_compiled_backward_pass_is_refused_by_name(make_stride: MakeStride) ->
 
     batches = iter(loader)
     _, x = next(batches)
-    with pytest.raises(UsageError, match=r"compiled autograd.*outside the compiled function"):
+    with raises_message(UsageError):
         train(x)
 
 
@@ -92,5 +93,5 @@ def test_ddp_that_waits_inside_a_compiled_backward_pass_is_refused() -> None:
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         engine = _with_buffers()
 
-    with pytest.raises(ConfigError, match=r"python_reducer.*leave that setting"):
+    with raises_message(ConfigError, "python_reducer"):
         check_engine(engine, ["cpu"])

@@ -10,15 +10,16 @@ import pytest
 from torch import nn
 
 from evenstride.errors import ScaleError, UsageError
+from tests.messages import raises_message
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import Trainer, numbered
 from tests.unit.runtime.weighing import Rank
 
 Breach = Callable[[Trainer, Any], object]
 BREACHES: dict[str, tuple[Breach, str]] = {
-    "not scaled": (lambda t, b: t.loss(b).backward(), "step 0 was never scaled"),  # type: ignore[no-untyped-call]
-    "no backward": (lambda t, b: t.stride.scale(t.loss(b)), "backward pass of step 0 never ran"),
-    "nothing at all": (lambda _, __: None, "step 0 was never scaled"),
+    "not scaled": (lambda t, b: t.loss(b).backward(), "step 0"),  # type: ignore[no-untyped-call]
+    "no backward": (lambda t, b: t.stride.scale(t.loss(b)), "step 0"),
+    "nothing at all": (lambda _, __: None, "step 0"),
 }
 
 
@@ -32,7 +33,7 @@ def test_a_batch_without_a_scaled_backward_pass_is_noticed_at_the_next(
     trainer, loop = Trainer(stride), iter(stride.loader(numbered(length)))
     breach(trainer, next(loop))
 
-    with pytest.raises(ScaleError, match=complaint):
+    with raises_message(ScaleError, complaint):
         next(loop)
 
     assert stride.step == 0
@@ -47,7 +48,7 @@ def test_a_weight_beside_micro_batches_or_a_weight_function_is_refused(
     batch = next(loop)
 
     with (
-        pytest.raises(ScaleError, match="give the loader a weight_fn instead"),
+        raises_message(ScaleError, "weight_fn"),
         stride.accumulate(trainer.model),
     ):
         stride.scale(trainer.loss(batch), weight=2.0)
@@ -58,14 +59,14 @@ def test_micro_batches_outside_of_accumulate_are_refused(make_stride: MakeStride
     trainer, loop = Trainer(stride), iter(stride.loader(numbered(8), max_micro_batch=2))
     batch = next(loop)
 
-    with pytest.raises(ScaleError, match=r"with stride.accumulate\(model\)"):
+    with raises_message(ScaleError):
         stride.scale(trainer.loss(batch))
 
 
 def test_accumulating_outside_the_loop_is_refused(make_stride: MakeStride) -> None:
     stride = make_stride()
 
-    with pytest.raises(UsageError, match="outside the training loop"), stride.accumulate(nn.ReLU()):
+    with raises_message(UsageError), stride.accumulate(nn.ReLU()):
         raise AssertionError("the body is not entered")
 
 
@@ -96,10 +97,6 @@ def test_a_model_that_cannot_hold_back_is_refused_unless_it_is_alone() -> None:
     for world_size in (1, 2):
         rank = Rank(world_size)
         rank.take(2, 6, last=False)
-        expected = (
-            contextlib.nullcontext()
-            if world_size == 1
-            else pytest.raises(UsageError, match="a Linear, which cannot hold back")
-        )
+        expected = contextlib.nullcontext() if world_size == 1 else raises_message(UsageError)
         with expected, rank.step.accumulation.accumulate(rank.model):
             assert world_size == 1

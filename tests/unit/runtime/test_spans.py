@@ -13,6 +13,7 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.coordination.leader_start import _spans
 from evenstride.runtime.engines.replica_groups import Islands
+from tests.inside import session
 from tests.unit.runtime.conftest import MakeStride
 
 ISLANDS = Islands(((0, 1), (2, 3)))
@@ -56,4 +57,4 @@ def test_the_ranks_of_an_island_have_even_parts_of_its_span(
 
 
 def test_a_stride_of_one_process_has_one(make_stride: MakeStride) -> None:
-    assert make_stride(global_batch=4)._session.team.spans == ((4, 4),)
+    assert session(make_stride(global_batch=4)).team.spans == ((4, 4),)

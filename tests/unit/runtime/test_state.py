@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
 
 from evenstride.errors import ConfigError, LoaderBusy, StepInFlight
+from tests.messages import raises_message
 from tests.order import epoch_order
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import Trainer, numbered
@@ -39,7 +40,7 @@ def test_a_step_is_part_of_it_once_the_optimizer_has_stepped(make_stride: MakeSt
     for batch in loader:
         before = stride.state_dict()
         trainer.backward(batch)
-        with pytest.raises(StepInFlight, match="between its backward pass and its optimizer step"):
+        with raises_message(StepInFlight):
             stride.state_dict()
         trainer.optimizer.step()
         states.append((_position(before), _position(stride.state_dict())))
@@ -161,13 +162,13 @@ def test_a_state_is_not_loaded_inside_the_loop(make_stride: MakeStride) -> None:
     loop = iter(loader)
     next(loop)
 
-    with pytest.raises(LoaderBusy, match="leave the loop first"):
+    with raises_message(LoaderBusy):
         stride.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
-    [({"seed": 1}, "has seed 0, this Stride 1"), ({"global_batch": 5}, "global_batch 4")],
+    [({"seed": 1}, "seed 0"), ({"global_batch": 5}, "global_batch")],
 )
 def test_a_state_of_other_settings_is_refused(
     make_stride: MakeStride, change: dict[str, int], complaint: str
@@ -175,7 +176,7 @@ def test_a_state_of_other_settings_is_refused(
     state = make_stride().state_dict()
     stride = make_stride(**change)
 
-    with pytest.raises(ConfigError, match=complaint):
+    with raises_message(ConfigError, complaint):
         stride.load_state_dict(state)
 
     assert stride.state_dict()["seed"] == change.get("seed", 0)
@@ -190,7 +191,7 @@ def test_a_state_of_another_data_set_is_refused_when_its_loader_is_made(
     second = make_stride()
     second.load_state_dict(first.state_dict())
 
-    with pytest.raises(ConfigError, match="with length 14, this one has 15"):
+    with raises_message(ConfigError, "length 14", "15"):
         second.loader(numbered(15))
 
     assert len(second.loader(numbered(14))) == 4

@@ -26,6 +26,7 @@ from evenstride.sim.scenario.scenario_model import (
 )
 from evenstride.sim.scoring.suite import FIELDS
 from evenstride.trace.codec import TraceWriter
+from tests.messages import check_message
 
 DOCS = Path(__file__).parents[3] / "docs"
 SIMULATOR, GUIDE = ((DOCS / f"{name}.md").read_text() for name in ("simulator", "guide"))
@@ -117,7 +118,7 @@ def test_the_schema_says_the_unit_of_what_could_be_taken_for_another() -> None:
 
     assert all("second" in text or "FLOP/s" in text for n, text in told.items() if n.endswith("_s"))
     assert "0.02 is 20 ms" in told["fixed_s"]
-    assert "standard deviation of the logarithm" in told["noise"]
+    check_message(told["noise"])
     assert "0.02 is 2 %" in told["noise"]
 
 
@@ -163,7 +164,7 @@ def test_the_numbers_of_ones_own_machines_are_found_in_a_trace(
     assert speed == pytest.approx(1000, rel=0.1)
     assert fixed_s == pytest.approx(0.02, abs=0.004)
     assert noise == pytest.approx(0.05, rel=0.2)
-    assert second == "worker 1: fewer than two shares with ten steps"
+    check_message(second, "worker 1")
 
 
 def test_a_recording_is_made_of_the_published_files(

@@ -8,6 +8,7 @@ from evenstride.core.control.events import Exchanged
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import TraceError
 from evenstride.trace.codec import decode, encode
+from tests.messages import raises_message
 
 
 @pytest.mark.parametrize("name", ["busy_s", "wait_s"])
@@ -19,5 +20,5 @@ def test_an_observation_that_lacks_a_time_of_a_step_is_refused(name: str) -> Non
 
     plain["observations"][0][name].pop()
 
-    with pytest.raises(TraceError, match=r"a Exchanged .* wrong one: each step has both times"):
+    with raises_message(TraceError):
         decode(plain)

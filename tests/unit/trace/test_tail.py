@@ -12,6 +12,7 @@ from evenstride.core.time_model.observation import Observation
 from evenstride.errors import TraceError
 from evenstride.trace.codec import dumps, encode_observation
 from evenstride.trace.read import FORMAT, TraceTail, longest_record, read_records
+from tests.messages import check_message, raises_message
 
 HEADER = json.dumps({"kind": "header", "format": FORMAT})
 NOTE = json.dumps({"kind": "metric", "name": "loss"})
@@ -44,9 +45,7 @@ def test_a_line_that_is_not_whole_waits_for_its_rest(tmp_path: Path, cut: int) -
 
     assert everything(tail) == ["header"]
     (told,) = tail.unread
-    assert told == (
-        f"line 2 is not whole: {cut} bytes that are still being written, or were cut off by a crash"
-    )
+    check_message(told, "line 2", cut)
     with tail.path.open("a") as file:
         file.write(NOTE[cut:] + "\n")
     assert everything(tail) == ["metric"]
@@ -56,36 +55,36 @@ def test_a_line_that_is_not_whole_waits_for_its_rest(tmp_path: Path, cut: int) -
 @pytest.mark.parametrize(
     ("lines", "kinds", "told"),
     [
-        ([], [], "the file is empty"),
-        ([NOTE, NOTE], [], "there is no header"),
-        (["a photograph"], [], "name a run's folder, or the trace.jsonl in it"),
-        (["x", "y", "z"], [], "there is no header, so this is no trace"),
-        ([NOTE], [], "or its first line is gone"),
-        ([HEADER, "x", NOTE], ["header", "metric"], "line 2 is no record"),
-        ([HEADER, "x", NOTE, "y", NOTE], ["header", "metric", "metric"], "line 4 is no record"),
-        (["x", HEADER, NOTE], ["header", "metric"], "line 1 is no record of a trace, and passed"),
-        ([HEADER, NOTE[:9], HEADER], ["header", "header"], "line 2 was cut short by a crash"),
+        ([], [], ()),
+        ([NOTE, NOTE], [], ()),
+        (["a photograph"], [], ("trace.jsonl",)),
+        (["x", "y", "z"], [], ()),
+        ([NOTE], [], ()),
+        ([HEADER, "x", NOTE], ["header", "metric"], ("line 2",)),
+        ([HEADER, "x", NOTE, "y", NOTE], ["header", "metric", "metric"], ("line 4",)),
+        (["x", HEADER, NOTE], ["header", "metric"], ("line 1",)),
+        ([HEADER, NOTE[:9], HEADER], ["header", "header"], ("line 2",)),
         (
             [HEADER, NOTE, NEWER, NOTE],
             ["header", "metric"],
-            "line 3 is not shown: trace format '2'",
+            ("line 3", "'2'"),
         ),
-        ([NEWER, NOTE, HEADER, NOTE], ["header", "metric"], "what follows line 1 is not shown"),
-        (['{"kind": "header", "format": "<b>"}', NOTE], [], "format '<b>'"),
-        (['{"kind": "header", "format": -5}', NOTE], [], "format '-5', which no version of even"),
-        (['{"kind": "header", "format": 0}', NOTE], [], "format '0', which no version"),
-        (['{"kind": "header", "format": true}', NOTE], [], "format 'True', which no version"),
-        (['{"kind": "header"}', NOTE], [], "format 'None', which no version"),
-        ([HEADER, "[" * 100_000, NOTE], ["header", "metric"], "line 2 is no record"),
+        ([NEWER, NOTE, HEADER, NOTE], ["header", "metric"], ("line 1",)),
+        (['{"kind": "header", "format": "<b>"}', NOTE], [], ("'<b>'",)),
+        (['{"kind": "header", "format": -5}', NOTE], [], ("'-5'",)),
+        (['{"kind": "header", "format": 0}', NOTE], [], ("'0'",)),
+        (['{"kind": "header", "format": true}', NOTE], [], ("'True'",)),
+        (['{"kind": "header"}', NOTE], [], ("'None'",)),
+        ([HEADER, "[" * 100_000, NOTE], ["header", "metric"], ("line 2",)),
     ],
 )
 def test_what_cannot_be_read_is_passed_over_and_told(
-    tmp_path: Path, lines: list[str], kinds: list[str], told: str
+    tmp_path: Path, lines: list[str], kinds: list[str], told: tuple[str, ...]
 ) -> None:
     tail = written(tmp_path, *lines, end="\n" if lines else "")
 
     assert everything(tail) == kinds
-    assert told in " | ".join(tail.unread)
+    check_message(" | ".join(tail.unread), *told)
 
 
 def test_empty_lines_are_nothing_to_tell_of(tmp_path: Path) -> None:
@@ -170,8 +169,8 @@ def test_a_line_longer_than_any_record_is_skipped(tmp_path: Path, world_size: An
     tail = written(tmp_path, header, NOTE, LARGE, NOTE)
 
     assert everything(tail) == ["header", "metric", "metric"]
-    assert tail.unread == ("line 3 has 33.6 MB, more than any record of this run, and is skipped",)
-    with pytest.raises(TraceError, match="line 3 is longer than"):
+    check_message(tail.unread, "line 3", "33.6 MB")
+    with raises_message(TraceError, "line 3"):
         list(read_records(tail.path))
 
 

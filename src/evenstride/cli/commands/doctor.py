@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evenstride._importing import import_to_train
 from evenstride.cli.terminal_text import say
 from evenstride.errors import ConfigError
 
@@ -76,12 +77,13 @@ def doctor(
 
 def _bench(environment: Environment, seconds: float, as_json: bool) -> None:
     from evenstride.lab.doctor.bench_ranks import BenchBudget
-    from evenstride.lab.doctor.bench_run import run_bench
     from evenstride.lab.doctor.checkup import examine_machine
 
     _refuse_what_interferes(environment)
     findings = examine_machine()
-    rank, findings["bench"] = run_bench(
+    # By name, as it brings all of training with it.
+    running = import_to_train("evenstride.lab.doctor.bench_run")
+    rank, findings["bench"] = running.run_bench(
         environment.world_size, BenchBudget.of(seconds), lambda text: say(text, err=True)
     )
     wrong = findings["bench"]["wrong"]

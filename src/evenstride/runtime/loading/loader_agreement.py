@@ -40,7 +40,7 @@ from evenstride.runtime.loading.loader_options import LoaderOptions, dataset_len
 from evenstride.runtime.loading.position import EpochOrder
 from evenstride.runtime.loading.seeding import SeededDataset, item_seeds
 from evenstride.runtime.loading.shards import ShardReader, digest, indexed, lengths_of
-from evenstride.runtime.synchronisation.synchroniser import check_unaligned_loader
+from evenstride.runtime.synchronisation.synchroniser import refuse_weights
 from evenstride.runtime.usage_errors import check_whole
 
 logger = logging.getLogger("evenstride")
@@ -178,6 +178,27 @@ def check_loader(
             f"{other} chooses samples from all over the data set, and Shards are read in a row by "
             f"whoever has them; leave {other.partition('=')[0]} out, or use a map-style data set"
         )
+
+
+def check_unaligned_loader(
+    mode: SyncMode, dataset: Any, asked: LoaderOptions, *, by_cost: bool
+) -> None:
+    """Refuse ways to deal samples out that need the same steps on all ranks."""
+    if asked.weight_fn is not None:
+        refuse_weights(mode)
+    if mode.lockstep:
+        return
+    asked_for = {
+        "cost_fn": by_cost,
+        'partition="epoch"': asked.by_epoch,
+        "Shards": bool(lengths_of(dataset)),
+    }
+    for what, given in asked_for.items():
+        if given:
+            raise ConfigError(
+                f"{what} deals samples out over all workers of a step, and with "
+                f'sync="{mode}" workers have no step in common; leave it out, or use sync="bsp-ps"'
+            )
 
 
 def _check_quantum(micro: int | None, quantum: int, *, by_cost: bool) -> None:

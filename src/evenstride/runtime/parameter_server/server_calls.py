@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -27,7 +32,6 @@ from evenstride.runtime.parameter_server.rpc_agent import (
     worker_name,
 )
 from evenstride.runtime.parameter_server.server import Server, ask
-from evenstride.runtime.parameter_server.server_process import ServerProcess, start
 from evenstride.runtime.parameter_server.work_dispatcher import taken_for_lost
 from evenstride.runtime.store.store_channel import Channel, tcp_store
 
@@ -43,6 +47,56 @@ _LOOK_S = 0.25
 _LEAVE_S, _BREAK_S = 10.0, 2.0
 # Texts of torch's own errors by which a server that is gone is told from one that refuses.
 _OF_CONNECTIONS = ("tensorpipe", "connection", "rpc agent")
+# What it needs is imported as by its workers, which is quicker, and not in their first step.
+_RUN = "import sys, evenstride._importing as i; i.import_to_train(sys.argv[1]).main()"
+_SERVER = "evenstride.runtime.parameter_server.server_process"
+# How long a worker that leaves waits for its servers, which end when all have left.
+_WAIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A server that this process has started."""
+
+    process: subprocess.Popen[str]
+
+    def close(self, *, wait: bool) -> None:
+        """Let it end as soon as all workers have left it, or none asks any more.
+
+        Other workers may need it for longer than this process lives, so a ``wait`` for that has a
+        limit.
+        """
+        assert self.process.stdin is not None, "it is a pipe"
+        self.process.stdin.close()
+        if wait:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_WAIT_S)
+
+
+def start(meeting: RpcRendezvous, index: int) -> ServerProcess:
+    """Start a server; it joins the meeting by itself.
+
+    Standard input stays open for as long as this process lives, however it ends: a server whose
+    worker was killed notices.
+    """
+    environment = {
+        **os.environ,
+        # Optimizers of the user's own making are found where the script finds them.
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        # Each worker that parts would be warned of as a connection that broke.
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RUN, _SERVER],
+        stdin=subprocess.PIPE,
+        env=environment,
+        text=True,
+        start_new_session=True,  # an interrupt from the keyboard is for the workers
+    )
+    assert process.stdin is not None, "it is a pipe"
+    process.stdin.write(json.dumps({**asdict(meeting), "index": index}) + "\n")
+    process.stdin.flush()
+    return ServerProcess(process)
 
 
 class Pulse:

@@ -7,74 +7,22 @@ It reads its settings as a line of JSON from standard input.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
 
 from evenstride.core.sync_modes.mode_specs import Asynchronous, StaleSynchronous, sync_from_spec
 from evenstride.runtime.parameter_server.rpc_agent import RpcRendezvous, join, server_name
 from evenstride.runtime.parameter_server.server import Server, serve
 from evenstride.runtime.parameter_server.work_dispatcher import WorkDispatcher
 
-# What it needs is imported as by its workers, which is quicker, and not in their first step.
-_RUN = "import sys, evenstride._importing as i; i.import_to_train(sys.argv[1]).main()"
-# How long a worker that leaves waits for its servers, which end when all have left.
-_WAIT_S = 10.0
 # How long a server stays unasked after the process that started it has gone: longer than a step.
 _GRACE_S = 20.0
 # How long the last worker to leave has to close its end of the connection first.
 _LINGER_S = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class ServerProcess:
-    """A server that this process has started."""
-
-    process: subprocess.Popen[str]
-
-    def close(self, *, wait: bool) -> None:
-        """Let it end as soon as all workers have left it, or none asks any more.
-
-        Other workers may need it for longer than this process lives, so a ``wait`` for that has a
-        limit.
-        """
-        assert self.process.stdin is not None, "it is a pipe"
-        self.process.stdin.close()
-        if wait:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_WAIT_S)
-
-
-def start(meeting: RpcRendezvous, index: int) -> ServerProcess:
-    """Start a server; it joins the meeting by itself.
-
-    Standard input stays open for as long as this process lives, however it ends: a server whose
-    worker was killed notices.
-    """
-    environment = {
-        **os.environ,
-        # Optimizers of the user's own making are found where the script finds them.
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        # Each worker that parts would be warned of as a connection that broke.
-        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-c", _RUN, __name__],
-        stdin=subprocess.PIPE,
-        env=environment,
-        text=True,
-        start_new_session=True,  # an interrupt from the keyboard is for the workers
-    )
-    assert process.stdin is not None, "it is a pipe"
-    process.stdin.write(json.dumps({**asdict(meeting), "index": index}) + "\n")
-    process.stdin.flush()
-    return ServerProcess(process)
 
 
 def main() -> None:

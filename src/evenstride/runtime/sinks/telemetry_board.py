@@ -45,6 +45,11 @@ class TelemetryBoard:
         self._step = 0
         self._epochs: float | None = None
 
+    @property
+    def sinks(self) -> Mapping[str, Sink]:
+        """The sinks that work, by what was asked."""
+        return self._sinks
+
     def count_from(self, earlier: int) -> None:
         """Count steps from those that were committed before this process."""
         self.earlier = earlier

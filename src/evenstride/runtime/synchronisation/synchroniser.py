@@ -8,7 +8,7 @@ all ranks do together inside the loop.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,6 @@ from evenstride.core.sampling.draw import Draw
 from evenstride.core.sync_modes.mode_specs import LocalSgd, SyncMode
 from evenstride.errors import ConfigError, LoaderBusy
 from evenstride.runtime.engines.watched_models import engine_of, is_sharded
-from evenstride.runtime.loading.loader_options import LoaderOptions
-from evenstride.runtime.loading.shards import lengths_of
 
 
 class Synchroniser(Protocol):
@@ -79,27 +77,6 @@ def require_plain(model: nn.Module, mode: SyncMode) -> None:
             f"sync={str(mode)!r} does so at the optimizer's step; use DistributedDataParallel or "
             'the bare module, or sync="bsp"'
         )
-
-
-def check_unaligned_loader(
-    mode: SyncMode, dataset: Any, asked: LoaderOptions, *, by_cost: bool
-) -> None:
-    """Refuse ways to deal samples out that need the same steps on all ranks."""
-    if asked.weight_fn is not None:
-        refuse_weights(mode)
-    if mode.lockstep:
-        return
-    asked_for = {
-        "cost_fn": by_cost,
-        'partition="epoch"': asked.by_epoch,
-        "Shards": bool(lengths_of(dataset)),
-    }
-    for what, given in asked_for.items():
-        if given:
-            raise ConfigError(
-                f"{what} deals samples out over all workers of a step, and with "
-                f'sync="{mode}" workers have no step in common; leave it out, or use sync="bsp-ps"'
-            )
 
 
 def refuse_weights(mode: SyncMode) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.messages import check_message
 from tests.unit.cli.conftest import Shell
 
 
@@ -14,7 +15,7 @@ def test_three_workers_of_which_one_is_slow_would_be_twice_as_fast(shell: Shell)
     lines = answer.out.splitlines()
     assert lines[1].split() == ["equal", "64", "/", "64", "/", "64", "2.500"]
     assert lines[2].split() == ["balanced", "80", "/", "80", "/", "32", "1.250"]
-    assert "2.00 times as fast, 50% less time" in lines[3]
+    check_message(lines[3], "2.00", "50%")
     assert len(lines) == 4
 
 
@@ -22,8 +23,8 @@ def test_equal_workers_are_not_worth_it(shell: Shell) -> None:
     answer = shell("estimate", "1,1,1")
 
     assert answer.code == 0
-    assert "1.00 times as fast, 0% less time" in answer.out
-    assert answer.out.splitlines()[-1] == "That is a gain under 3%, not worth it."
+    check_message(answer.out, "1.00", "0%")
+    check_message(answer.out.splitlines()[-1], "3%")
 
 
 @pytest.mark.parametrize(
@@ -81,25 +82,25 @@ def test_many_workers_are_shortened(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["1,fast"], "speeds '1,fast' are not understood; give one positive number per worker"),
-        (["1,,1"], "are not understood"),
-        ([""], "are not understood"),
-        (["0,1"], "give one positive number per worker, such as 1,1,0.4"),
-        (["1,nan"], "give one positive number per worker"),
-        (["1,inf"], "give one positive number per worker"),
-        (["--", "-1,1"], "give one positive number per worker"),
-        (["1,1", "-b", "1"], "raise the global batch to at least 2, or use fewer workers"),
-        (["1,1", "-b", "-3"], "cannot share a global batch of -3 samples"),
-        (["1,1", "--fixed", "1"], "a fixed part of 1.0 cannot be: it is at least 0 and below 1"),
-        (["1,1", "--fixed", "-0.1"], "a fixed part of -0.1 cannot be"),
-        (["1,1", "--fixed", "nan"], "a fixed part of nan cannot be"),
+        (["1,fast"], ("'1,fast'",)),
+        (["1,,1"], ()),
+        ([""], ()),
+        (["0,1"], ("1,1,0.4",)),
+        (["1,nan"], ()),
+        (["1,inf"], ()),
+        (["--", "-1,1"], ()),
+        (["1,1", "-b", "1"], ()),
+        (["1,1", "-b", "-3"], ("-3 samples",)),
+        (["1,1", "--fixed", "1"], ("1.0",)),
+        (["1,1", "--fixed", "-0.1"], ("-0.1",)),
+        (["1,1", "--fixed", "nan"], ()),
     ],
 )
 def test_wrong_input_gets_one_line_on_stderr_and_exit_code_2(
-    shell: Shell, arguments: list[str], text: str
+    shell: Shell, arguments: list[str], text: tuple[str, ...]
 ) -> None:
-    assert text in shell("estimate", *arguments).refusal()
-    assert text in shell("estimate", "--json", *arguments).refusal()
+    check_message(shell("estimate", *arguments).refusal(), *text)
+    check_message(shell("estimate", "--json", *arguments).refusal(), *text)
 
 
 @pytest.mark.parametrize("arguments", [[], ["1,1", "-b", "many"], ["1,1", "--what"], ["1", "1"]])

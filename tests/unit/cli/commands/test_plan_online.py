@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.messages import check_message
 from tests.unit.cli.conftest import Shell
 
 GOOD = ("--workers", "1,2", "--epochs", "3")
@@ -24,37 +25,39 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--epochs", "3"), "give --workers"),
+        (("--epochs", "3"), ("--workers",)),
         (
             ("--workers", "0,1", "--epochs", "3"),
-            "--workers is '0,1'; give whole numbers above 0, such as 1,2,4",
+            ("--workers", "'0,1'", "1,2,4"),
         ),
-        (("--workers", "1,2"), "--epochs is missing; plan --online needs"),
-        (("--workers", "1,2", "--epochs", "0"), "--epochs is 0"),
-        ((*GOOD, "--batches", "64,"), "--batches is '64,'"),
-        ((*GOOD, "--objective", "best"), "give one of time, cost, knee"),
-        ((*GOOD, "--usd-per-h", "0"), "--usd-per-h is 0"),
-        ((*GOOD, "--speeds", "1"), "--workers asks for 2 and --speeds names 1"),
-        ((*GOOD, "--speeds", "1,1.5"), "a speed of 1.5 cannot be"),
-        (("--epochs", "3", "--speeds", "1,1,1"), "sum to 3 cores"),
-        (("--workers", "4", "--epochs", "3", "--batches", "2"), "fewer samples than the 4 workers"),
-        ((*GOOD, "--deadline", "6h"), "--deadline is about machines to rent"),
-        ((*GOOD, "--spot"), "--spot is about machines to rent"),
+        (("--workers", "1,2"), ("--epochs", "--online")),
+        (("--workers", "1,2", "--epochs", "0"), ("--epochs",)),
+        ((*GOOD, "--batches", "64,"), ("--batches", "'64,'")),
+        ((*GOOD, "--objective", "best"), ()),
+        ((*GOOD, "--usd-per-h", "0"), ("--usd-per-h",)),
+        ((*GOOD, "--speeds", "1"), ("--workers", "--speeds")),
+        ((*GOOD, "--speeds", "1,1.5"), ("1.5",)),
+        (("--epochs", "3", "--speeds", "1,1,1"), ()),
+        (("--workers", "4", "--epochs", "3", "--batches", "2"), ("4 workers",)),
+        ((*GOOD, "--deadline", "6h"), ("--deadline",)),
+        ((*GOOD, "--spot"), ("--spot",)),
     ],
 )
 def test_what_cannot_be_searched_for_is_refused(
-    shell: Shell, tmp_path: Path, options: tuple[str, ...], text: str
+    shell: Shell, tmp_path: Path, options: tuple[str, ...], text: tuple[str, ...]
 ) -> None:
     (tmp_path / "train.py").write_text("")
 
-    assert text in shell("plan", "--online", *options, "--", "train.py", "--lr", "0.1").refusal()
+    check_message(
+        shell("plan", "--online", *options, "--", "train.py", "--lr", "0.1").refusal(), *text
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 def test_a_script_that_is_not_there_is_refused(shell: Shell, tmp_path: Path) -> None:
     answer = shell("plan", "--online", *GOOD, "--", "nowhere.py")
 
-    assert "there is no script nowhere.py" in answer.refusal()
+    check_message(answer.refusal(), "nowhere.py")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -70,7 +73,7 @@ def test_a_search_that_is_interrupted_says_how_to_go_on(
     answer = shell("plan", "--online", *GOOD, "--folder", "my runs/1", "--", "train.py")
 
     assert answer.code == 130
-    assert "the same command with --folder 'my runs/1' goes on" in answer.err
+    check_message(answer.err, "--folder", "'my runs/1'")
 
 
 def test_what_is_for_a_search_means_nothing_without_one(shell: Shell) -> None:

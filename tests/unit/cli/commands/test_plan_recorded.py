@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from evenstride.planner.workload.workload_profile import (
     WorkloadProfile,
     write_profile,
 )
+from tests.messages import check_message
 from tests.unit.cli.conftest import Answer, Shell
 
 Plan = Callable[..., Answer]
@@ -83,32 +83,30 @@ def test_parameter_servers_take_another_time(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--preemptions", "seen.csv"), "--preemptions tells of spot machines; give --spot"),
-        (("--spot", "--preemptions", "seen.csv:tiny"), "losses of tiny were recorded, which is"),
-        (("--spot", "--preemptions", "none.csv"), "none.csv cannot be read"),
-        (("--sync", "asp"), "no plan can be made for asp"),
-        (("--sync", "psync"), "unknown sync mode 'psync'"),
-        (("--types", "small", "--regions", "west"), "no small in west: --types and --regions"),
+        (("--preemptions", "seen.csv"), ("--preemptions", "--spot")),
+        (("--spot", "--preemptions", "seen.csv:tiny"), ()),
+        (("--spot", "--preemptions", "none.csv"), ()),
+        (("--sync", "asp"), ()),
+        (("--sync", "psync"), ("'psync'",)),
+        (("--types", "small", "--regions", "west"), ("--types", "--regions")),
         (
             ("--batches", "512", "--types", "small", "--max-nodes", "1", "--deadline", "1s"),
-            "no cluster ends within",
+            (),
         ),
     ],
 )
-def test_what_cannot_be_is_refused(plan: Plan, options: tuple[str, ...], why: str) -> None:
+def test_what_cannot_be_is_refused(
+    plan: Plan, options: tuple[str, ...], why: tuple[str, ...]
+) -> None:
     answer = plan(*options)
 
     assert (answer.code, answer.out) == (2, "")
-    assert re.search(why, answer.err)
+    check_message(answer.err, *why)
 
 
 def test_people_are_told_how_well_was_searched(plan: Plan) -> None:
     told = " ".join(plan("--objective", "cost").out.split())
 
-    assert re.search(
-        r"\d+ clusters and batches were looked at, \d+ exactly; none is cheaper than the chosen "
-        r"one \(gap 0.00%\)\.",
-        told,
-    )
+    check_message(told, "0.00%")
     within = " ".join(plan("--deadline", "2h").out.split())
-    assert "none within the limits is cheaper" in within
+    check_message(within)

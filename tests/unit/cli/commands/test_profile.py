@@ -13,6 +13,7 @@ from evenstride.planner.workload.workload_profile import (
     Point,
     WorkloadProfile,
 )
+from tests.messages import check_message
 from tests.unit.cli.conftest import Shell
 
 
@@ -36,16 +37,16 @@ def test_a_script_or_folder_that_is_not_there_is_refused_at_once(
 ) -> None:
     (tmp_path / "train.py").write_text("")
 
-    assert "there is no script nowhere.py" in shell("profile", "--", "nowhere.py").refusal()
+    check_message(shell("profile", "--", "nowhere.py").refusal(), "nowhere.py")
     answer = shell("profile", "--out", "away/x.json", "--", "train.py")
-    assert "there is no folder away for --out" in answer.refusal()
+    check_message(answer.refusal(), "--out")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 def test_steps_of_a_processor_under_the_name_of_an_accelerator_are_doubted() -> None:
     (told,) = doubts(measured("g4dn.xlarge", "cpu"))
 
-    assert "g4dn.xlarge has the accelerator T4, which stayed idle" in told
+    check_message(told, "g4dn.xlarge")
     assert doubts(measured("g4dn.xlarge", "cuda")) == []
     assert doubts(measured("this-machine", "cpu")) == []
     assert tell(measured("g4dn.xlarge", "cpu"), Path("a.json")).endswith("refuses this profile")
@@ -54,13 +55,13 @@ def test_steps_of_a_processor_under_the_name_of_an_accelerator_are_doubted() -> 
 @pytest.mark.parametrize(
     ("type_", "told"),
     [
-        ("g4dn.xlarge", "next: evenstride plan a.json --epochs N"),
-        ("this-machine", "or measure again with --type, what the catalogue calls this machine"),
-        ("g4dn.xlage", "it is not in the shipped catalogue (nearest are g4dn.xlarge"),
+        ("g4dn.xlarge", ("a.json", "--epochs")),
+        ("this-machine", ("--type",)),
+        ("g4dn.xlage", ("g4dn.xlarge",)),
     ],
 )
-def test_what_is_next_can_be_done(type_: str, told: str) -> None:
+def test_what_is_next_can_be_done(type_: str, told: tuple[str, ...]) -> None:
     last = tell(measured(type_, ""), Path("a.json")).splitlines()[-1]
 
-    assert told in last
+    check_message(last, *told)
     assert ("--catalog F" in last) == (type_ != "g4dn.xlarge")

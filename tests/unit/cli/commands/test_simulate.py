@@ -16,6 +16,7 @@ from evenstride.core.policies import POLICY_NAMES
 from evenstride.errors import ConfigError
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scoring.suite import FIELDS
+from tests.messages import check_message, raises_message
 from tests.unit.cli.conftest import Answer, Shell
 
 SCENARIO = """\
@@ -129,9 +130,9 @@ def test_the_table_has_a_line_for_each_policy_over_all_seeds(shell: Shell, file:
     assert cells(lines[1])[-4:] == ["decision", "speed-up", "bound", "bound"]
     assert cells(lines[2])[-3] == "1.00"
     assert lines[4] == ""
-    assert lines[5].startswith("Means over 3 seeds; decision: the median time that it takes to ")
-    assert lines[6].startswith("In small at lag 1, static:40,20 is the best: its steps take ")
-    assert lines[7] == "A step takes 78 ms with the best split, 130 ms with equal batches."
+    check_message(lines[5])
+    check_message(lines[6], "40,20")
+    check_message(lines[7], "78 ms", "130 ms")
     assert len(lines) == 8
 
 
@@ -179,16 +180,16 @@ def test_the_sentence_says_how_much_longer_than_necessary_it_takes(shell: Shell,
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    "options",
     [
-        (["-p", "static:40,20,uniform", "--lag", "1,2"], "Of 2 settings, the best policy is stat"),
-        (["-p", "uniform", "--lag", "1,2"], "The lowest noise-free efficiency is this: In small"),
+        ["-p", "static:40,20,uniform", "--lag", "1,2"],
+        ["-p", "uniform", "--lag", "1,2"],
     ],
 )
 def test_the_sentence_of_many_settings_sums_them_up(
-    shell: Shell, file: str, options: list[str], sentence: str
+    shell: Shell, file: str, options: list[str]
 ) -> None:
-    assert shell("simulate", file, *options).out.splitlines()[-2].startswith(sentence)
+    check_message(shell("simulate", file, *options).out.splitlines()[-2])
 
 
 def test_the_schema_needs_no_file_and_is_that_of_scenarios(shell: Shell) -> None:
@@ -286,7 +287,7 @@ def test_too_many_runs_for_one_plot_are_refused(shell: Shell, file: str) -> None
 
     answer = shell("simulate", file, "-p", "uniform", "--lag", lags, "--plot", "a.png")
 
-    assert "29 runs are too many for one plot (at most 24); give fewer" in answer.refusal()
+    check_message(answer.refusal(), "29", "24")
 
 
 def test_without_matplotlib_a_plot_is_refused_with_the_way_to_get_it(
@@ -296,9 +297,7 @@ def test_without_matplotlib_a_plot_is_refused_with_the_way_to_get_it(
 
     answer = shell("simulate", file, "-p", "uniform", "--plot", "a.png")
 
-    assert "plots need matplotlib, which is not installed: pip install 'evenstride[report]'" in (
-        answer.refusal()
-    )
+    check_message(answer.refusal(), "'evenstride[report]'")
 
 
 def test_figures_are_printed_even_if_drawing_them_fails(
@@ -314,8 +313,8 @@ def test_figures_are_printed_even_if_drawing_them_fails(
 
     assert (plain.code, table.code) == (2, 2)
     assert len(plain.json()["rows"]) == 1
-    assert table.out.splitlines()[-2].startswith("In small at lag 1, uniform is at")
-    assert "No space left on device" in plain.err
+    check_message(table.out.splitlines()[-2])
+    check_message(plain.err)
 
 
 @pytest.mark.parametrize(
@@ -357,9 +356,9 @@ def test_seeds_are_a_number_or_a_list(text: str, seeds: tuple[int, ...]) -> None
 
 @pytest.mark.parametrize("text", ["", ",", "1,,2", "²", "1.5", "9" * 30])
 def test_what_is_no_list_of_numbers_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="understood"):
+    with raises_message(ConfigError):
         split_seeds(text)
-    with pytest.raises(ConfigError, match="understood"):
+    with raises_message(ConfigError):
         split_lags(text)
 
 
@@ -391,6 +390,6 @@ def test_simulating_brings_no_torch(file: str, tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
     )  # fmt: skip
 
-    assert "In small at lag 1, uniform is at" in done.stdout
+    assert "efficiency" in done.stdout
     assert "numpy" in done.stderr
     assert "torch" not in done.stderr

@@ -9,6 +9,7 @@ import pytest
 from evenstride.cli.arguments import read_modes
 from evenstride.core.sync_modes.mode_specs import Asynchronous, StaleSynchronous
 from evenstride.errors import ConfigError
+from tests.messages import check_message, raises_message
 from tests.unit.cli.conftest import Shell
 
 SCENARIO = """\
@@ -66,7 +67,7 @@ def test_the_table_has_a_line_for_each_and_notes_tell_what_is_forgone(
         *("1", "12", "s", "4", "s", "30", "0.00", "0", "37.5%"),
         *["400", "ms"] * 2,
     ]
-    assert "note: asp: The gradient is not exact" in answer.err
+    check_message(answer.err)
     assert "note: bsp" not in answer.err
 
 
@@ -87,23 +88,23 @@ def test_without_a_mode_all_is_as_it_was(shell: Shell, file: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("small.yaml", "--sync", "sync"), "unknown sync mode 'sync'"),
-        (("small.yaml", "--sync", ","), "names no mode; give some, such as bsp,ssp(staleness=3)"),
-        (("small.yaml", "--sync", "asp,asp:servers=1"), "sync asp is given twice"),
-        (("small.yaml", "--sync", "asp", "--plot", "a.png"), "--plot draws the steps of bsp"),
-        (("free.yaml", "--plot", "a.png"), "--plot draws the steps of bsp"),
+        (("small.yaml", "--sync", "sync"), ("'sync'",)),
+        (("small.yaml", "--sync", ","), ()),
+        (("small.yaml", "--sync", "asp,asp:servers=1"), ()),
+        (("small.yaml", "--sync", "asp", "--plot", "a.png"), ("--plot",)),
+        (("free.yaml", "--plot", "a.png"), ("--plot",)),
     ],
 )
 def test_what_cannot_be_told_is_refused(
-    shell: Shell, file: str, arguments: tuple[str, ...], said: str
+    shell: Shell, file: str, arguments: tuple[str, ...], said: tuple[str, ...]
 ) -> None:
-    assert said in shell("simulate", "-p", "uniform", *arguments).refusal()
+    check_message(shell("simulate", "-p", "uniform", *arguments).refusal(), *said)
 
 
 def test_compare_is_of_steps_and_so_of_bsp_only(shell: Shell, file: str) -> None:
     said = shell("compare", "free.yaml", "-p", "uniform").refusal()
 
-    assert "free asks for sync asp" in said
+    check_message(said)
     assert "evenstride simulate" in said
 
 
@@ -113,5 +114,5 @@ def test_modes_are_read_as_everywhere() -> None:
         Asynchronous(),
         StaleSynchronous(1, 2),
     )
-    with pytest.raises(ConfigError, match="twice"):
+    with raises_message(ConfigError):
         read_modes("ssp(staleness=3),ssp")

@@ -6,6 +6,7 @@ import pytest
 
 from evenstride.core.allocation.memory import MemoryModel
 from evenstride.errors import ConfigError
+from tests.messages import check_message, raises_message
 
 GB = 10**9
 
@@ -129,32 +130,33 @@ def test_a_failure_before_anything_ran_halves_and_never_forbids_the_last_sample(
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1, float("nan")])
 def test_a_fraction_outside_of_the_limit_is_refused(fraction: float) -> None:
-    with pytest.raises(ConfigError, match=r"was asked for; .* above 0 and at most 1; "):
+    with raises_message(ConfigError):
         MemoryModel().cap(GB, fraction)
 
 
 def test_sizes_and_peaks_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match="0 samples; a step holds at least 1"):
+    with raises_message(ConfigError, "0 samples"):
         MemoryModel().saw(0, GB)
-    with pytest.raises(ConfigError, match="-1 samples; a step holds at least 1"):
+    with raises_message(ConfigError, "-1 samples"):
         MemoryModel().failed(-1)
-    with pytest.raises(ConfigError, match="-5 bytes was told for 3 samples"):
+    with raises_message(ConfigError, "-5", "3 samples"):
         MemoryModel().saw(3, -5)
 
 
 @pytest.mark.parametrize(
     ("memory", "reason"),
     [
-        (MemoryModel(), "nothing is known of its memory yet"),
-        (MemoryModel().saw(1, 999), "held up to 999 B with 1 sample"),
-        (MemoryModel().saw(16, 4_250_000), "held up to 4.25 MB with 16 samples"),
-        (MemoryModel().failed(16), "ran out of memory at 16 samples"),
+        (MemoryModel(), ()),
+        (MemoryModel().saw(1, 999), ("999",)),
+        (MemoryModel().saw(16, 4_250_000), ("4.25 MB", "16 samples")),
+        (MemoryModel().failed(16), ("16 samples",)),
         (
             MemoryModel().saw(8, 2 * GB).saw(16, 3 * GB).failed(32),
-            "holds 1 GB and 125 MB per sample, by 2 sizes from 8 to 16 samples; "
-            "ran out of memory at 32 samples",
+            ("1 GB", "125 MB", "16 samples"),
         ),
     ],
 )
-def test_the_reason_is_one_sentence_for_people(memory: MemoryModel, reason: str) -> None:
-    assert memory.reason() == reason
+def test_the_reason_is_one_sentence_for_people(
+    memory: MemoryModel, reason: tuple[str, ...]
+) -> None:
+    check_message(memory.reason(), *reason)

@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 from evenstride.core.convergence.regression import line, t975
+from tests.messages import raises_message
 
 
 @pytest.mark.parametrize("freedom", [*range(1, 16), 25, 60, 1000])
@@ -56,9 +57,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 
 
 def test_points_at_one_place_or_not_above_0_are_refused() -> None:
-    with pytest.raises(ValueError, match="two different places"):
+    with raises_message(ValueError):
         line([3.0, 3.0], [1.0, 2.0])
-    with pytest.raises(ValueError, match="smallest value is 0"):
+    with raises_message(ValueError):
         line([1.0, 2.0], [0.0, 2.0])
 
 

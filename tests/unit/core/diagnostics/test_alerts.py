@@ -17,10 +17,11 @@ from evenstride.core.diagnostics.alerts import (
     Span,
     best_s,
 )
-from evenstride.core.fleet import as_array
+from evenstride.core.fleet import Fleet, Worker, as_array
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.sim.scenario.scenario_file import load_scenario
+from tests.messages import check_message
 from tests.unit.sim.watched import watched, worker
 
 SLOW_AT = 400
@@ -40,7 +41,7 @@ def test_a_worker_that_becomes_slow_is_named_with_the_evidence() -> None:
     # Of 256 samples at 1,000/s and 20 ms: 84 ms a step of all, 96 ms with one at half speed.
     assert alert.costs_s == pytest.approx(0.0117, abs=0.003)
     assert str(alert.share) in alert.reason
-    assert f"worker n/1 runs at {alert.speed:.2f} of its own best" in alert.reason
+    check_message(alert.reason, f"{alert.speed:.2f}")
     assert f"since step {SLOW_AT}" in alert.reason
 
 
@@ -124,7 +125,7 @@ def test_workers_that_are_not_worth_their_place_are_named_once() -> None:
     assert run.found[0].better_s == pytest.approx(0.084, rel=0.1)
     assert run.found[0].now_s == pytest.approx(0.205, rel=0.1)
     assert run.found[0].costs_s == pytest.approx(0.12, rel=0.1)
-    assert "is not worth its place since step" in run.found[0].reason
+    check_message(run.found[0].reason)
     assert "with it and 1 more" in run.found[0].reason
 
 
@@ -148,7 +149,10 @@ def test_who_leaves_is_forgotten_and_the_others_are_remembered() -> None:
     run = watched([worker(count=4)], 500)
     alerts = run.alerts
 
-    after = alerts._of(("n/3", "new", "n/0"))
+    workers = tuple(Worker(name) for name in ("n/3", "new", "n/0"))
+    after, _ = alerts.after(
+        replace(run.control.situation(500, Measurements.of([])), fleet=Fleet(workers, 256))
+    )
 
     assert after.names == ("n/3", "new", "n/0")
     assert after.pasts.share.tolist()[1] == 0
@@ -164,16 +168,13 @@ def test_an_alert_is_plain_data() -> None:
 
     assert plain["alert"] == "slow"
     assert plain["costs_s"] == 1.5
-    assert plain["reason"] == (
-        "worker a/0 runs at 0.40 of its own best speed since step 5: 8 samples took it 100 ms, "
-        "and take 250 ms; each step is 1.5 s (25%) longer for it"
-    )
+    check_message(plain["reason"], "0.40", "step 5", "8 samples")
 
 
 def test_times_of_microseconds_are_told_as_such() -> None:
     alert = Alert("slow", "a/0", 9, 5, 64, 8.25e-6, 2e-5, 0.4, 1.175e-5, 0.25)
 
-    assert "64 samples took it 8.25 us, and take 20 us; each step is 11.8 us (" in alert.reason
+    check_message(alert.reason, "64 samples", "8.25 us", "20 us")
 
 
 def test_before_anything_is_known_nobody_is_named() -> None:

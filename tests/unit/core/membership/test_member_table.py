@@ -11,6 +11,7 @@ from evenstride.core.membership.member_table import (
     MembershipEvent,
     MemberState,
 )
+from tests.messages import check_message
 
 TWO = Membership.formed(0, ("a/0", "b/1"))
 
@@ -55,29 +56,31 @@ def test_a_notice_may_be_given_another_time(before: MemberState) -> None:
 @pytest.mark.parametrize(
     ("happening", "told"),
     [
-        (Happening("a/0", MembershipEvent.NOTICE, -3.0), "a/0 is to leave in 0 s"),
-        (Happening("a/0", MembershipEvent.NOTICE, 0.0), "a/0 is to leave in 0 s"),
-        (Happening("a/0", MembershipEvent.NOTICE), "a/0 is to leave"),
-        (Happening("a/0", MembershipEvent.LOST, 30.0), "a/0 is lost"),
+        (Happening("a/0", MembershipEvent.NOTICE, -3.0), ("0 s",)),
+        (Happening("a/0", MembershipEvent.NOTICE, 0.0), ("0 s",)),
+        (Happening("a/0", MembershipEvent.NOTICE), ()),
+        (Happening("a/0", MembershipEvent.LOST, 30.0), ()),
     ],
 )
-def test_the_time_of_a_notice_is_told_and_never_below_zero(happening: Happening, told: str) -> None:
+def test_the_time_of_a_notice_is_told_and_never_below_zero(
+    happening: Happening, told: tuple[str, ...]
+) -> None:
     _, transition = TWO.after(happening)
 
-    assert transition.reason == told
+    check_message(transition.reason, *told)
 
 
 @pytest.mark.parametrize(
-    ("change", "asked"),
+    "change",
     [
-        (MembershipEvent.READY, "be ready"),
-        (MembershipEvent.NOTICE, "be told to leave"),
-        (MembershipEvent.LOST, "be lost"),
-        (MembershipEvent.WITHDRAWN, "stay after all"),
-        (MembershipEvent.LEAVE, "leave"),
+        MembershipEvent.READY,
+        MembershipEvent.NOTICE,
+        MembershipEvent.LOST,
+        MembershipEvent.WITHDRAWN,
+        MembershipEvent.LEAVE,
     ],
 )
-def test_what_a_stranger_cannot_is_told_in_words(change: MembershipEvent, asked: str) -> None:
+def test_what_a_stranger_cannot_is_told_in_words(change: MembershipEvent) -> None:
     _, transition = TWO.after(Happening("z/9", change))
 
-    assert transition.reason == f"z/9 cannot {asked}, as it is gone; possible now: join"
+    check_message(transition.reason)

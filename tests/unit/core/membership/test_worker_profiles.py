@@ -12,6 +12,7 @@ from evenstride.core.fleet import Worker
 from evenstride.core.membership import worker_profiles
 from evenstride.core.membership.worker_profiles import WorkerProfile, merged, profiles_of, recalled
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate
+from tests.messages import raises_message
 
 
 def _profile(host: str = "h", slot: int | None = 0, per_sample_s: float = 0.01) -> WorkerProfile:
@@ -54,7 +55,7 @@ def test_what_is_no_time_curve_is_refused(change: dict[str, Any]) -> None:
     sound = _profile().to_plain()
     assert WorkerProfile.from_plain(sound) == _profile()
 
-    with pytest.raises(ValueError, match=r"no time curve|no profile of a worker"):
+    with raises_message(ValueError):
         WorkerProfile.from_plain({**sound, **change})
 
 

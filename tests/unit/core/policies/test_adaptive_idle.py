@@ -26,6 +26,7 @@ from evenstride.errors import ConfigError
 from evenstride.sim.engine.lockstep import SimulatedSteps, Simulation
 from evenstride.sim.scenario.scenario_model import Scenario
 from tests.contract.fleets import fleets, observations, splits
+from tests.messages import raises_message
 from tests.unit.core.policies.plant import Plant
 
 IDLE, NEVER = "adaptive:allow_idle=1", "adaptive"
@@ -301,20 +302,18 @@ def test_a_least_share_is_whole() -> None:
 def test_it_is_either_allowed_or_not(value: str) -> None:
     assert policy_from_spec(IDLE) == Adaptive(allow_idle=1)
     assert policy_from_spec(NEVER) == Adaptive(allow_idle=0)
-    with pytest.raises(
-        ConfigError, match=f"allow_idle is {value}; it must be a whole number from 0 to 1;"
-    ):
+    with raises_message(ConfigError, "allow_idle", value):
         policy_from_spec(f"adaptive:allow_idle={value}")
 
 
 @pytest.mark.parametrize(
     ("settings", "refused"),
     [
-        ({"allow_idle": True}, "allow_idle is True; it must be a whole number from 0 to 1;"),
-        ({"opening_steps": 5.0}, "opening_steps is 5.0; it must be a whole number from 0 to 8;"),
+        ({"allow_idle": True}, "allow_idle"),
+        ({"opening_steps": 5.0}, "opening_steps is 5.0"),
     ],
 )
 def test_an_object_takes_what_a_text_can_say(settings: dict[str, Any], refused: str) -> None:
     # Ranks compare policies by their texts, and no text reads back as True or as 5.0 steps.
-    with pytest.raises(ConfigError, match=refused):
+    with raises_message(ConfigError, refused):
         Adaptive(**settings)

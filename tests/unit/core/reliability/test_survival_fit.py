@@ -25,6 +25,7 @@ from evenstride.core.reliability.survival_fit import (
     lowest,
 )
 from evenstride.errors import ConfigError
+from tests.messages import check_message, raises_message
 
 HOUR_S = 3600.0
 TUB = Bathtub(0.45, HOUR_S, 0.8 * HOUR_S, 24 * HOUR_S)
@@ -138,25 +139,25 @@ def test_who_is_still_there_is_of_the_lasting_kind() -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: Exponential(0.0), "a mean life of 0.0 s: it is a time above 0"),
-        (lambda: Exponential(inf), "a mean life of inf s"),
-        (lambda: TwoRates(1.0, 1.0, 2.0), "a part 1.0 of machines lives 1.0 s"),
-        (lambda: TwoRates(0.5, 3.0, 2.0), "give the shorter life first"),
-        (lambda: TwoRates(0.5, 3.0, inf), "the rest inf s"),
-        (lambda: Bathtub(1.0, 1.0, 1.0, 1.0), "a bathtub of a=1.0"),
-        (lambda: Bathtub(0.5, 1.0, 0.0, 1.0), "a bathtub of tau2_s=0.0"),
-        (lambda: Bathtub(0.5, inf, 1.0, 1.0), "a bathtub of tau1_s=inf"),
-        (lambda: Bathtub(0.5, 1.0, 1.0, 1.0, -1.0), "a bathtub of max_life_s=-1.0"),
-        (lambda: Lives(np.zeros(0), np.zeros(0, bool)), "0 ages and 0 ends of machines"),
-        (lambda: Lives(np.ones(2), np.ones(1, bool)), "2 ages and 1 ends of machines"),
-        (lambda: Lives(-np.ones(1), np.zeros(1, bool)), "no age below 0"),
-        (lambda: Lives(np.ones(1), np.ones(1, bool), 0.0), "a resolution of 0.0 s"),
-        (lambda: Lives(np.ones(1), np.ones(1, bool), 3.0), "give the time between two looks"),
+        (lambda: Exponential(0.0), ("0.0 s",)),
+        (lambda: Exponential(inf), ()),
+        (lambda: TwoRates(1.0, 1.0, 2.0), ("1.0 s",)),
+        (lambda: TwoRates(0.5, 3.0, 2.0), ()),
+        (lambda: TwoRates(0.5, 3.0, inf), ()),
+        (lambda: Bathtub(1.0, 1.0, 1.0, 1.0), ("1.0",)),
+        (lambda: Bathtub(0.5, 1.0, 0.0, 1.0), ("tau2_s", "0.0")),
+        (lambda: Bathtub(0.5, inf, 1.0, 1.0), ("tau1_s",)),
+        (lambda: Bathtub(0.5, 1.0, 1.0, 1.0, -1.0), ("max_life_s", "-1.0")),
+        (lambda: Lives(np.zeros(0), np.zeros(0, bool)), ()),
+        (lambda: Lives(np.ones(2), np.ones(1, bool)), ()),
+        (lambda: Lives(-np.ones(1), np.zeros(1, bool)), ()),
+        (lambda: Lives(np.ones(1), np.ones(1, bool), 0.0), ("0.0 s",)),
+        (lambda: Lives(np.ones(1), np.ones(1, bool), 3.0), ()),
     ],
 )
-def test_what_cannot_be_is_refused(make: object, told: str) -> None:
+def test_what_cannot_be_is_refused(make: object, told: tuple[str, ...]) -> None:
     assert callable(make)
-    with pytest.raises(ConfigError, match=told.replace("(", r"\(")):
+    with raises_message(ConfigError, *told):
         make()
 
 
@@ -213,7 +214,7 @@ def test_all_gone_at_once_still_has_a_rate() -> None:
 
 
 def test_nobody_lost_has_none() -> None:
-    with pytest.raises(ConfigError, match="5 machines of which none was lost; record for longer"):
+    with raises_message(ConfigError):
         fit_exponential(Lives(np.ones(5), np.zeros(5, bool)))
 
 
@@ -272,22 +273,20 @@ def test_two_rates_are_found_again_and_nothing_near_is_more_likely() -> None:
 
 
 @pytest.mark.parametrize(
-    ("true", "kind", "told"),
+    ("true", "kind"),
     [
-        (Exponential(5 * HOUR_S), Exponential, "a constant rate with a mean life of"),
-        (MIXED, TwoRates, "two rates, with mean lives of"),
-        (TUB, Bathtub, "a bathtub, with losses early"),
+        (Exponential(5 * HOUR_S), Exponential),
+        (MIXED, TwoRates),
+        (TUB, Bathtub),
     ],
 )
-def test_the_model_that_made_the_lives_is_chosen(
-    true: Lifetime, kind: type[object], told: str
-) -> None:
+def test_the_model_that_made_the_lives_is_chosen(true: Lifetime, kind: type[object]) -> None:
     lives = lived(true, 500, seed=6)
 
     chosen = choose(lives, DAY_S if kind is Bathtub else inf)
 
     assert isinstance(chosen.fit.lifetime, kind)
-    assert chosen.reason.startswith(told)
+    check_message(chosen.reason)
     assert f"AIC {chosen.fit.aic:.0f}, against" in chosen.reason
     assert f"over {lives.deaths} losses" in chosen.reason
     assert len(chosen.others) == 2
@@ -308,18 +307,18 @@ def test_of_few_losses_only_a_rate_is_said() -> None:
     chosen = choose(lives)
 
     assert chosen.others == ()
-    assert "9 losses are too few to see whether it changes with age" in chosen.reason
+    check_message(chosen.reason)
 
 
 @pytest.mark.parametrize("fit", [fit_two_rates, fit_bathtub])
 def test_of_few_losses_no_more_than_a_rate_is_fitted(fit: object) -> None:
     assert callable(fit)
-    with pytest.raises(ConfigError, match="cannot be fitted to 9 losses: it takes at least 10"):
+    with raises_message(ConfigError, "10"):
         fit(Lives(np.full(9, HOUR_S), np.ones(9, bool)))
 
 
 def test_lives_longer_than_the_limit_are_refused() -> None:
-    with pytest.raises(ConfigError, match="a machine of 90000 s cannot live 86400 s at most"):
+    with raises_message(ConfigError, "90000 s", "86400 s"):
         fit_bathtub(Lives(np.full(12, 90_000.0), np.ones(12, bool)), DAY_S)
 
 

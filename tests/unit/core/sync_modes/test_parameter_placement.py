@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from evenstride.core.sync_modes.mode_specs import place
 from evenstride.errors import ConfigError
+from tests.messages import raises_message
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=40), st.data())
@@ -31,11 +32,11 @@ def test_the_largest_are_dealt_out_first_and_those_without_elements_too() -> Non
 
 
 def test_a_model_without_parameters_is_refused() -> None:
-    with pytest.raises(ConfigError, match="nothing for parameter servers to hold"):
+    with raises_message(ConfigError):
         place([], servers=1)
 
 
 @pytest.mark.parametrize("servers", [0, 3])
 def test_more_servers_than_parameters_are_refused_with_the_range(servers: int) -> None:
-    with pytest.raises(ConfigError, match="1 to 2 servers"):
+    with raises_message(ConfigError):
         place([4, 4], servers)

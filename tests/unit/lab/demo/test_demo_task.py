@@ -13,6 +13,7 @@ import torch
 from evenstride.errors import ConfigError
 from evenstride.lab.demo.demo_script import load_task, small_net
 from evenstride.lab.demo.fashion_mnist import FASHION_FILES
+from tests.messages import raises_message
 
 
 def _idx(*shape: int, kind: int = 8, data: bytes | None = None) -> bytes:
@@ -53,7 +54,7 @@ def test_without_scikit_learn_the_digits_are_refused_with_the_remedy(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
 
-    with pytest.raises(ConfigError, match=r"pip install 'evenstride\[demo\]', or give --data"):
+    with raises_message(ConfigError, "'evenstride[demo]'", "--data"):
         load_task(None)
 
 
@@ -87,28 +88,28 @@ def test_a_missing_file_is_named(tmp_path: Path, part: str, which: int) -> None:
     name = FASHION_FILES[part][which]
     (_fashion(tmp_path) / name).unlink()
 
-    with pytest.raises(ConfigError, match=f"{name} is missing; --data needs a folder"):
+    with raises_message(ConfigError, name, "--data"):
         load_task(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"plain", "is not a gzip file"),
-        (gzip.compress(_idx(5, 4, 4))[:20], "is not a gzip file"),
-        (gzip.compress(b"abc"), "is not an IDX file of bytes"),
-        (gzip.compress(_idx(5, 4, 4, kind=13)), "is not an IDX file of bytes"),
-        (gzip.compress(_idx(6, 4, 4)), "do not belong together"),
-        (gzip.compress(_idx(5)), "do not belong together"),
+        (b"plain", ()),
+        (gzip.compress(_idx(5, 4, 4))[:20], ()),
+        (gzip.compress(b"abc"), ("IDX",)),
+        (gzip.compress(_idx(5, 4, 4, kind=13)), ("IDX",)),
+        (gzip.compress(_idx(6, 4, 4)), ()),
+        (gzip.compress(_idx(5)), ()),
     ],
     ids=["plain", "cut off", "short", "floats", "another length", "flat"],
 )
 def test_a_file_that_is_something_else_is_refused_by_name(
-    tmp_path: Path, content: bytes, text: str
+    tmp_path: Path, content: bytes, text: tuple[str, ...]
 ) -> None:
     (_fashion(tmp_path) / FASHION_FILES["train"][0]).write_bytes(content)
 
-    with pytest.raises(ConfigError, match=rf"{FASHION_FILES['train'][0]}.* {text}"):
+    with raises_message(ConfigError, FASHION_FILES["train"][0], *text):
         load_task(tmp_path)
 
 
@@ -121,7 +122,7 @@ def test_a_file_that_ends_too_early_is_refused_by_name(tmp_path: Path, content: 
     name = FASHION_FILES["train"][0]
     (_fashion(tmp_path) / name).write_bytes(gzip.compress(content))
 
-    with pytest.raises(ConfigError, match=f"{name} is cut short"):
+    with raises_message(ConfigError, name):
         load_task(tmp_path)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from evenstride.lab.processes.cpu_limits import CgroupFiles, open_limits
+from tests.messages import check_message
 from tests.unit.lab.fake_cgroups import GroupV1
 
 
@@ -67,8 +68,7 @@ def test_without_permission_signals_are_used_and_the_reason_is_said(
     limits.close()
 
     assert limits.kind == "signals"
-    assert caveat.startswith("CPU limits by signals instead of control groups")
-    assert f"no right to make CPU groups in {base}" in caveat
+    check_message(caveat, base)
     assert "Permission denied" in caveat
     assert base.groups() == []
 
@@ -80,4 +80,4 @@ def test_without_control_groups_signals_are_used_and_said(monkeypatch: pytest.Mo
     limits.close()
 
     assert limits.kind == "signals"
-    assert "this system has no CPU control groups" in caveat
+    check_message(caveat)

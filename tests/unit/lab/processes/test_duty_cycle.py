@@ -34,7 +34,7 @@ def _run(
             limits.join(0, pid)
         limits.set_speed(0, speed)
         world.begin()
-        for thread in limits._threads:
+        for thread in world.threads:
             thread.join()
         limits.close()
 

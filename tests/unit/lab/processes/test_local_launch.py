@@ -12,6 +12,7 @@ import pytest
 from evenstride.errors import LaunchError, LimitError
 from evenstride.lab.processes.local_launch import LaunchProgress, run
 from evenstride.lab.processes.speeds import SpeedChange, pin
+from tests.messages import raises_message
 from tests.unit.lab.fake_runs import SpyLimits
 from tests.unit.lab.stage import Stage
 
@@ -83,7 +84,7 @@ def test_what_steadies_times_is_set_and_can_be_overridden(
 def test_each_worker_is_limited_before_any_is_let_loose_and_free_afterwards(stage: Stage) -> None:
     class Strict(SpyLimits):
         def set_speed(self, worker: int, speed: float) -> None:
-            ready = select.select([stage._leash], [], [], 0.0)[0]
+            ready = select.select([stage.leash], [], [], 0.0)[0]
             assert speed == 1.0 or not ready, "a worker was let loose before it was limited"
             super().set_speed(worker, speed)
 
@@ -224,7 +225,7 @@ def test_a_worker_that_fails_is_told_with_its_last_output(stage: Stage) -> None:
     stage.orders["exit"] = 3
     limits = SpyLimits()
 
-    with pytest.raises(LaunchError, match=r"exit code 3; their last output:\n.*has had enough"):
+    with raises_message(LaunchError, varies=[r"worker \d"]):
         run(stage.launch(0.5, 0.5), limits, stage.folder)
 
     assert stage.said() == b"loose\n" * 2
@@ -238,10 +239,10 @@ def test_when_one_fails_alone_the_others_are_ended(stage: Stage) -> None:
     launch.alone[1]["STAND_IN"] = json.dumps({"exit": 4, "wait": stage.orders.pop("wait")})
 
     def watch(_: LaunchProgress) -> None:
-        if select.select([stage._leash], [], [], 0.0)[0]:  # the other one is at work
+        if select.select([stage.leash], [], [], 0.0)[0]:  # the other one is at work
             stage.open()
 
-    with pytest.raises(LaunchError, match="exit code 4"):
+    with raises_message(LaunchError):
         run(launch, SpyLimits(), stage.folder, watch)
 
     assert stage.said() == b"loose\n"
@@ -251,7 +252,7 @@ def test_when_one_fails_alone_the_others_are_ended(stage: Stage) -> None:
 def test_a_run_past_its_deadline_is_ended_with_all_its_workers(stage: Stage, alone: bool) -> None:
     stage.orders["hang"] = True
 
-    with pytest.raises(LaunchError, match="still running after 0 s"):
+    with raises_message(LaunchError, "0 s"):
         run(stage.launch(1.0, 1.0, alone=alone, deadline_s=0.0), SpyLimits(), stage.folder)
 
     stage.said()
@@ -277,7 +278,7 @@ def test_limits_that_cannot_be_set_leave_no_worker(stage: Stage) -> None:
 
     stage.orders["hang"] = True
 
-    with pytest.raises(LimitError, match="could not be limited"):
+    with raises_message(LimitError):
         run(stage.launch(1.0), Refusing(), stage.folder)
 
     assert stage.said() == b"", "it was never let loose"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 import pytest
 from hypothesis import given
@@ -19,6 +18,7 @@ from evenstride.lab.processes.speeds import (
     place,
     usable_cpus,
 )
+from tests.messages import raises_message
 
 # Hundredths, because an arbitrary float does not survive being written with %g.
 speeds = st.lists(st.integers(1, 100).map(lambda part: part / 100), min_size=1, max_size=6)
@@ -31,13 +31,13 @@ def test_speeds_are_read_as_they_are_written(wanted: list[float]) -> None:
 
 @pytest.mark.parametrize("text", ["0", "1,0", "-0.5", "1.01", "2,1", "nan", "inf", "1,-0"])
 def test_a_speed_that_is_no_part_of_a_core_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="above 0 and at most 1; leave a worker out"):
+    with raises_message(ConfigError):
         parse_speeds(text)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "1,,1", "1;1", "1,0.5,"])
 def test_speeds_that_are_no_numbers_are_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"are not understood.*such as 1,0\.5,0\.2"):
+    with raises_message(ConfigError, "1,0.5,0.2"):
         parse_speeds(text)
 
 
@@ -57,17 +57,17 @@ def test_a_change_without_a_moment_is_never_due() -> None:
 
 @pytest.mark.parametrize("text", ["1,0.5", "soon:1,0.5", "1.5:1,0.5", "-3:1,0.5", "3w:1,1", "3:"])
 def test_a_change_that_is_not_understood_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigError, match="write STEP:SPEEDS or SECONDSs:SPEEDS, such as"):
+    with raises_message(ConfigError, "STEP", "SPEEDS"):
         parse_change(text, 2)
 
 
 def test_a_change_for_another_number_of_workers_is_refused() -> None:
-    with pytest.raises(ConfigError, match="names 3 speeds, but there are 2"):
+    with raises_message(ConfigError):
         parse_change("10:1,1,1", 2)
 
 
 def test_a_change_to_a_speed_of_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a speed of 0 cannot be"):
+    with raises_message(ConfigError):
         parse_change("10:1,0", 2)
 
 
@@ -85,7 +85,7 @@ def test_speeds_fit_exactly_when_their_sum_is_at_most_the_cores(
 
 
 def test_the_refusal_names_the_speeds_and_their_sum() -> None:
-    with pytest.raises(ConfigError, match=re.escape("speeds 1,0.75,0.5 sum to 2.25 cores")):
+    with raises_message(ConfigError, "1,0.75,0.5", "2.25"):
         check_fit((1.0, 0.75, 0.5), 2)
 
 

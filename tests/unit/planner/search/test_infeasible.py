@@ -9,6 +9,7 @@ from evenstride.planner.catalogue.offers import Catalogue, Offer, selected
 from evenstride.planner.make_plan import MOST_MACHINES, make_plan
 from evenstride.planner.search.objective import NothingFits, Wishes
 from evenstride.planner.search.training_forecast import Kind
+from tests.messages import check_message, raises_message
 from tests.unit.planner.kinds import kind, task
 
 SMALL, ROOMY = kind("small", most=4), kind("roomy", workers=2, most=10)
@@ -23,9 +24,8 @@ def told(kinds: list[Kind], batches: tuple[int, ...], most: int, wishes: Wishes 
 def test_too_little_memory_says_how_many_machines_or_which_batch_would_do() -> None:
     message = told([SMALL, ROOMY], (310, 512), 8)
 
-    assert "a batch of 310, the smallest, takes 16 machines of the roomiest type, roomy" in message
+    check_message(message, "310", "16", "160")
     assert "--max-nodes 16" in message
-    assert "a batch of at most 160" in message
     assert make_plan([SMALL, ROOMY], task(), Wishes(), (310,), most_machines=16).found.outlooks
     assert make_plan([SMALL, ROOMY], task(), Wishes(), (160,), most_machines=8).found.outlooks
     assert "takes 15 machines" in told([SMALL, ROOMY], (300,), 14)
@@ -38,11 +38,11 @@ def test_no_more_machines_are_advised_than_may_be_asked_for() -> None:
     message = told([SMALL], (too_many,), 8)
     assert f"takes {MOST_MACHINES + 1} machines" in message
     assert "--max-nodes" not in message
-    assert "a batch of at most 32" in message
+    check_message(message, "32")
 
 
 def test_a_batch_larger_than_the_data_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"a batch of 512 is more than the 400 samples of an ep"):
+    with raises_message(ConfigError, "512", "400 samples"):
         make_plan([SMALL], task(samples=400), Wishes(), (512, 1024))
 
 
@@ -50,7 +50,7 @@ def test_batches_larger_than_the_data_are_named_where_others_are_not() -> None:
     made = make_plan([kind("a")], task(samples=400), Wishes(), (256, 512, 1024))
 
     named = [one for one in made.caveats if "left out" in one]
-    assert named == ["batches left out, as an epoch has 400 samples: 512, 1024"]
+    check_message(named, "400 samples", "512", "1024")
     within = make_plan([kind("a")], task(samples=400), Wishes(), (256, 400))
     assert not any("left out" in one for one in within.caveats)
 
@@ -58,7 +58,7 @@ def test_batches_larger_than_the_data_are_named_where_others_are_not() -> None:
 def test_a_batch_smaller_than_the_workers_of_a_machine_says_so() -> None:
     message = told([kind("big", workers=8), kind("bigger", workers=16)], (4, 7), 8)
 
-    assert "a batch of 7 is smaller than the 8 workers of one big" in message
+    check_message(message, "8 workers")
     assert make_plan([kind("big", workers=8)], task(), Wishes(), (8,)).found.outlooks
 
 
@@ -78,17 +78,12 @@ def test_filters_that_leave_nothing_together_are_named() -> None:
         selected(some, ["west"], ["a"])
     message = str(refused.value)
 
-    assert "no a in west: --types and --regions together leave nothing" in message
-    assert "The types are in east, and the regions have b, c;" in message
+    check_message(message, "--types", "--regions")
     assert len(selected(some, ["west"], ["b"]).offers) == 1
     assert len(selected(some).offers) == 3
 
 
-@pytest.mark.parametrize(
-    ("regions", "types", "what"), [(["nord"], [], "no region"), ([], ["x"], "no type")]
-)
-def test_a_filter_that_leaves_nothing_alone_is_named(
-    regions: list[str], types: list[str], what: str
-) -> None:
-    with pytest.raises(ConfigError, match=what):
+@pytest.mark.parametrize(("regions", "types"), [(["nord"], []), ([], ["x"])])
+def test_a_filter_that_leaves_nothing_alone_is_named(regions: list[str], types: list[str]) -> None:
+    with raises_message(ConfigError):
         selected(offers(("a", "east")), regions, types)

@@ -9,6 +9,7 @@ import pytest
 
 from evenstride.report.analysis.live_view import View, view_of
 from evenstride.report.analysis.run_timeline import RunTimeline
+from tests.messages import check_message
 from tests.unit.report.virtual import COMMUNICATION_S, FIXED_S, PER_SAMPLE_S, VirtualRun
 
 
@@ -65,7 +66,7 @@ def test_who_is_slow_is_named_also_where_balancing_hides_it(
     blames = viewed(run).blames
 
     assert len(blames) == told
-    assert all("worker 1 (host/1) ran at 0.40 of its best speed since" in one for one in blames)
+    check_message(blames, *(["worker 1", "0.40"] if told else []))
 
 
 def test_it_says_when_it_was_heard_of_and_whether_it_ended(uniform: VirtualRun) -> None:

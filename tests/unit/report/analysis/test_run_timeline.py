@@ -12,6 +12,7 @@ from evenstride.errors import TraceError
 from evenstride.report.analysis.attribution import totals_of
 from evenstride.report.analysis.run_generation import spans_s
 from evenstride.report.analysis.run_timeline import RunTimeline
+from tests.messages import check_message, raises_message
 from tests.unit.report.virtual import COMMUNICATION_S, VirtualRun
 
 
@@ -107,7 +108,7 @@ def test_a_run_that_was_continued_has_a_life_for_each_process(run: VirtualRun) -
     assert [len(one.workers) for one in story.generations] == [3, 2]
     assert [life.summary is None for life in story.lives] == [True, False]
     (sentence,) = story.unread
-    assert "cut short by a crash; the run went on" in sentence
+    check_message(sentence)
 
 
 def test_a_run_behind_much_that_is_not_read_is_found(run: VirtualRun) -> None:
@@ -126,7 +127,7 @@ def test_a_trace_that_is_gone_is_an_error_and_what_was_read_stays(run: VirtualRu
     story.read()
     text = run.writer.path.read_text()
     run.writer.path.unlink()
-    with pytest.raises(TraceError, match=r"cannot be read .*; see whether it was moved"):
+    with raises_message(TraceError):
         story.read()
     assert story.generations[0].steps == 120
     run.writer.path.write_text(text)
@@ -158,9 +159,7 @@ def test_steps_after_the_last_exchange_are_told(run: VirtualRun) -> None:
     story = RunTimeline(run.writer.path)
     story.read()
 
-    assert story.unread == (
-        "the last 4 step(s) came after the last exchange, and count in no figure",
-    )
+    check_message(story.unread)
 
 
 def test_a_summary_of_fewer_steps_than_were_told_of_lacks_none(run: VirtualRun) -> None:
@@ -179,9 +178,7 @@ def test_steps_are_counted_from_where_the_latest_group_formed(run: VirtualRun) -
     story.read()
 
     assert [one.first for one in story.generations] == [0, 120]
-    assert story.unread == (
-        "the last 1 step(s) came after the last exchange, and count in no figure",
-    )
+    check_message(story.unread)
 
 
 def test_workers_that_do_not_keep_step_have_no_last_step_in_common(tmp_path: Path) -> None:
@@ -220,7 +217,7 @@ def test_a_file_that_was_emptied_is_no_run_any_more(run: VirtualRun) -> None:
 
 
 def test_there_must_be_a_file(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no trace at"):
+    with raises_message(TraceError):
         RunTimeline(tmp_path)
 
 
@@ -235,7 +232,7 @@ def test_a_notice_is_told_with_its_reason_and_ends_comparisons(run: VirtualRun) 
     story.read()
     (generation,) = story.generations
 
-    assert [one.text for one in generation.incidents] == ["host/1: notice (its host is taken away)"]
+    check_message([one.text for one in generation.incidents])
     assert story.unread == ()
     assert generation.standing == ("serving", "leaving", "serving")
     assert generation.judged[60:120].all()

@@ -12,6 +12,7 @@ import pytest
 from evenstride.errors import ConfigError
 from evenstride.report.perfetto.chrome_trace import export
 from evenstride.report.perfetto.run_events import BASE_S
+from tests.messages import check_message, raises_message
 from tests.unit.report.perfetto.events import Events, read_events
 from tests.unit.report.virtual import VirtualRun
 
@@ -124,7 +125,7 @@ def test_compressed_exports_and_bare_lists_are_read(run: VirtualRun, tmp_path: P
 def test_an_export_without_a_rank_is_refused(run: VirtualRun, tmp_path: Path) -> None:
     path = written(tmp_path, "vm_123.pt.trace.json", profile(None))
 
-    with pytest.raises(ConfigError, match=r"does not tell which rank .* --with RANK=FILE"):
+    with raises_message(ConfigError, "--with", "RANK", "FILE"):
         merged(run, path)
     assert not (tmp_path / "out.json").exists()
 
@@ -132,26 +133,26 @@ def test_an_export_without_a_rank_is_refused(run: VirtualRun, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"traceEvents": [', "is no JSON"),
-        (b"\x1f\x8b nothing of the kind", "is no JSON|cannot be read"),
-        (b"[" * 100_000, "is no JSON"),
-        (b'{"events": []}', "holds no trace events"),
-        (b"7", "holds no trace events"),
-        (b'"\xff"', "is no JSON"),
+        (b'{"traceEvents": [', ("JSON",)),
+        (b"\x1f\x8b nothing of the kind", ()),
+        (b"[" * 100_000, ("JSON",)),
+        (b'{"events": []}', ()),
+        (b"7", ()),
+        (b'"\xff"', ("JSON",)),
     ],
 )
 def test_what_is_no_export_is_refused(
-    run: VirtualRun, tmp_path: Path, content: bytes, said: str
+    run: VirtualRun, tmp_path: Path, content: bytes, said: tuple[str, ...]
 ) -> None:
     (tmp_path / "rank0.json").write_bytes(content)
 
-    with pytest.raises(ConfigError, match=said):
+    with raises_message(ConfigError, *said):
         merged(run, str(tmp_path / "rank0.json"))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["rank0.json", "trace.jsonl"]
 
 
 def test_a_missing_export_is_told(run: VirtualRun, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rank9\.json cannot be read: No such file"):
+    with raises_message(ConfigError, "rank9.json"):
         merged(run, str(tmp_path / "rank9.json"))
 
 
@@ -185,13 +186,13 @@ def test_an_export_of_another_time_is_told(
     made = export(run.writer.path, tmp_path / "out.json", [path])
 
     (remark,) = made.remarks
-    assert "does not overlap the run" in remark
+    check_message(remark)
     assert where in remark
 
 
 def test_an_export_is_not_written_over(run: VirtualRun, tmp_path: Path) -> None:
     path = written(tmp_path, "some.json", profile(None))
 
-    with pytest.raises(ConfigError, match="name another file"):
+    with raises_message(ConfigError):
         export(run.writer.path, Path(path), [f"1={path}"])
     assert json.loads(Path(path).read_text()) == profile(None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +133,18 @@ class FullStorage(MemoryStorage):
         super().write(name, chunks)
 
 
+def hours_later(patch: pytest.MonkeyPatch) -> None:
+    """Let it be two hours later for checkpointers."""
+    now_s = time.monotonic
+    later = SimpleNamespace(monotonic=lambda: now_s() + 7200.0)
+    patch.setattr("evenstride.runtime.checkpoint.checkpointer.time", later)
+
+
+def abandon(checkpoint: Checkpointer) -> None:
+    """End a checkpointer as an exception does in whose block it is."""
+    checkpoint.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+
+
 class Solo:
     """A run of one process over forty rows, four at a time: ten steps make an epoch."""
 
@@ -168,9 +182,9 @@ class Solo:
 
     def settle(self) -> None:
         """Wait for the save that is going on, whose outcome is taken later."""
-        thread = self.checkpoint._saver._thread
-        if thread is not None:
-            thread.join()
+        for thread in threading.enumerate():
+            if thread.name == "evenstride-checkpoint":
+                thread.join()
 
     def weights(self) -> list[list[float]]:
         """Return all tensors of the model."""
@@ -184,7 +198,7 @@ class Solo:
         """End the run, whatever the checkpointer says."""
         if self.open:
             self.open = False
-            self.checkpoint._abandon(None)
+            abandon(self.checkpoint)
             self.stride.close()
 
 

@@ -17,6 +17,7 @@ from evenstride.core.reliability.lifetimes import Exponential
 from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint import CheckpointError
 from evenstride.runtime.checkpoint.save.preparing import SaveInterval, parse_every
+from tests.messages import raises_message
 from tests.unit.runtime.checkpoint.kept import Count, MemoryStorage, Runs
 
 
@@ -25,7 +26,7 @@ def test_a_state_that_cannot_be_loaded_again_is_refused_at_the_start(runs: Runs)
         def state_dict(self) -> Any:
             return {"fn": [lambda: 0]}
 
-    with pytest.raises(ConfigError, match=r"extra/bad/state/fn/0 is a builtins.function"):
+    with raises_message(ConfigError):
         runs(MemoryStorage(), extra={"bad": Bad()})
 
 
@@ -34,7 +35,7 @@ def test_a_state_that_becomes_so_is_refused_at_the_first_save(runs: Runs) -> Non
     run = runs(MemoryStorage(), extra={"count": count}, every=2)
     count.state["n"][0] = Count()  # type: ignore[assignment]
 
-    with pytest.raises(ConfigError, match=r"extra/count/state/n/0 is a .*Count"):
+    with raises_message(ConfigError):
         run.train(3)
 
 
@@ -49,7 +50,7 @@ def test_a_state_that_becomes_so_later_is_a_save_that_failed(
 
     run.train(3)
 
-    with pytest.raises(CheckpointError, match=r"of step 6 could not be saved .*Count, which could"):
+    with raises_message(CheckpointError, "step 6"):
         run.checkpoint.close()
     assert "was not saved" in caplog.text
 
@@ -57,16 +58,18 @@ def test_a_state_that_becomes_so_later_is_a_save_that_failed(
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"every": 0}, "every=0 says nothing"),
-        ({"every": "often"}, "every='often' says nothing"),
-        ({"keep": 0}, "keep=0 checkpoints cannot be kept"),
-        ({"scheduler": 3}, "scheduler/0 is a int without"),
-        ({"extra": {"a/b": Count()}}, "use others, without '/'"),
+        ({"every": 0}, ()),
+        ({"every": "often"}, ("'often'",)),
+        ({"keep": 0}, ()),
+        ({"scheduler": 3}, ()),
+        ({"extra": {"a/b": Count()}}, ("'/'",)),
     ],
     ids=["every 0", "every often", "keep 0", "a number as scheduler", "a name with a slash"],
 )
-def test_what_cannot_be_is_refused(runs: Runs, settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_cannot_be_is_refused(
+    runs: Runs, settings: dict[str, Any], told: tuple[str, ...]
+) -> None:
+    with raises_message(ConfigError, *told):
         runs(MemoryStorage(), **settings)
 
 
@@ -109,5 +112,5 @@ def test_a_model_of_ones_own_is_shown_alike_by_all_ranks() -> None:
 
 
 def test_an_optimizer_of_another_model_is_refused(runs: Runs) -> None:
-    with pytest.raises(ConfigError, match="parameters that are not the model's"):
+    with raises_message(ConfigError):
         runs(MemoryStorage(), optimizer=lambda _: torch.optim.SGD(nn.Linear(1, 1).parameters()))

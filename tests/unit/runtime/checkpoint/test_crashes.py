@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenstride.runtime.checkpoint.format.manifest import parse_name
+from tests.messages import check_message, lines_with
 from tests.unit.runtime.checkpoint.kept import Dead, MemoryStorage, MortalStorage, Runs, Solo
 
 # A save writes tensors, items, the table of contents and the manifest.
@@ -13,7 +14,7 @@ WRITES_OF_A_SAVE = 4
 
 def _dies(run: Solo) -> None:
     run.train(2)
-    assert run.checkpoint._saver.take() is not None
+    run.checkpoint.wait()
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -64,22 +65,24 @@ def test_a_run_that_is_killed_in_its_first_save_starts_anew(
     assert ("whose saving did not end" in caplog.text) == bool(unfinished)
 
 
-def test_a_writer_that_wakes_up_late_does_not_complete_its_checkpoint(runs: Runs) -> None:
+def test_a_writer_that_wakes_up_late_does_not_complete_its_checkpoint(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
     storage = MemoryStorage()
     old = runs(storage, every=2, keep=1)
     old.train(2)
-    assert old.checkpoint._saver.take() is not None
+    old.checkpoint.wait()
     new = runs(storage, every=2)
     new.restore()
     new.train(2)
     new.checkpoint.close()
     before = dict(storage.files)
 
+    caplog.clear()
     old.train(4)  # steps 4 and 6, when another run has saved 4
 
-    outcome = old.checkpoint._saver.take()
-    assert outcome is not None
-    assert "a run that began later saves to the store as well" in outcome.error
+    old.checkpoint.wait()
+    check_message(lines_with("\n".join(caplog.messages), "was not saved"))
     assert {name: storage.files.get(name) for name in before} == before
     again = runs(storage)
     restored = again.restore()
@@ -96,7 +99,8 @@ def test_a_late_writer_deletes_nothing_of_a_later_run(runs: Runs) -> None:
         new = runs(storage, every=1, keep=1)
     new.train(1)
     new.checkpoint.close()
-    begun = new.checkpoint._is.generation
+    (name,) = storage.checkpoints()
+    _, _, begun, _ = name.split("-")
     storage.files[f"step-000000001-{begun}-1/items-00000.jsonl"] = b"being written"
     before = dict(storage.files)
 

@@ -25,6 +25,7 @@ from evenstride.runtime.checkpoint.format.retention import COMPLETED
 from evenstride.runtime.checkpoint.format.state_codec import to_bytes
 from evenstride.runtime.checkpoint.format.tensor_index import decode_table
 from tests.faults.damages import sealed
+from tests.messages import check_message, raises_message
 from tests.unit.runtime.checkpoint.kept import MemoryStorage, Runs
 
 FILES = ["tensors-00000.bin", "items-00000.jsonl", "metadata.json", "manifest.json"]
@@ -107,7 +108,7 @@ def test_if_all_are_damaged_nothing_is_restored_and_nothing_starts_anew(runs: Ru
     run = runs(storage)
     before = run.weights(), run.stride.state_dict()
 
-    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in the store can be"):
+    with raises_message(CheckpointError):
         run.restore()
 
     assert (run.weights(), run.stride.state_dict()) == before
@@ -126,14 +127,10 @@ def test_a_flipped_bit_in_every_manifest_refuses_to_start_from_scratch(runs: Run
     before, run = dict(storage.files), runs(storage, every=2)
     state = run.weights(), run.stride.state_dict()
 
-    with pytest.raises(
-        CheckpointDamaged, match=r"none of the 2 checkpoints .* from scratch, ch"
-    ) as e:
+    with raises_message(CheckpointDamaged) as e:
         run.restore()
 
-    assert all(
-        f"{name}: its manifest differs from what was written" in str(e.value) for name in names
-    )
+    assert all(name in str(e.value) for name in names)
     assert (run.weights(), run.stride.state_dict()) == state
     assert storage.files == before
     run.train(6)  # as a script would that catches the error
@@ -147,7 +144,7 @@ def test_a_folder_that_has_lost_all_its_manifests_is_not_a_new_one(runs: Runs, h
     for name in names:
         _damage(storage, f"{name}/manifest.json", how)
 
-    with pytest.raises(CheckpointDamaged, match="none of the 2 checkpoints in the store can be"):
+    with raises_message(CheckpointDamaged):
         runs(storage).restore()
 
 
@@ -207,7 +204,7 @@ def test_whatever_becomes_of_the_note_damaged_manifests_are_no_reason_to_start_f
         path.write_bytes(data)
     _note(kept, how)
 
-    with pytest.raises(CheckpointDamaged, match="none of the 2 checkpoints"):
+    with raises_message(CheckpointDamaged):
         runs(kept).restore()
 
 
@@ -281,7 +278,7 @@ def test_a_checkpoint_without_a_manifest_is_passed_over_with_a_word(
 
     runs(storage).restore()
 
-    assert f"checkpoint {names[-1]} is passed over: it has no manifest" in caplog.text
+    check_message(caplog.messages, names[-1])
 
 
 def test_a_run_that_does_not_restore_deletes_nothing_of_the_one_before(runs: Runs) -> None:
@@ -351,9 +348,7 @@ def test_a_file_that_cannot_be_read_is_not_damaged(runs: Runs, file: str, number
     before = dict(storage.files)
     run = runs(Sick(storage.files, file, OSError(number, "sick"), 10**9), every=2, keep=1)
 
-    with pytest.raises(
-        CheckpointError, match=rf"{names[-1]}/{file} .*cannot be read: .*4 times"
-    ) as e:
+    with raises_message(CheckpointError, names[-1], file) as e:
         run.restore()
 
     assert not isinstance(e.value, CheckpointDamaged)
@@ -393,7 +388,7 @@ def test_a_store_that_cannot_be_listed_is_not_an_empty_one(
 
     monkeypatch.setattr(storage, "list", fail)
 
-    with pytest.raises(CheckpointError, match="cannot be listed: TimeoutError: busy"):
+    with raises_message(CheckpointError, "TimeoutError"):
         run.restore()
 
 
@@ -419,7 +414,7 @@ def test_a_pickle_with_a_right_checksum_is_refused_and_runs_nothing(
     run = runs(storage)
     before = run.weights()
 
-    with pytest.raises(Exception, match="is not valid JSON"):
+    with raises_message(Exception, "JSON"):
         run.restore()
 
     assert "pwned" not in capfd.readouterr().out
@@ -454,7 +449,7 @@ def test_a_table_that_is_right_is_read() -> None:
 def test_a_table_that_does_not_fit_its_files_is_refused(how: str) -> None:
     data = to_bytes({"tensors": {"t": {**TENSOR, **FORGED[how]}}, "items": {}})
 
-    with pytest.raises(CheckpointDamaged, match="the table of contents"):
+    with raises_message(CheckpointDamaged):
         decode_table(data, {"f": 16})
 
 
@@ -475,7 +470,7 @@ def test_a_checkpoint_of_another_format_is_refused_rather_than_passed_over(runs:
     digest.update(body)
     storage.files[path] = body + to_bytes({"digest": digest.info().digest})
 
-    with pytest.raises(ConfigError, match="has format 9"):
+    with raises_message(ConfigError):
         runs(storage).restore()
 
 

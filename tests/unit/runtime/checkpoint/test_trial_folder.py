@@ -10,6 +10,7 @@ import pytest
 from evenstride.errors import ConfigError
 from evenstride.runtime.trial import NOTES
 from tests.files import contents
+from tests.messages import raises_message
 from tests.unit.runtime.checkpoint.kept import Runs
 from tests.unit.runtime.checkpoint.object_store import ObjectStore
 
@@ -165,14 +166,19 @@ def test_a_calibration_by_hand_leaves_checkpoints_alone(
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("EVENSTRIDE_CHECKPOINTS", "s3://bucket/run", "a URL; give a path"),
-        ("EVENSTRIDE_RESTORE", "yes", "must be 0 or 1"),
+        ("EVENSTRIDE_CHECKPOINTS", "s3://bucket/run", ("URL",)),
+        ("EVENSTRIDE_RESTORE", "yes", ()),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(
-    name: str, value: str, why: str, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    value: str,
+    why: tuple[str, ...],
+    runs: Runs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(name, value)
 
-    with pytest.raises(ConfigError, match=f"{name} is '{value}'.*{why}"):
+    with raises_message(ConfigError, name, value, *why):
         runs(tmp_path)

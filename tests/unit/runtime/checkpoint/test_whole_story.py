@@ -20,6 +20,7 @@ from evenstride.runtime.checkpoint.format.storage import open_storage
 from evenstride.runtime.checkpoint.run_binding import RunBinding
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.failures.peer_link import LossReport
+from tests.messages import check_message, raises_message
 from tests.unit.runtime.checkpoint.kept import FullStorage, MemoryStorage, Runs
 from tests.unit.runtime.quiet import channel
 
@@ -51,7 +52,7 @@ def test_an_end_without_a_checkpoint_says_that_there_is_none(runs: Runs) -> None
     storage.error = PermissionError(1, "not now")
     run.train(3)
 
-    with pytest.raises(CheckpointError, match=r"the state of step 3 .* \(there is none yet\)"):
+    with raises_message(CheckpointError, "step 3"):
         run.checkpoint.close()
 
 
@@ -67,7 +68,7 @@ def test_the_newest_checkpoint_that_there_is_is_named(runs: Runs, restarted: boo
     storage.error = PermissionError(1, "not now")
     run.train(2)
 
-    with pytest.raises(CheckpointError, match=r"newest checkpoint \(it is step-000000002-"):
+    with raises_message(CheckpointError):
         run.checkpoint.close()
 
 
@@ -84,7 +85,7 @@ def test_parts_on_several_disks_are_no_checkpoint(runs: Runs) -> None:
     run = runs(storage, every=2)
     run.train(2)
 
-    with pytest.raises(CheckpointError, match=r"rank 0 does not see tensors-00000\.bin"):
+    with raises_message(CheckpointError, "rank 0"):
         run.checkpoint.close()
 
     assert not storage.checkpoints()
@@ -106,14 +107,14 @@ class Plan:
 
 
 @pytest.mark.parametrize(
-    ("saved", "own", "says"),
+    ("saved", "own"),
     [
-        (Plan(last=1), Plan(last=0, shapes=[]), "shapes is not in the checkpoint"),
-        (Plan(last=1, size=3), Plan(last=0), "size is in the checkpoint only"),
+        (Plan(last=1), Plan(last=0, shapes=[])),
+        (Plan(last=1, size=3), Plan(last=0)),
     ],
 )
 def test_a_scheduler_of_another_kind_is_refused_before_anything_is_loaded(
-    runs: Runs, saved: Plan, own: Plan, says: str
+    runs: Runs, saved: Plan, own: Plan
 ) -> None:
     storage = MemoryStorage()
     run = runs(storage, scheduler=saved)
@@ -122,7 +123,7 @@ def test_a_scheduler_of_another_kind_is_refused_before_anything_is_loaded(
     again = runs(storage, scheduler=own)
     before = again.weights()
 
-    with pytest.raises(ConfigError, match=rf"scheduler/0 is another kind .*Plan here\): {says}"):
+    with raises_message(ConfigError):
         again.restore()
 
     assert not own.loaded
@@ -140,12 +141,12 @@ def test_what_was_saved_and_is_not_given_any_more_is_told(
     with caplog.at_level(logging.WARNING, "evenstride"):
         runs(storage).restore()
 
-    assert "the checkpoint also has extra/ema, which this Checkpointer was not given" in caplog.text
+    check_message(caplog.messages)
 
 
 def test_a_file_is_no_folder(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"file, which is a file; give a folder"):
+    with raises_message(ConfigError):
         runs(tmp_path / "file")
 
 
@@ -166,7 +167,7 @@ def test_a_place_that_cannot_be_looked_at_yet_is_no_file(
 def test_what_is_no_stride_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
-    with pytest.raises(ConfigError, match=r"stride is a int; give the evenstride\.Stride"):
+    with raises_message(ConfigError, "evenstride.Stride"):
         Checkpointer(tmp_path, 5, model=model, optimizer=optimizer)  # type: ignore[arg-type]
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from evenstride.errors import WorkerLost
 from evenstride.runtime.coordination.draw_barrier import BarrierReport, BatchChange, DrawBarrier
+from tests.messages import raises_message
 
 DEADLINE_S = 10.0
 
@@ -119,7 +118,7 @@ def test_a_failure_is_raised_where_training_waits() -> None:
         drawn = pool.submit(gate.draw, 2)
         gate.fail(WorkerLost("rank 7 is gone"))
 
-        with pytest.raises(WorkerLost, match="rank 7"):
+        with raises_message(WorkerLost, "rank 7"):
             drawn.result(DEADLINE_S)
 
 
@@ -128,7 +127,7 @@ def test_a_decision_that_never_comes_ends_the_wait() -> None:
     gate.draw(0)
     gate.draw(1)
 
-    with pytest.raises(WorkerLost, match="no decision for step 2"):
+    with raises_message(WorkerLost, "step 2"):
         gate.draw(2)
 
 
@@ -235,8 +234,8 @@ def test_a_turn_ends_with_the_run() -> None:
                 assert batch.result(DEADLINE_S) is None
             else:
                 gate.fail(WorkerLost("rank 7 is gone"))
-                with pytest.raises(WorkerLost, match="rank 7"):
+                with raises_message(WorkerLost, "rank 7"):
                     batch.result(DEADLINE_S)
 
-    with pytest.raises(WorkerLost, match="no decision for step 0"):
+    with raises_message(WorkerLost, "step 0"):
         DrawBarrier((7,), timeout_s=0.05).turn(BatchChange(0, None, 9), lambda: None)

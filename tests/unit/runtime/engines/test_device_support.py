@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +27,7 @@ from evenstride.runtime.engines.device_support import (
     wheel_for,
 )
 from evenstride.runtime.failures.peers import fingerprint, myself
+from tests.messages import check_message, raises_message
 
 CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 CU126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
@@ -102,10 +102,8 @@ def test_a_card_that_the_wheel_has_no_code_for_is_refused_with_the_wheel_that_ha
         require([H100, device])
 
     text = str(refused.value)
-    assert text.startswith(f"rank 1 is {told}, for which torch 2.13.0+cu130 has no code: it has")
+    check_message(text, "rank 1", told, "2.13.0", "'torch==2.13.*'")
     assert "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120;" in text
-    assert "install there the wheel that has it, pip install 'torch==2.13.*'" in text
-    assert "https://download.pytorch.org/whl/cu126, or leave that rank out" in text
 
 
 def test_a_card_that_is_too_new_is_sent_to_a_later_wheel() -> None:
@@ -113,9 +111,8 @@ def test_a_card_that_is_too_new_is_sent_to_a_later_wheel() -> None:
 
     text = complaint(b200)
 
-    assert "NVIDIA B200 (Blackwell, sm_100), for which torch 2.6.0+cu126 has no code" in text
+    check_message(text, "NVIDIA", "B200", "sm_100", "'torch==2.7.*'")
     # Every rank must have the same release.
-    assert "install on every rank the wheel that has it, pip install 'torch==2.7.*'" in text
     assert "whl/cu128" in text
 
 
@@ -123,7 +120,7 @@ def test_a_card_of_no_wheel_is_told_so() -> None:
     for capability in ((3, 7), (8, 7), (7, 2)):
         text = complaint(replace(P100, capability=capability))
 
-        assert "no wheel known to evenstride has it; build torch from source" in text
+        check_message(text)
         assert "whl/" not in text
 
 
@@ -176,40 +173,38 @@ def test_bf16_is_refused_of_a_card_that_only_emulates_it(device: RankDevice) -> 
         require([H100, CPU, device], dtype=torch.bfloat16)
 
     text = str(refused.value)
-    assert text.startswith(f"bfloat16 was asked for, but rank 2 is {device.name} (")
-    assert "only emulates it (it comes with compute capability 8.0)" in text
-    assert text.endswith("use float16 or float32 on all ranks, or leave that rank out")
+    check_message(text, "rank 2", device.name, "8.0")
 
 
 def test_bf16_that_is_not_there_at_all_is_refused_of_a_processor_too() -> None:
-    with pytest.raises(ConfigError, match="rank 0 is a processor, which has none"):
+    with raises_message(ConfigError, "rank 0"):
         require([replace(CPU, bf16="no")], dtype=torch.bfloat16)
 
 
 def test_emulated_bf16_on_a_processor_is_slow_but_possible() -> None:
     notes = require([H100, CPU, replace(CPU, bf16="native")], dtype=torch.bfloat16)
 
-    assert notes == ("rank 1, a processor, emulates bfloat16, which is slower than float32 there",)
+    check_message(notes, "rank 1")
     assert require([CPU, T4], dtype=torch.float16) == ()
 
 
 @pytest.mark.parametrize(
     ("device", "reason"),
     [
-        (replace(P100, arch_list=CU126), "Triton needs compute capability 7.0"),
-        (replace(H100, compile=False), "Triton or a C compiler is missing"),
-        (replace(CPU, compile=False), "there is no C++ compiler"),
+        (replace(P100, arch_list=CU126), ("7.0",)),
+        (replace(H100, compile=False), ()),
+        (replace(CPU, compile=False), ()),
     ],
 )
-def test_compiling_is_refused_where_something_is_missing(device: RankDevice, reason: str) -> None:
+def test_compiling_is_refused_where_something_is_missing(
+    device: RankDevice, reason: tuple[str, ...]
+) -> None:
     assert require([H100, device]) == ()
     with pytest.raises(ConfigError) as refused:
         require([H100, device], compiled=True)
 
     text = str(refused.value)
-    assert text.startswith("torch.compile was asked for, but on rank 1, ")
-    assert reason in text
-    assert text.endswith("run the model eagerly on all ranks, or leave that rank out")
+    check_message(text, "torch.compile", "rank 1", *reason)
 
 
 @pytest.mark.parametrize(
@@ -233,23 +228,25 @@ def test_ranks_that_meet_on_one_backend_are_let_through(kinds: list[str], config
 
 @pytest.mark.parametrize("kinds", [["cpu", "cuda"], ["cuda", "cuda", "cpu"]], ids=str)
 def test_a_mapping_that_splits_the_ranks_is_refused(kinds: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"which never ends; call init_process_group\(\"gloo\"\)"):
+    with raises_message(ConfigError, "init_process_group"):
         check_backends(kinds, "cpu:gloo,cuda:nccl")
 
 
 @pytest.mark.parametrize(
     ("kinds", "config", "told"),
     [
-        (["cuda", "cpu"], "nccl", "rank 1 computes on cpu, but the process group's backend 'nccl'"),
-        (["cpu"], "cuda:nccl", "serves cuda only"),
-        (["cuda"], "cpu:gloo", "rank 0 computes on cuda"),
-        (["cpu"], "cpu:none,cuda:none", "serves no device only"),
-        (["cpu"], "undefined", "serves no device only"),
-        (["xpu"], "gloo", "rank 0 computes on xpu"),
+        (["cuda", "cpu"], "nccl", ("rank 1", "'nccl'")),
+        (["cpu"], "cuda:nccl", ()),
+        (["cuda"], "cpu:gloo", ("rank 0",)),
+        (["cpu"], "cpu:none,cuda:none", ()),
+        (["cpu"], "undefined", ()),
+        (["xpu"], "gloo", ("rank 0",)),
     ],
 )
-def test_a_kind_without_a_backend_is_refused(kinds: list[str], config: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(told)) as refused:
+def test_a_kind_without_a_backend_is_refused(
+    kinds: list[str], config: str, told: tuple[str, ...]
+) -> None:
+    with raises_message(ConfigError, *told) as refused:
         check_backends(kinds, config)
 
     assert 'call init_process_group("gloo")' in str(refused.value)
@@ -327,12 +324,12 @@ def test_a_processor_computes_bf16_if_it_has_instructions_for_it(
 
 @pytest.mark.parametrize("kind", ["xpu", "mps", "hpu", "xla", "privateuseone:0"])
 def test_a_device_whose_steps_cannot_be_timed_is_refused(kind: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{kind.partition(':')[0]}.*CPU and CUDA"):
+    with raises_message(ConfigError, kind.partition(":")[0], "CUDA"):
         check_kind(torch.device(kind))
 
 
 def test_a_model_without_a_device_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"meta device.*after to_empty"):
+    with raises_message(ConfigError, "to_empty"):
         check_kind(torch.device("meta"))
 
 
@@ -343,7 +340,7 @@ def test_a_device_whose_steps_can_be_timed_is_accepted(kind: str) -> None:
 
 @pytest.mark.parametrize("backend", ["cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"])
 def test_ranks_of_which_some_use_their_gpu_are_refused_where_it_matters(backend: str) -> None:
-    with pytest.raises(ConfigError, match=r"rank 0 uses its GPU and rank 2 .*set_device.*gloo"):
+    with raises_message(ConfigError, "rank 0", "rank 2", "set_device"):
         check_chosen([True, True, False], backend)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 
-from evenstride.runtime.host import machine_resources
 from evenstride.runtime.host.machine_resources import (
     _quota_cores,
     comparable,
@@ -90,7 +90,10 @@ def test_products_are_measured_in_the_dtype_in_use(monkeypatch: pytest.MonkeyPat
         seen.update((a.dtype, b.dtype))
 
     monkeypatch.setattr(torch, "matmul", matmul)
-    monkeypatch.setattr(machine_resources, "_LARGEST", 256)
+    seconds = count()
+    monkeypatch.setattr(
+        "evenstride.runtime.host.machine_resources.time.perf_counter", lambda: next(seconds)
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         measured_flops_per_s(torch.device("cpu"))
     assert seen == {torch.bfloat16}

@@ -19,6 +19,7 @@ from evenstride.runtime.host.network_interfaces import (
 )
 from evenstride.runtime.parameter_server import rpc_agent
 from evenstride.runtime.parameter_server.rpc_agent import RpcRendezvous, interface_for
+from tests.messages import raises_message
 
 OWN = {"127.0.0.1": "lo", "10.0.0.5": "eth0", "fd00::5": "eth0", "fe80::1": "eth1"}
 MEETING = RpcRendezvous("head", 29400, "prefix", 2, 1, "asp", 60.0, one_machine=False)
@@ -61,9 +62,9 @@ def test_the_first_address_of_an_interface() -> None:
 def test_the_address_towards_another_machine_and_names_without_one() -> None:
     assert address_towards("127.0.0.1", 9) == "127.0.0.1"
     assert resolve("127.0.0.1") == "127.0.0.1"
-    with pytest.raises(ConfigError, match="has no address"):
+    with raises_message(ConfigError):
         resolve("no such name")
-    with pytest.raises(ConfigError, match="cannot reach no such name"):
+    with raises_message(ConfigError):
         address_towards("no such name", 9)
 
 

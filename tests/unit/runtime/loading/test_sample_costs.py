@@ -8,6 +8,7 @@ import torch
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.loading.loader_options import CostFn, Costs
+from tests.messages import raises_message
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import Trainer, numbered
 
@@ -25,18 +26,20 @@ def test_an_array_is_a_function_of_the_index(given: CostFn) -> None:
 @pytest.mark.parametrize(
     ("cost_fn", "says"),
     [
-        ([1.0, 2.0], "it must be a function of a sample's index, or 8 numbers"),
-        ([1.0] * 7 + [0.0], "gives 0.0 for sample 7; a cost must be a positive"),
-        (lambda index: float("nan") if index else 1.0, "gives nan for sample"),
+        ([1.0, 2.0], ()),
+        ([1.0] * 7 + [0.0], ("0.0", "sample 7")),
+        (lambda index: float("nan") if index else 1.0, ()),
     ],
 )
-def test_what_is_no_cost_is_refused(make_stride: MakeStride, cost_fn: CostFn, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_what_is_no_cost_is_refused(
+    make_stride: MakeStride, cost_fn: CostFn, says: tuple[str, ...]
+) -> None:
+    with raises_message(ConfigError, *says):
         make_stride().loader(numbered(8), cost_fn=cost_fn)
 
 
 def test_costs_are_for_training(make_stride: MakeStride) -> None:
-    with pytest.raises(ConfigError, match="cost_fn cannot be with train=False"):
+    with raises_message(ConfigError, "cost_fn"):
         make_stride().loader(numbered(8), train=False, cost_fn=[1.0] * 8)
 
 

@@ -14,6 +14,7 @@ import torch
 import evenstride
 from evenstride.errors import ConfigError
 from evenstride.runtime.loading.shards import ShardReader, Shards
+from tests.messages import raises_message
 
 
 class Files:
@@ -150,7 +151,7 @@ def range_of_four(_: int, skip: int) -> Iterator[int]:
 def test_a_shard_that_ends_early_is_named() -> None:
     reader = ShardReader(Shards((3, 5), lambda _, skip: iter(range(skip, 3))))
 
-    with pytest.raises(ConfigError, match=r"shard 1 ended before its sample 3.* given as 5"):
+    with raises_message(ConfigError, "shard 1", "sample 3"):
         [reader[index] for index in range(8)]
 
 
@@ -159,30 +160,30 @@ def test_a_shard_that_goes_on_is_named(first: int) -> None:
     numbers = range(7) if first == 0 else range(6)
     reader = ShardReader(Shards((6,), lambda *_: iter(numbers)))
 
-    with pytest.raises(ConfigError, match=r"shard 0 goes on after its 6 samples"):
+    with raises_message(ConfigError, "shard 0", "6 samples"):
         [reader[index] for index in range(first, 6)]
 
 
 def test_a_read_function_that_returns_nothing_is_named() -> None:
     reader = ShardReader(Shards((6,), lambda *_: None))  # type: ignore[arg-type]
 
-    with pytest.raises(ConfigError, match=r"read\(0, 4\) returned a NoneType"):
+    with raises_message(ConfigError, "NoneType"):
         reader[4]
 
 
 @pytest.mark.parametrize(
     ("lengths", "read", "text"),
     [
-        ([], range_of_four, "the 0 shards have no samples"),
-        ([0, 0], range_of_four, "the 2 shards have no samples"),
-        ([3, -1], range_of_four, "the length of shard 1"),
-        ([3, 2.5], range_of_four, "the length of shard 1"),
-        ([3], [1, 2, 3], "read is a list"),
-        (5, range_of_four, "the lengths of the shards are 5"),
+        ([], range_of_four, ()),
+        ([0, 0], range_of_four, ()),
+        ([3, -1], range_of_four, ("shard 1",)),
+        ([3, 2.5], range_of_four, ("shard 1",)),
+        ([3], [1, 2, 3], ()),
+        (5, range_of_four, ()),
     ],
 )
-def test_what_are_no_shards_is_refused(lengths: Any, read: Any, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
+def test_what_are_no_shards_is_refused(lengths: Any, read: Any, text: tuple[str, ...]) -> None:
+    with raises_message(ConfigError, *text):
         evenstride.Shards(lengths, read)
 
 
@@ -193,15 +194,15 @@ def test_lengths_may_be_of_any_whole_kind() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"partition": "epoch"}, "leave partition out"),
-        ({"cost_fn": [1.0] * 7}, "leave cost_fn out"),
-        ({"drop_last": True}, "drop_last leaves nothing"),
+        ({"partition": "epoch"}, ()),
+        ({"cost_fn": [1.0] * 7}, ("cost_fn",)),
+        ({"drop_last": True}, ("drop_last",)),
     ],
 )
-def test_what_needs_indices_is_refused(options: Any, text: str) -> None:
+def test_what_needs_indices_is_refused(options: Any, text: tuple[str, ...]) -> None:
     stride = evenstride.Stride(global_batch=8)
     try:
-        with pytest.raises(ConfigError, match=text):
+        with raises_message(ConfigError, *text):
             stride.loader(Shards((3, 4), range_of_four), **options)
     finally:
         stride.close()
@@ -215,7 +216,7 @@ def test_a_state_belongs_to_its_shards() -> None:
         states.append(stride.state_dict())
         try:
             if len(states) == 2:
-                with pytest.raises(ConfigError, match="data in other shards"):
+                with raises_message(ConfigError):
                     stride.load_state_dict(states[0])
         finally:
             stride.close()
@@ -246,5 +247,5 @@ def floats(shard: int, skip: int) -> Iterator[torch.Tensor]:
 def test_any_sample_of_a_shard_without_one_is_refused() -> None:
     reader = ShardReader(Shards((6,), lambda *_: iter(())))
 
-    with pytest.raises(ConfigError, match="shard 0 ended before its sample 0"):
+    with raises_message(ConfigError, "shard 0", "sample 0"):
         reader[-1]

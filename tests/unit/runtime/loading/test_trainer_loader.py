@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 from evenstride.errors import ConfigError, LoaderBusy, UsageError
 from evenstride.integrations.lightning import TrainerLoader
+from tests.messages import check_message, raises_message
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import Trainer, numbered
 
@@ -56,7 +57,7 @@ def test_micro_batches_are_refused_at_the_first(make_stride: MakeStride) -> None
     stride = make_stride()
     loader = TrainerLoader(stride, stride.loader(numbered(12), max_micro_batch=2))
 
-    with pytest.raises(ConfigError, match="leave it out, or write the loop with Fabric"):
+    with raises_message(ConfigError):
         next(iter(loader))
 
 
@@ -67,7 +68,7 @@ def test_batches_that_a_loader_made_anew_asks_for_are_refused(
     loader = make_stride().loader(numbered(12), seeded=seeded)
     anew = DataLoader(loader.dataset, batch_sampler=loader.batch_sampler)
 
-    with pytest.raises(UsageError, match="leave it out of Accelerate's prepare"):
+    with raises_message(UsageError):
         next(iter(anew))
 
 
@@ -92,5 +93,4 @@ def test_an_evaluation_that_stops_at_the_number_of_steps_is_told_of_once(
             next(batches)
         batches.close()  # type: ignore[attr-defined]
 
-    assert caplog.text.count("the rest was not evaluated") == 1
-    assert "TrainerLoader(stride, loader)" in caplog.text
+    check_message(caplog.messages, "TrainerLoader(stride, loader)")

@@ -11,6 +11,7 @@ from torch.autograd import Variable
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from evenstride.errors import ScaleError
+from tests.messages import raises_message
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.weighing import Rank
 
@@ -132,12 +133,12 @@ def test_scaling_what_is_scaled_is_refused(world_size: int, samples: int) -> Non
     rank.take(samples, 12)
     scaled = rank.scaling.scale(rank.loss(), None)
 
-    with pytest.raises(ScaleError, match="loss of step 7 was scaled twice"):
+    with raises_message(ScaleError, "step 7"):
         rank.scaling.scale(scaled, None)
 
 
 def test_scaling_outside_the_loop_is_refused(make_stride: MakeStride) -> None:
-    with pytest.raises(ScaleError, match="outside the training loop"):
+    with raises_message(ScaleError):
         make_stride().scale(torch.ones((), requires_grad=True))
 
 
@@ -146,24 +147,26 @@ def test_a_weight_that_cannot_be_is_refused(weight: float) -> None:
     rank = Rank(2)
     rank.take(3, 12)
 
-    with pytest.raises(ScaleError, match="given the weight"):
+    with raises_message(ScaleError):
         rank.scaling.scale(rank.loss(), weight)
 
 
 @pytest.mark.parametrize(
     ("loss", "complaint"),
     [
-        (0.5, r"got a float; it takes a tensor of one element.*without \.item\(\)"),
-        (None, "got a NoneType; it takes a tensor of one element"),
-        (torch.ones(3, 2), r"got a tensor of shape \(3, 2\); .*; call it with loss\.mean\(\)"),
-        (torch.ones(0), r"got a tensor of shape \(0,\)"),
+        (0.5, ("item()",)),
+        (None, ("NoneType",)),
+        (torch.ones(3, 2), ("loss.mean()",)),
+        (torch.ones(0), ()),
     ],
 )
-def test_what_is_no_loss_is_refused_with_what_to_give(loss: Any, complaint: str) -> None:
+def test_what_is_no_loss_is_refused_with_what_to_give(
+    loss: Any, complaint: tuple[str, ...]
+) -> None:
     rank = Rank(2)
     rank.take(3, 12)
 
-    with pytest.raises(ScaleError, match=complaint):
+    with raises_message(ScaleError, *complaint):
         rank.scaling.scale(loss, None)
 
     rank.gradient()  # nothing was changed
@@ -197,5 +200,5 @@ def test_a_loss_that_adds_up_needs_steps_in_common() -> None:
     rank = Rank(world_size=3)
     rank.take(5, 12, claimed=5)
 
-    with pytest.raises(ScaleError, match="have no step in common"):
+    with raises_message(ScaleError):
         rank.scaling.scale(rank.loss(), None, "sum")

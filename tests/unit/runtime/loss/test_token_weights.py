@@ -10,6 +10,7 @@ from evenstride.errors import ScaleError
 from evenstride.runtime.loss.training_step import WeightExchange, checked
 from evenstride.runtime.timing.device_timer import RankClock
 from evenstride.runtime.timing.step_timer import StepTimer
+from tests.messages import raises_message
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ def test_nothing_at_all_is_a_weight() -> None:
 
 @pytest.mark.parametrize("weight", [-1, -1e-9, float("nan"), float("inf"), float("-inf")])
 def test_a_weight_that_cannot_be_is_refused(weight: float) -> None:
-    with pytest.raises(ScaleError, match=r"the weight .*; it must be a finite number of at least"):
+    with raises_message(ScaleError):
         checked(weight)
 
 

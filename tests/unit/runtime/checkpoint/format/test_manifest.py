@@ -28,6 +28,7 @@ from evenstride.runtime.checkpoint.format.manifest import (
     tensors_file,
 )
 from evenstride.runtime.loading.position import POSITION_VERSION
+from tests.messages import check_message, raises_message
 from tests.unit.runtime.checkpoint.kept import MemoryStorage
 
 POSITION: dict[str, Any] = {
@@ -42,7 +43,6 @@ POSITION: dict[str, Any] = {
 FILES = {METADATA: FileInfo(3, "f" * 32)}
 MANIFEST = Manifest(FORMAT, 7, 1.5, 3, {"torch": "2"}, POSITION, {"length": 4}, {}, FILES, ("a",))
 WHOLE = encode(MANIFEST)
-NAME = Name(7, "00000000000a", 0)
 
 
 def test_a_manifest_comes_back() -> None:
@@ -70,7 +70,7 @@ def test_more_than_a_manifest_is_none() -> None:
 
 
 def test_another_format_is_refused_rather_than_taken_for_damage() -> None:
-    with pytest.raises(ConfigError, match=f"has format 9, and this evenstride reads {FORMAT}"):
+    with raises_message(ConfigError, FORMAT):
         decode(encode(replace(MANIFEST, format=9)))
 
 
@@ -78,7 +78,7 @@ def test_a_manifest_of_another_step_is_not_this_folders() -> None:
     storage = MemoryStorage()
     storage.write(f"{Name(8, '00000000000a', 0)}/manifest.json", [WHOLE])
 
-    with pytest.raises(CheckpointDamaged, match="of step 7, not of its folder's"):
+    with raises_message(CheckpointDamaged, "step 7"):
         read_manifest(storage, Name(8, "00000000000a", 0))
 
 
@@ -143,4 +143,4 @@ def test_a_file_is_right_or_it_is_said_what_is_wrong(size_bytes: int) -> None:
             check_file(storage, "f", info) or ""
         )
         storage.write("f", [data[:-1] + b"\1"])
-        assert check_file(storage, "f", info) == "f differs from what was written"
+        check_message(check_file(storage, "f", info))
