@@ -34,9 +34,7 @@ GOLDEN = ROOT / "tests" / "golden" / "messages.txt"
 HEAD = "# Made by `make regen`: what a text says is decided here, so read the difference.\n"
 WIDTH = 98
 # Folders of tests on real processes or with real times.
-MEASURING = tuple(
-    f"tests/{folder}" for folder in ("multiproc", "live", "faults", "unit/lab", "unit/benchmarks")
-)
+MEASURING = (
     "tests/multiproc",
     "tests/live",
     "tests/faults",
