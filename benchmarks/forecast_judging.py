@@ -11,7 +11,7 @@ import numpy as np
 
 from evenstride.core.convergence.batch_laws import MeasuredTraining, fit_best, gamma_of
 from evenstride.core.gradients.noise_scale import Interval
-from evenstride.planner.search.objective import knee
+from evenstride.planner.search.selection import knee
 from evenstride.planner.workload.step_time import Workers, exact_step, fitted, links
 from evenstride.planner.workload.workload_profile import Point
 from evenstride.sim.engine.network import Ring

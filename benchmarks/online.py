@@ -26,7 +26,7 @@ from evenstride.lab.online.online_search import search
 from evenstride.lab.online.search_journal import OnlineRequest, OnlineResult
 from evenstride.lab.processes.speeds import Speeds, parse_speeds
 from evenstride.planner.online_forecast import Configuration
-from evenstride.planner.search.objective import Objective
+from evenstride.planner.search.selection import Objective
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

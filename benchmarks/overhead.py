@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import evenstride
-from evenstride.runtime.coordination import leader_records
+from evenstride.runtime.coordination import leader_outputs
 from evenstride.testing import run_ranks
 from evenstride.trace.codec import TraceWriter
 
@@ -143,7 +143,7 @@ class _Timed(TraceWriter):
 
 def measure(_rank: int, milliseconds: int, seconds: float, folder: str) -> dict[str, Any]:
     """Run blocks for about ``seconds``; the figures are those of this rank."""
-    leader_records.TraceWriter = _Timed  # type: ignore[attr-defined]
+    leader_outputs.TraceWriter = _Timed  # type: ignore[attr-defined]
     width = width_for(milliseconds * 1e-3)
     arms = {name: Arm(name, width, folder) for name in ("plain", "again", *OURS)}
     steps = max(10, round(BLOCK_S / (milliseconds * 1e-3)))

@@ -24,7 +24,7 @@ from evenstride.errors import ConfigError
 from evenstride.planner.catalogue.catalogue_reader import read_catalogue
 from evenstride.planner.make_plan import make_plan
 from evenstride.planner.search.candidates import rentable
-from evenstride.planner.search.objective import Objective, Wishes
+from evenstride.planner.search.selection import Objective, Wishes
 from evenstride.planner.search.training_forecast import TrainingTask
 from evenstride.planner.workload.epochs_to_target import ByNoise
 from evenstride.planner.workload.workload_profile import DeviceProfile, Noise, Point

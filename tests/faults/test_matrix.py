@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evenstride.runtime.coordination.continuity import LEFT
+from evenstride.runtime.coordination.run_lifecycle import LEFT
 from evenstride.runtime.launching.process_starters import FromZygote
 from evenstride.testing.faults.fault_plan import Arrival, Fault, FaultPlan, simulate_plan
 from evenstride.testing.faults.supervisor import Job, Outcome, supervise

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from evenstride.core.convergence.batch_laws import Law, MeasuredTraining, fit, left_out_error
-from evenstride.planner.search.objective import knee
+from evenstride.planner.search.selection import knee
 
 BATCHES = (384, 512, 768, 1024)
 EPOCHS = (234.0, 203.0, 186.0, 167.0)  # ResNet18, 16 workers, figure 8

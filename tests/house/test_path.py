@@ -16,7 +16,6 @@ from evenstride.core.control.events import FleetFormed
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Shares, Worker
 from evenstride.core.policies import policy_from_spec
-from evenstride.runtime.coordination.arrangements import SaveSchedule
 from evenstride.runtime.coordination.control_plane import Local, apply
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier, Position
 from evenstride.runtime.coordination.leader import (
@@ -27,6 +26,7 @@ from evenstride.runtime.coordination.leader import (
     verdict_from_plain,
     verdict_to_plain,
 )
+from evenstride.runtime.coordination.side_agreements import SaveSchedule
 from evenstride.runtime.timing.recorder import Recorder
 from evenstride.runtime.timing.step_timer import StepTimer
 from evenstride.testing import FakeClock
@@ -61,7 +61,7 @@ BESIDE = {
     "core.diagnostics.ledger": "books the time that was lost",
     "core.allocation.speedup": "the yardstick of the ledger",
     "core.gradients.noise_scale": "the noise of gradients, which comes with a reply",
-    "runtime.coordination.arrangements": "whether an epoch ends, and whether a rank has a notice",
+    "runtime.coordination.side_agreements": "whether an epoch ends or a notice has come",
     "runtime.sinks.snapshot": "what alerts and sinks are shown afterwards",
     "core.fleet": "shares as arrays and as tuples",
     "testing.fake_clock": "the clock of this test",

@@ -32,9 +32,9 @@ def told_to_leave(
     model = stride.watch(DistributedDataParallel(net()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loader = stride.loader(rows(240), num_workers=workers)
-    continuity = session(stride).ties.continuity
+    lifecycle = session(stride).ties.lifecycle
     if saves and rank == 0:
-        continuity.saves.takes(0.5)
+        lifecycle.saves.takes(0.5)
     seen: list[tuple[list[int], int, list[float]]] = []
     shares: list[tuple[int, ...]] = []
     due: list[int] = []
@@ -49,15 +49,15 @@ def told_to_leave(
             optimizer.zero_grad()
             shares.append(stride.shares)
             step = stride.step
-            if continuity.saves.pending(step):
-                due += [step] if continuity.saves.due(step) else []
-                gone, _ = continuity.saves.going(step)
+            if lifecycle.saves.pending(step):
+                due += [step] if lifecycle.saves.due(step) else []
+                gone, _ = lifecycle.saves.going(step)
                 going += [(step, gone)] if gone else []
             if rank == who and step == 10:
                 left_s = time.time() + 3600.0
-                continuity.notified.changed(Notice("test", left_s, False, withdrawn, "a test"))
+                lifecycle.notified.changed(Notice("test", left_s, False, withdrawn, "a test"))
             idle += rank == who and not seen[-1][1]
             if idle == 5 and withdrawn and not seen[-1][1]:
-                continuity.notified.changed(None)
+                lifecycle.notified.changed(None)
     stride.close()
     return {"seen": seen, "shares": shares, "due": due, "going": going}

@@ -22,7 +22,7 @@ from evenstride.errors import ConfigError, LaunchError
 from evenstride.lab.online.online_search import search
 from evenstride.lab.online.search_journal import OnlineRequest, opened
 from evenstride.planner.online_forecast import Configuration, Probe
-from evenstride.planner.search.objective import Objective
+from evenstride.planner.search.selection import Objective
 from evenstride.planner.workload.workload_profile import Noise, Point
 from tests.files import contents
 from tests.multiproc import searched

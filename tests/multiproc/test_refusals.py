@@ -86,7 +86,7 @@ def test_ranks_of_other_versions_are_refused(ranks: RankPool) -> None:
 
 def _other_version(rank: int) -> tuple[str, str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evenstride.runtime.coordination.shown_settings.__version__", f"0.{rank}")
+        patch.setattr("evenstride.runtime.coordination.settings_agreement.__version__", f"0.{rank}")
         return settings(rank, [SAME, SAME])
 
 

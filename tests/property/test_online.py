@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from evenstride.planner.online_forecast import Configuration, TrainingJob
 from evenstride.planner.online_policy import OnlineStanding, choices, decide
-from evenstride.planner.search.objective import Objective
+from evenstride.planner.search.selection import Objective
 from evenstride.planner.workload.workload_profile import Noise
 from tests.unit.planner.searching import Truth
 

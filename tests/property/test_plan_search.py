@@ -25,7 +25,7 @@ from evenstride.planner.search.branch_and_bound import (
     price,
     search,
 )
-from evenstride.planner.search.objective import (
+from evenstride.planner.search.selection import (
     NothingFits,
     Objective,
     ParetoFront,

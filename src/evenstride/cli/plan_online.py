@@ -22,7 +22,7 @@ from evenstride.lab.online.online_search import search
 from evenstride.lab.online.search_journal import CHECKPOINTS, OnlineRequest, OnlineResult
 from evenstride.lab.processes.speeds import parse_speeds
 from evenstride.planner.online_forecast import OnlineForecast
-from evenstride.planner.search.objective import Objective
+from evenstride.planner.search.selection import Objective
 from evenstride.report.plan_text import search_table
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from evenstride._version import __version__
 from evenstride.cli import arguments
 from evenstride.errors import ConfigError
-from evenstride.planner.search.objective import Objective, Wishes
+from evenstride.planner.search.selection import Objective, Wishes
 from evenstride.planner.search.training_forecast import USUAL_SAVES
 from evenstride.planner.spot_losses import SaveCosts
 from evenstride.planner.workload.from_trace import profile_of_run

@@ -11,7 +11,7 @@ from typing import Any
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.errors import ConfigError
 from evenstride.planner.search.branch_and_bound import SearchResult, Space, search
-from evenstride.planner.search.objective import ChosenCluster, NothingFits, Wishes, choose
+from evenstride.planner.search.selection import ChosenCluster, NothingFits, Wishes, choose
 from evenstride.planner.search.training_forecast import Kind, TrainingForecast, TrainingTask
 
 _TIMES = (0.25, 0.5, 1, 2, 4)

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from evenstride.core.gradients.noise_scale import Z95, Interval
 from evenstride.core.time_model.observation import median
 from evenstride.errors import InfeasibleShares
-from evenstride.planner.search.objective import Objective
+from evenstride.planner.search.selection import Objective
 from evenstride.planner.workload.epochs_to_target import ByNoise, Epochs, KnownEpochs
 from evenstride.planner.workload.step_time import (
     Curve,

@@ -22,7 +22,7 @@ from evenstride.planner.online_forecast import (
     TrainingJob,
     foresee,
 )
-from evenstride.planner.search.objective import Objective, frontier, knee
+from evenstride.planner.search.selection import Objective, frontier, knee
 from evenstride.planner.workload.workload_profile import Noise
 
 USUAL_SWITCH_S = 2.0

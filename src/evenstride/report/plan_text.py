@@ -8,7 +8,7 @@ from pathlib import Path
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.planner.make_plan import Plan
 from evenstride.planner.online_forecast import Configuration, OnlineForecast, Probe
-from evenstride.planner.search.objective import Objective, length
+from evenstride.planner.search.selection import Objective, length
 from evenstride.planner.search.training_forecast import TrainingForecast
 from evenstride.report.plotting import literal
 from evenstride.report.suite_figures import check_plotting, check_writable

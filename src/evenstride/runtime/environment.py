@@ -1,4 +1,4 @@
-"""The one door through which environment variables come in.
+"""The door through which the settings of a `Stride` come in from environment variables.
 
 An explicit argument always wins, except over ``EVENSTRIDE_CHECKPOINTS``.
 """

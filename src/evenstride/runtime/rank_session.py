@@ -18,7 +18,11 @@ from evenstride.runtime.session.rank_ties import RankTies
 from evenstride.runtime.session.step_setup import training_step
 from evenstride.runtime.session.team_coordinator import FirstStepCheck, TeamCoordinator
 from evenstride.runtime.settings import Settings
-from evenstride.runtime.synchronisation.mode_runtime import free_of, sampler_of, synchroniser
+from evenstride.runtime.synchronisation.synchroniser_factory import (
+    free_of,
+    sampler_of,
+    synchroniser,
+)
 from evenstride.runtime.team import Team
 
 
@@ -108,7 +112,7 @@ class RankSession:
         if self._closed:
             return
         self._closed = True
-        self.ties.continuity.notified.close()
+        self.ties.lifecycle.notified.close()
         # A device that waits for a lost rank would never come to the mark.
         if not at_exit and not self.state.gate.failed and sys.exc_info()[1] is None:
             self.state.clock.timer.settle()

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.coordination.agreement import Plain, agree
-from evenstride.runtime.coordination.leader_records import open_records
+from evenstride.runtime.coordination.leader_outputs import open_records
 from evenstride.runtime.coordination.leader_start import Lead, make_leader, team_of
-from evenstride.runtime.coordination.shown_settings import compare, show_settings
+from evenstride.runtime.coordination.settings_agreement import compare, show_settings
 from evenstride.runtime.environment import Environment, read_environment
 from evenstride.runtime.script_saves import guard_saves
 from evenstride.runtime.settings import Settings, StrideArguments, averages, batch_of, settings_of

@@ -1,4 +1,7 @@
-"""Test your own training code on real processes: `RankPool`, `run_ranks`; `FakeClock` for time."""
+"""Test your own training code on real processes: `RankPool`, `run_ranks`; `FakeClock` for time.
+
+Start with `ranks`. Scripted faults are in `faults`.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from evenstride.planner.online_policy import (
     surest,
     whole_epochs,
 )
-from evenstride.planner.search.objective import Objective
+from evenstride.planner.search.selection import Objective
 from evenstride.planner.workload.workload_profile import Noise
 from tests.messages import check_message
 from tests.unit.planner.searching import Truth

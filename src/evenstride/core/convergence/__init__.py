@@ -1,6 +1,6 @@
 """How many epochs a training takes at a global batch, and what a sample is worth there.
 
-Start with `batch_efficiency`. Imports only the bottom of `core`.
+Start with `batch_efficiency`. Imports the bottom of `core`, and `core.gradients`.
 """
 
 from __future__ import annotations

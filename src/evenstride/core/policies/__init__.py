@@ -1,7 +1,7 @@
 """All policies by name, as `Stride`, the command line and the simulator know them.
 
-Start with `adaptive`, the default. The others are published policies, one module each, with their
-source.
+Start with `adaptive`, the default. `static` has those that never move; the others are published
+policies, a module per paper or family, with their source.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ from evenstride.core.membership.worker_profiles import WorkerProfile
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import EvenstrideError, RanksDisagree, SplitDiverged, from_plain, to_plain
 from evenstride.runtime.coordination.agreement import Plain
-from evenstride.runtime.coordination.arrangements import SaveSchedule
 from evenstride.runtime.coordination.control_plane import Local, apply
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier, Position
 from evenstride.runtime.coordination.leader import (
@@ -37,6 +36,7 @@ from evenstride.runtime.coordination.leader import (
     verdict_from_plain,
     verdict_to_plain,
 )
+from evenstride.runtime.coordination.side_agreements import SaveSchedule
 from evenstride.runtime.host.machine_resources import loads_for
 from evenstride.runtime.sinks.telemetry_board import TelemetryBoard
 from evenstride.runtime.timing.recorder import Recorder

@@ -12,7 +12,7 @@ from evenstride.errors import ConfigError
 from evenstride.lab.processes.speeds import Speeds
 from evenstride.planner.online_forecast import Configuration, OnlineForecast, Probe
 from evenstride.planner.online_policy import Overhead
-from evenstride.planner.search.objective import Objective
+from evenstride.planner.search.selection import Objective
 
 CHECKPOINTS = "checkpoints"
 """In the folder of a run: where its checkpoints are."""

@@ -1,4 +1,5 @@
 """Starting, limiting and watching worker processes, and leaving none behind.
 
-Start with `local_launch`. `torchrun` and `rendezvous` are for jobs of several machines.
+Start with `local_launch`. It starts torchrun's agent through `rendezvous`, which
+keeps its ports on loopback; `torchrun` is for jobs of several machines.
 """

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.gradients.noise_scale import Z95
 from evenstride.errors import InfeasibleShares
-from evenstride.planner.search.objective import ParetoFront, Wishes
+from evenstride.planner.search.selection import ParetoFront, Wishes
 from evenstride.planner.search.training_forecast import (
     UNKNOWN_LINKS,
     ClusterChoice,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from evenstride.errors import WorkerLost
-from evenstride.runtime.coordination.continuity import LEFT
+from evenstride.runtime.coordination.run_lifecycle import LEFT
 from evenstride.runtime.failures.heartbeat import is_of_collectives
 from evenstride.runtime.launching.torchrun_agent import end_launcher
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from evenstride.runtime.coordination.agreement import Plain
-from evenstride.runtime.coordination.arrangements import SaveSchedule
+from evenstride.runtime.coordination.side_agreements import SaveSchedule
 
 READY, GO, RESTORED, STOP, SAVED = "ready", "go", "restored", "stop", "saved"
 

@@ -24,7 +24,7 @@ from evenstride.errors import (
 )
 from evenstride.runtime.checkpoint.handoff import Handoff
 from evenstride.runtime.coordination.agreement import Plain
-from evenstride.runtime.coordination.continuity import Continuity
+from evenstride.runtime.coordination.run_lifecycle import RunLifecycle
 from evenstride.runtime.failures.survivors import Survivors
 from evenstride.runtime.loading.seeding import SeededDataset, generators_kept, item_seeds
 from evenstride.runtime.loading.shards import ShardReader, Shards
@@ -70,11 +70,11 @@ class RunBinding:
         self._progress = session.state.progress
         self._calls = session.ties.calls
         self._recall = session.ties.opening.recall
-        self._continuity = continuity = cast(Continuity, session.ties.continuity)
-        self.saves = continuity.saves
-        self.leads_host = continuity.leads_host
-        self.interval_s = continuity.pace.interval_s
-        self.remember = continuity.remember
+        self._lifecycle = lifecycle = cast(RunLifecycle, session.ties.lifecycle)
+        self.saves = lifecycle.saves
+        self.leads_host = lifecycle.leads_host
+        self.interval_s = lifecycle.pace.interval_s
+        self.remember = lifecycle.remember
         self.waiting: Callable[[], AbstractContextManager[None]] = session.state.clock.waiting
         """Returns a context in which this rank's time is not its own work."""
         self._survivors: Survivors | None = session.ties.survivors
@@ -203,22 +203,22 @@ class RunBinding:
         for: no rank could save when one leaves, and its samples are trained by others anyway. So a
         signal does there what it does without us.
         """
-        continuity = self._continuity
+        lifecycle = self._lifecycle
         if self.saves.save_s is not None:
             raise ConfigError(
                 "this Stride has a Checkpointer already, and the ranks agree on one save at a "
                 "time; close() that one first, or give it all that is to be saved (extra=)"
             )
         if self.lockstep:
-            continuity.watch(notices)
-        elif self.rank == 0 and (asked := notices or continuity.notices) not in ("auto", "off"):
+            lifecycle.watch(notices)
+        elif self.rank == 0 and (asked := notices or lifecycle.notices) not in ("auto", "off"):
             logger.warning(
                 "notices=%s has no effect in this mode of synchronisation, in which nothing can be "
                 "saved in mid-epoch: a worker that is told to leave ends at once, and the others "
                 "train its samples; leave notices out, or use bsp",
                 asked,
             )
-        continuity.pace.save_by(saving or Saving())
+        lifecycle.pace.save_by(saving or Saving())
         self.saves.takes(save_s)
 
     def end(self) -> None:
@@ -226,7 +226,7 @@ class RunBinding:
         if self._hand_over is not None:
             self._hand_over.ended()
         self.saves.takes(None)
-        self._continuity.notified.close()
+        self._lifecycle.notified.close()
 
     def recall(self, remembered: Plain) -> None:
         """Take up what an earlier run knew of the workers, before the first step; collective."""

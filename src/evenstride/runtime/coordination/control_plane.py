@@ -27,7 +27,6 @@ from evenstride.core.fleet import Shares
 from evenstride.core.gradients.noise_scale import StepParts
 from evenstride.core.time_model.observation import Measurements, PeakMemory
 from evenstride.errors import EvenstrideError, WorkerLost, from_plain, to_plain
-from evenstride.runtime.coordination.arrangements import RankNotices, SaveSchedule
 from evenstride.runtime.coordination.draw_barrier import (
     BarrierReport,
     BatchChange,
@@ -42,6 +41,7 @@ from evenstride.runtime.coordination.leader import (
     verdict_from_plain,
     verdict_to_plain,
 )
+from evenstride.runtime.coordination.side_agreements import RankNotices, SaveSchedule
 from evenstride.runtime.store.store_channel import Channel, LocalChannel
 from evenstride.runtime.timing.recorder import Recorder
 

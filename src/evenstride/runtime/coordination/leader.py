@@ -33,14 +33,14 @@ from evenstride.core.fleet import FloatArray, Shares
 from evenstride.core.gradients.noise_scale import NoiseOfRun, StepParts
 from evenstride.core.time_model.observation import Measurements, PeakMemory
 from evenstride.errors import SplitDiverged
-from evenstride.runtime.coordination.arrangements import (
+from evenstride.runtime.coordination.draw_barrier import BatchChange
+from evenstride.runtime.coordination.side_agreements import (
     NoticeFilter,
     RankNotices,
     SaveSchedule,
     asked,
     meeting,
 )
-from evenstride.runtime.coordination.draw_barrier import BatchChange
 from evenstride.runtime.engines.replica_groups import Fold, Islands
 from evenstride.runtime.sinks.snapshot import LeaderSnapshot
 from evenstride.trace.codec import TraceWriter
@@ -285,7 +285,7 @@ class Leader:
         event = Exchanged(step, effective, *self._of_workers(replies), epoch=epoch)
         verdict = self._take(event, replies, committed_s)
         verdict = self._with_turn(verdict, replies, step)
-        verdict = self._with_members(verdict, replies, step)
+        verdict = self._with_departures_and_saves(verdict, replies, step)
         if verdict.shares is not None:
             self.changes += 1
             self._log(verdict)
@@ -418,7 +418,9 @@ class Leader:
             return replace(joined(verdict, turned), batch=present)
         return replace(joined(verdict, turned), reason=f"{turned.why_batch}; {turned.reason}")
 
-    def _with_members(self, verdict: Verdict, replies: list[Reply], step: int) -> Verdict:
+    def _with_departures_and_saves(
+        self, verdict: Verdict, replies: list[Reply], step: int
+    ) -> Verdict:
         """Return the verdict with what notices, and wishes to save, add to it."""
         save_s = self.saves.save_s if self.saves is not None else None
         step_s = max(verdict.expected_s, default=0.0) + self._control.communication_s

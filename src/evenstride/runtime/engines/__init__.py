@@ -1,4 +1,4 @@
 """What is particular to DDP, FSDP2, devices and compilers.
 
-Start with `watched_models`; `model_agreement` is what ``Stride.watch`` refuses.
+Start with `watched_models`; `model_agreement` compares a model over all ranks.
 """

@@ -1,4 +1,4 @@
 """What this machine is and how busy it is: resources, load, network addresses.
 
-Each module answers one question; start with `declared_resources`.
+Each module answers one question; start with `machine_resources`.
 """

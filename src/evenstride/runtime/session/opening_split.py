@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from evenstride.core.fleet import Shares
 from evenstride.runtime.coordination.agreement import Plain
-from evenstride.runtime.coordination.continuity import Continuity
 from evenstride.runtime.coordination.leader import Leader
+from evenstride.runtime.coordination.run_lifecycle import RunLifecycle
 from evenstride.runtime.session.rank_calls import RankCalls
 from evenstride.runtime.session.rank_state import RankState
 
@@ -23,12 +23,12 @@ class OpeningSplit:
         state: RankState,
         begin_with: Callable[[Shares | None], None],
         calls: RankCalls,
-        continuity: Continuity,
+        lifecycle: RunLifecycle,
         leader: Leader | None,
     ) -> None:
         self._recorder, self._gate, self._progress = state.recorder, state.gate, state.progress
         self._begin_with, self._calls = begin_with, calls
-        self._continuity, self._leader = continuity, leader
+        self._lifecycle, self._leader = lifecycle, leader
         self.not_measured = ""  # why steps cannot be measured; empty while they can
 
     def skip(self) -> None:
@@ -46,8 +46,8 @@ class OpeningSplit:
 
     def recall(self, remembered: Plain) -> None:
         """Begin with the split for workers that are known from a checkpoint; collective."""
-        lead = self._continuity.recalling(self._progress.step, remembered)
+        lead = self._lifecycle.recalling(self._progress.step, remembered)
         self._replace(self._calls.agree("restore()", dict, lambda _: lead()))
 
     def _replace(self, plain: Plain) -> None:
-        self._begin_with(self._continuity.take_up(plain, self._gate))
+        self._begin_with(self._lifecycle.take_up(plain, self._gate))

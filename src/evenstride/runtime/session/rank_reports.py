@@ -13,8 +13,8 @@ from evenstride.runtime.session.opening_split import OpeningSplit
 from evenstride.runtime.session.rank_calls import Call, RankCalls, exact_mean
 from evenstride.runtime.session.rank_state import RankState
 from evenstride.runtime.settings import Settings
-from evenstride.runtime.synchronisation.mode_runtime import facts_of
 from evenstride.runtime.synchronisation.synchroniser import Synchroniser, check_unaligned_mean
+from evenstride.runtime.synchronisation.synchroniser_factory import facts_of
 from evenstride.runtime.telemetry.run_facts import check_metric, tell_metric
 from evenstride.runtime.telemetry.summary import Summary, summarise
 

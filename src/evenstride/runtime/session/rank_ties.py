@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from evenstride.core.fleet import Shares
-from evenstride.runtime.coordination.continuity import Continuity
 from evenstride.runtime.coordination.control_plane import Local
 from evenstride.runtime.coordination.draw_barrier import Position
 from evenstride.runtime.coordination.leader import Leader
+from evenstride.runtime.coordination.run_lifecycle import RunLifecycle
 from evenstride.runtime.engines.weight_drift import DriftGuard
 from evenstride.runtime.environment import USUAL_SILENT_S, Environment
 from evenstride.runtime.failures.heartbeat import ending_exception
@@ -39,7 +39,7 @@ class RankTies:
         self._state, gate, clock = state, state.gate, state.clock
         # Who is there, in modes in which the others go on without a worker that is lost.
         self.survivors = None if free is None else Survivors(free, team.shares, gate)
-        self.continuity = Continuity(
+        self.lifecycle = RunLifecycle(
             ask, team.rank, team.peers, leader, self._over, environment.notices or "auto"
         )
         whereabouts = Whereabouts(clock, gate, free)
@@ -58,9 +58,7 @@ class RankTies:
             whereabouts,
             self.survivors,
         )
-        self.opening = OpeningSplit(
-            state, self.link.begin_with, self.calls, self.continuity, leader
-        )
+        self.opening = OpeningSplit(state, self.link.begin_with, self.calls, self.lifecycle, leader)
         self.drift = DriftGuard(clock)
 
     def split(self) -> Shares:
@@ -87,9 +85,9 @@ class RankTies:
             self._state.gate,
             self._state.recorder,
             self._position,
-            self.continuity.saves,
+            self.lifecycle.saves,
             self._state.peaks.take,
-            self.continuity.notified.told,
+            self.lifecycle.notified.told,
             self._state.take_noise,
         )
 

@@ -1,4 +1,4 @@
 """What carries a mode of synchronisation out on one rank.
 
-Start with `mode_runtime`, which makes one `synchroniser` from a mode.
+Start with `synchroniser_factory`, which makes one `synchroniser` from a mode.
 """

@@ -1,4 +1,4 @@
 """Virtual workers, step by step, decided by the same `advance` as in real training.
 
-Start with `lockstep` (``bsp``); `synchronous` and `asynchronous` are the other modes.
+Start with `lockstep` (``bsp``); `mode_runs` and `asynchronous` have the other modes.
 """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.errors import InfeasibleShares
 from evenstride.planner.search.branch_and_bound import Space, search
-from evenstride.planner.search.objective import Objective, Wishes, frontier
+from evenstride.planner.search.selection import Objective, Wishes, frontier
 from evenstride.planner.search.training_forecast import (
     ClusterChoice,
     Kind,

@@ -7,7 +7,7 @@ import pytest
 from evenstride.errors import ConfigError
 from evenstride.planner.catalogue.offers import Catalogue, Offer, selected
 from evenstride.planner.make_plan import MOST_MACHINES, make_plan
-from evenstride.planner.search.objective import NothingFits, Wishes
+from evenstride.planner.search.selection import NothingFits, Wishes
 from evenstride.planner.search.training_forecast import Kind
 from tests.messages import check_message, raises_message
 from tests.unit.planner.kinds import kind, task

@@ -7,7 +7,7 @@ import pytest
 from evenstride.cli.arguments import seconds
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.planner.search.branch_and_bound import Space, search
-from evenstride.planner.search.objective import (
+from evenstride.planner.search.selection import (
     NothingFits,
     Objective,
     Wishes,

@@ -15,7 +15,7 @@ from evenstride.core.reliability.checkpoint_interval import (
     next_save_in_s,
 )
 from evenstride.core.reliability.lifetimes import Bathtub
-from evenstride.runtime.coordination.continuity import Pace
+from evenstride.runtime.coordination.run_lifecycle import Pace
 from evenstride.runtime.failures.peers import Peer
 from evenstride.testing import FakeClock
 

@@ -13,10 +13,10 @@ from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import SplitDiverged
-from evenstride.runtime.coordination.arrangements import SaveSchedule
 from evenstride.runtime.coordination.control_plane import ControlPlane, Local
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier, Position
 from evenstride.runtime.coordination.leader import Leader
+from evenstride.runtime.coordination.side_agreements import SaveSchedule
 from evenstride.runtime.store.store_channel import LocalChannel
 from evenstride.runtime.timing.recorder import Recorder
 from evenstride.runtime.timing.step_timer import StepRecord

@@ -11,9 +11,9 @@ from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate, 
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import SplitDiverged
-from evenstride.runtime.coordination.arrangements import asked, meeting
 from evenstride.runtime.coordination.draw_barrier import BatchChange
 from evenstride.runtime.coordination.leader import Leader, Reply
+from evenstride.runtime.coordination.side_agreements import asked, meeting
 from tests.messages import raises_message
 
 HERE = BatchChange(8, None, 1000)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from evenstride.core.membership.member_table import Happening, MembershipEvent
-from evenstride.runtime.coordination.arrangements import NoticeFilter, RankNotices, SaveSchedule
+from evenstride.runtime.coordination.side_agreements import NoticeFilter, RankNotices, SaveSchedule
 
 PLACES = ("machine 1", "machine 1", "machine 2")
 WORKERS = ("h/0", "h/1", "k/2")

@@ -8,8 +8,8 @@ from evenstride.core.diagnostics.alerts import Alert
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.runtime.coordination.arrangements import RankNotices
 from evenstride.runtime.coordination.leader import Leader, Reply
+from evenstride.runtime.coordination.side_agreements import RankNotices
 from evenstride.runtime.sinks.snapshot import NamedMean, Sample, Snapshot
 
 HOSTILE = 'a"b\n{x}\\,\x1b[2J<script>\u202e/0'

@@ -19,9 +19,9 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import ConfigError, WorkerLost
 from evenstride.runtime.checkpoint import endings
-from evenstride.runtime.coordination import continuity as module
-from evenstride.runtime.coordination.continuity import LEFT, Continuity
+from evenstride.runtime.coordination import run_lifecycle as module
 from evenstride.runtime.coordination.leader import Leader, Reply
+from evenstride.runtime.coordination.run_lifecycle import LEFT, RunLifecycle
 from evenstride.runtime.failures.peers import Peer
 from evenstride.runtime.launching import torchrun_agent
 from evenstride.runtime.notices import Notice
@@ -34,17 +34,17 @@ def _leader() -> Leader:
     return Leader(Control(policy_from_spec("adaptive")))
 
 
-def _continuity(
+def _lifecycle(
     rank: int = 0,
     *,
     over: bool = False,
     asked: list[bool] | None = None,
     leader: Leader | None = None,
-) -> Continuity:
+) -> RunLifecycle:
     if rank == 0:
         leader = leader or _leader()
     tell = (lambda: asked.append(True)) if asked is not None else (lambda: None)
-    return Continuity(tell, rank, PEERS, leader, lambda: over)
+    return RunLifecycle(tell, rank, PEERS, leader, lambda: over)
 
 
 def _notice(left_s: float | None = 60.0, *, whole_host: bool = False) -> Notice:
@@ -54,7 +54,7 @@ def _notice(left_s: float | None = 60.0, *, whole_host: bool = False) -> Notice:
 
 def test_a_notice_asks_for_an_exchange_and_is_told_with_the_time_that_is_left() -> None:
     asked: list[bool] = []
-    notified = _continuity(asked=asked).notified
+    notified = _lifecycle(asked=asked).notified
     assert notified.told() is None
     notified.changed(_notice())
     told = notified.told()
@@ -73,20 +73,20 @@ def test_a_notice_asks_for_an_exchange_and_is_told_with_the_time_that_is_left() 
 def test_a_signal_ends_a_process_whose_run_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    _continuity(over=True).notified.changed(_notice(whole_host=True))
+    _lifecycle(over=True).notified.changed(_notice(whole_host=True))
     assert not codes, "a machine that goes later is no reason to end at once"
-    _continuity(over=False).notified.changed(_notice())
+    _lifecycle(over=False).notified.changed(_notice())
     assert not codes
-    _continuity(over=True).notified.changed(_notice())
+    _lifecycle(over=True).notified.changed(_notice())
     assert codes == [LEFT]
 
 
 def test_the_first_rank_of_a_machine_that_goes_speaks_for_it() -> None:
     def leads(rank: int, going: tuple[int, ...], *, whole_host: bool = True) -> bool:
-        continuity = _continuity(rank)
-        assert not continuity.leads_host(going), "nobody has said that it goes"
-        continuity.notified.changed(_notice(whole_host=whole_host))
-        return continuity.leads_host(going)
+        lifecycle = _lifecycle(rank)
+        assert not lifecycle.leads_host(going), "nobody has said that it goes"
+        lifecycle.notified.changed(_notice(whole_host=whole_host))
+        return lifecycle.leads_host(going)
 
     assert leads(0, (0, 1))
     assert not leads(1, (0, 1))
@@ -121,7 +121,7 @@ def watchers(monkeypatch: pytest.MonkeyPatch) -> list[_Watcher]:
 
 def test_one_rank_of_each_machine_asks_its_cloud(watchers: list[_Watcher]) -> None:
     for rank in range(3):
-        _continuity(rank).watch("signals")
+        _lifecycle(rank).watch("signals")
 
     assert [one.polls_clouds for one in watchers] == [True, False, True]
 
@@ -129,17 +129,17 @@ def test_one_rank_of_each_machine_asks_its_cloud(watchers: list[_Watcher]) -> No
 def test_what_is_watched_is_what_was_asked_for_or_what_the_environment_says(
     watchers: list[_Watcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    continuity = _continuity()
-    continuity.notices = "gcp"
-    continuity.watch(None)
+    lifecycle = _lifecycle()
+    lifecycle.notices = "gcp"
+    lifecycle.watch(None)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    _continuity().watch("aws")
+    _lifecycle().watch("aws")
 
     assert [one.sources for one in watchers] == [("gcp", False), ("aws", True)]
 
 
 def test_notices_are_watched_by_one_watcher_until_it_is_closed(watchers: list[_Watcher]) -> None:
-    notified = _continuity().notified
+    notified = _lifecycle().notified
     for _ in range(2):
         notified.watch("signals", polls_clouds=True)
     assert len(watchers) == 1
@@ -154,19 +154,19 @@ def test_notices_are_watched_by_one_watcher_until_it_is_closed(watchers: list[_W
 
 def test_an_unknown_source_of_notices_is_refused() -> None:
     with raises_message(ConfigError):
-        _continuity().watch("skynet")
+        _lifecycle().watch("skynet")
 
 
 def test_what_is_no_memory_of_workers_recalls_nothing() -> None:
     leader = _leader()
-    continuity = _continuity(leader=leader)
+    lifecycle = _lifecycle(leader=leader)
     leader.form(FleetFormed(0, 0, 12, (Worker("h/0"), Worker("h/1"))))
     for junk in ({}, {"profiles": [{}, 3, {"curve": [1]}], "generation": "x"}, {"profiles": 7}):
-        plain = continuity.recalling(0, dict(junk))()
+        plain = lifecycle.recalling(0, dict(junk))()
         assert plain["verdict"]["shares"] is None
     assert leader.control.generation == 1
-    assert continuity.remember()["profiles"] == []
-    assert continuity.remember()["parting"] is False
+    assert lifecycle.remember()["profiles"] == []
+    assert lifecycle.remember()["parting"] is False
 
 
 def _known(slot: int) -> WorkerProfile:
@@ -175,45 +175,45 @@ def _known(slot: int) -> WorkerProfile:
     )
 
 
-def _formed() -> tuple[Continuity, Leader]:
+def _formed() -> tuple[RunLifecycle, Leader]:
     leader = _leader()
     workers = tuple(Worker(f"h/{k}", device="cpu x", slot=k) for k in range(2))
     leader.form(FleetFormed(0, 0, 12, workers))
-    return _continuity(leader=leader), leader
+    return _lifecycle(leader=leader), leader
 
 
 def test_what_can_be_read_of_workers_is_recalled_and_remembered_again() -> None:
-    continuity, _ = _formed()
+    lifecycle, _ = _formed()
     profiles = [{"curve": 3}, *(_known(slot).to_plain() for slot in range(3))]
 
-    plain = continuity.recalling(0, {"profiles": profiles, "generation": 4})()
+    plain = lifecycle.recalling(0, {"profiles": profiles, "generation": 4})()
     begun: list[Any] = []
     gate: Any = SimpleNamespace(begin_with=begun.append)
-    shares = continuity.take_up(plain, gate)
+    shares = lifecycle.take_up(plain, gate)
 
     assert shares is not None
     assert shares[0] > shares[1] > 0
     assert begun == [shares]
-    remembered = continuity.remember()
+    remembered = lifecycle.remember()
     assert remembered["generation"] == 5
     assert sorted(one["slot"] for one in remembered["profiles"]) == [0, 1, 2]
 
 
 def test_what_was_measured_is_remembered() -> None:
-    continuity, leader = _formed()
+    lifecycle, leader = _formed()
     shares = leader.control.shares
     seen = [Observation(k, shares[k], 1, (0.1 * (k + 1),), (0.0,)) for k in range(2)]
 
     leader.exchange(2, [Reply(3, 5, ((0, 0, 0),), Measurements.of([one])) for one in seen], 5)
 
-    assert [one["slot"] for one in continuity.remember()["profiles"]] == [0, 1]
+    assert [one["slot"] for one in lifecycle.remember()["profiles"]] == [0, 1]
 
 
 def test_a_split_that_stays_is_not_put_in_force_again() -> None:
-    continuity, _ = _formed()
-    plain = continuity.recalling(0, {})()
+    lifecycle, _ = _formed()
+    plain = lifecycle.recalling(0, {})()
     begun: list[Any] = []
-    assert continuity.take_up(plain, cast(Any, SimpleNamespace(begin_with=begun.append))) is None
+    assert lifecycle.take_up(plain, cast(Any, SimpleNamespace(begin_with=begun.append))) is None
     assert not begun
 
 
@@ -221,21 +221,21 @@ def test_a_split_that_stays_is_not_put_in_force_again() -> None:
 def test_a_life_that_did_not_end_as_announced_is_counted_as_lost(
     parting: bool | None, failures: int
 ) -> None:
-    continuity, _ = _formed()
+    lifecycle, _ = _formed()
     losses = {"failures": 2, "expected": 0.5}
     said = {} if parting is None else {"parting": parting}
 
-    continuity.recalling(0, {"losses": losses, **said})()
+    lifecycle.recalling(0, {"losses": losses, **said})()
 
-    assert continuity.remember()["losses"]["failures"] == failures
+    assert lifecycle.remember()["losses"]["failures"] == failures
 
 
 def test_a_departure_that_is_agreed_on_is_remembered_as_announced() -> None:
-    continuity, leader = _formed()
-    assert leader.saves is continuity.saves
-    continuity.saves.agreed(3, save=True, going=(1,), why="spot")
+    lifecycle, leader = _formed()
+    assert leader.saves is lifecycle.saves
+    lifecycle.saves.agreed(3, save=True, going=(1,), why="spot")
 
-    assert continuity.remember()["parting"] is True
+    assert lifecycle.remember()["parting"] is True
 
 
 class _Stride:

@@ -23,9 +23,9 @@ from evenstride.core.reliability.checkpoint_interval import (
     next_save_in_s,
 )
 from evenstride.runtime.coordination.agreement import Plain
-from evenstride.runtime.coordination.arrangements import RankNotices, SaveSchedule
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.coordination.leader import Leader, verdict_from_plain, verdict_to_plain
+from evenstride.runtime.coordination.side_agreements import RankNotices, SaveSchedule
 from evenstride.runtime.failures.peers import Peer
 from evenstride.runtime.notices import Notice, NoticeWatcher, make_sources
 
@@ -140,7 +140,7 @@ class Notified:
             self._watcher = None
 
 
-class Continuity:
+class RunLifecycle:
     """One rank's part in what goes on beyond its own process.
 
     ``leader`` is there on rank 0 only. ``notices`` says where to look for notices unless a call
