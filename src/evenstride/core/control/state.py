@@ -86,8 +86,8 @@ class Control:
     shares: Shares = ()  # of the fleet
     estimate: Estimate | None = None  # of the fleet
     cadence: ExchangeInterval = field(default_factory=ExchangeInterval)
-    communication_s: float = 0.0
-    opening_left: int = 0
+    communication_s: float = 0.0  # of a step, smoothed
+    opening_left: int = 0  # exchanges for which each step still waits for its decision
     # For each rank, the observations that could not be believed: those with a time that is not a
     # positive, finite number, or with a share that cannot be. Nothing is learned from them.
     refused: tuple[int, ...] = ()

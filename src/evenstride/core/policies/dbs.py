@@ -61,6 +61,7 @@ class Means:
 
     @property
     def mean_s(self) -> FloatArray:
+        """Mean times, 0 for workers without one, ``(W,)``."""
         return np.asarray(self.total_s / np.maximum(self.steps, 1))
 
 

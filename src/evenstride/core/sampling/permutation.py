@@ -80,6 +80,7 @@ def mix(z: UintArray, spare: UintArray) -> None:
 
 
 def outputs(state: np.uint64, count: int) -> UintArray:
+    """Return the first outputs after a state, ``(count,)``."""
     z = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN + state
     mix(z, np.empty_like(z))
     return z

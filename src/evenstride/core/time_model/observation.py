@@ -158,6 +158,7 @@ class Measurements:
 
     @cached_property
     def median_s(self) -> FloatArray:
+        """Median busy time of each observation, ``(n,)``."""
         return self._medians(self.busy_s)
 
     def step_of_times(self) -> IntArray:
@@ -212,6 +213,7 @@ class Measurements:
         return np.where(self.steps < 4, np.nan, variance)
 
     def only(self, mask: Mask) -> Measurements:
+        """Return the observations that a mask ``(n,)`` selects."""
         if mask.all():
             return self
         of_times = np.repeat(mask, self.steps)

@@ -74,7 +74,9 @@ class MemoryMeter:
     def __init__(
         self,
         device: torch.device | None = None,  # the current one, if it is not told
-        neighbours: int = 1,  # processes of the job here, with this one, that share what is free
+        # Processes of the job here, with this one. What is free in the machine's memory is shared
+        # among them evenly; that of an accelerator is not shared.
+        neighbours: int = 1,
         source: Source | None = None,  # to read instead, for tests
     ) -> None:
         self._source: Source | None = source
@@ -93,10 +95,10 @@ class MemoryMeter:
             return None
 
     def peak_bytes(self) -> int | None:
-        """Return the most held since the last call, if that is known, and begin anew.
+        """Return the most held since the last call, and begin anew.
 
-        The peak belongs to the largest share computed since then. It counts what `limit_bytes`
-        limits.
+        ``None`` means that nothing new is known, not that nothing was held. The peak belongs to the
+        largest share computed since then. It counts what `limit_bytes` limits.
         """
         try:
             return None if self._source is None else self._source.peak_bytes()
@@ -121,7 +123,8 @@ class DeviceMemory:
     when shares shrink, and the allocator gives cached blocks back before it fails. What it cannot
     give back, because a block is in part in use, is not counted; a fraction below 1 of the limit is
     for that. The limit is what the allocator has reserved and what is free, which leaves out what
-    other processes, the context and communication hold.
+    other processes, the context and communication hold. The user's own limit is kept where it can
+    be read (torch 2.7 and later).
     """
 
     def __init__(self, device: torch.device, allocator: Any) -> None:
@@ -158,7 +161,8 @@ class ProcessMemory:
 
     Resident pages include those of mapped files, which the kernel could take back, so a data set
     that is mapped counts as needed. Processes of a data loader do not count as needed, only as not
-    free.
+    free. Under a limited address space (``ulimit -v``) its size is what counts, as an allocation
+    fails by that long before pages run short.
     """
 
     def __init__(

@@ -78,7 +78,10 @@ class ServedWorker:
         return self._reached
 
     def watch(self, module: nn.Module) -> None:
-        """Deal a module's parameters out to the servers; collective."""
+        """Deal a module's parameters out to the servers; collective.
+
+        `ConfigError` if there are more servers than parameters of the first module.
+        """
         parameters = [p for p in module.parameters() if p.requires_grad]
         self._frozen += [p for p in module.parameters() if not p.requires_grad]
         # A further, smaller module need not be on all of them.
