@@ -15,6 +15,21 @@ from evenstride.errors import ConfigError
 
 StateT = TypeVar("StateT")
 
+# Of the fitted line.
+_PRIOR_VARIANCE = 10.0  # of each weight, in units of the noise variance of a speed
+_BEYOND = 1.5
+# A speed counts as at most this many times the one before, so that one absurd time is got over.
+_MOST_CHANGE = 10.0
+
+# Of the network: the variance of its weights before anything is learned, in units of the noise of a
+# logarithm: about 0.5 for a noise of 0.1. It keeps the first steps from being fitted exactly.
+_NARX_VARIANCE = 25.0
+# So many workers teach in one step, by turns: it bounds the cost, and all share what is learned.
+_TEACHERS = 16
+# An error larger than this is a spike or a change of speed: it teaches no more than this.
+_LARGEST_ERROR = 0.3
+_LARGEST_CORRECTION = 1.0
+
 
 class Predictor(Protocol[StateT]):
     """Says how many samples per second each of ``W`` workers will process in its next step.
@@ -24,12 +39,14 @@ class Predictor(Protocol[StateT]):
     moment, relative to the step, as those given to `predict`.
     """
 
-    def start(self, workers: int) -> StateT: ...
+    def start(self, workers: int) -> StateT:
+        """Return the state in which nothing is known."""
+        ...
 
     def learn(
         self, state: StateT, worker: IntArray, speed: FloatArray, loads: FloatArray
     ) -> StateT:
-        """Return the state after one step of some workers, each at most once.
+        """Return the state after one step of some workers, ranks ``(n,)``, each at most once.
 
         ``speed`` is in samples per second, finite and above 0, ``(n,)``. ``loads`` are the
         processor and memory load of their machines as known before the step, from 0 to 1, nan where
@@ -37,7 +54,12 @@ class Predictor(Protocol[StateT]):
         """
         ...
 
-    def predict(self, state: StateT, loads: FloatArray) -> FloatArray: ...
+    def predict(self, state: StateT, loads: FloatArray) -> FloatArray:
+        """Return the speed of every worker's next step, nan for those never seen, ``(W,)``.
+
+        ``loads`` are as they are known now, ``(2, W)``.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +110,6 @@ class MovingAverage:
     def predict(self, state: FloatArray, loads: FloatArray) -> FloatArray:
         del loads
         return state
-
-
-_PRIOR_VARIANCE = 10.0  # of each weight, in units of the noise variance of a speed
-_BEYOND = 1.5
-# A speed counts as at most this many times the one before, so that one absurd time is got over.
-_MOST_CHANGE = 10.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,16 +194,6 @@ class Autoregressive:
 
 def _features(past: FloatArray) -> FloatArray:
     return np.concatenate([past, np.ones((len(past), 1))], axis=1)
-
-
-# Of the weights before anything is learned, in units of the noise of a logarithm: about 0.5 for
-# a noise of 0.1. It keeps the first steps from being fitted exactly.
-_NARX_VARIANCE = 25.0
-# So many workers teach in one step, by turns: it bounds the cost, and all share what is learned.
-_TEACHERS = 16
-# An error larger than this is a spike or a change of speed: it teaches no more than this.
-_LARGEST_ERROR = 0.3
-_LARGEST_CORRECTION = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

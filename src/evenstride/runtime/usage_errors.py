@@ -26,6 +26,9 @@ from evenstride.errors import ConfigError, ScaleError, StepInFlight, UsageError
 
 logger = logging.getLogger("evenstride")
 
+_OURS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+_LIBRARIES = (*_OURS, *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")))
+
 
 def check_whole(name: str, value: object, least: int | None = None) -> None:
     """Raise a `ConfigError` unless a value is a whole number, and not below ``least``."""
@@ -378,10 +381,6 @@ def not_stepped(step: int) -> UsageError:
         "when this mode of synchronisation exchanges; call optimizer.step() after each step's "
         "last backward pass"
     )
-
-
-_OURS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
-_LIBRARIES = (*_OURS, *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")))
 
 
 def user_line() -> str:

@@ -21,6 +21,12 @@ from evenstride.errors import InfeasibleShares
 # Without rounding, the last digits of a bisection would decide ties instead of the rank.
 _TIED = 6  # decimals of a remainder
 
+# Units left over from the bisection, to be handed out all at once: so many, or one for so many
+# workers. They cost next to nothing, a halving a look at all workers; and among many workers the
+# rounding of their shares alone makes the sum jump by more than a few dozen.
+_FILL_AT_MOST, _FILL_WORKERS = 32, 8
+_TIED_QUANTA = 9  # decimals of a remainder, as a part of the quantum
+
 
 def apportion(weights: FloatArray, total: int, lower: IntArray, upper: IntArray) -> IntArray:
     """Return ``total`` split in proportion to ``weights``, by largest remainder, int64 ``(W,)``.
@@ -69,13 +75,6 @@ def _proportional_within(
         else:
             high = middle
     return np.clip(high * weights, lower, upper)
-
-
-# Units left over from the bisection, to be handed out all at once: so many, or one for so many
-# workers. They cost next to nothing, a halving a look at all workers; and among many workers the
-# rounding of their shares alone makes the sum jump by more than a few dozen.
-_FILL_AT_MOST, _FILL_WORKERS = 32, 8
-_TIED_QUANTA = 9  # decimals of a remainder, as a part of the quantum
 
 
 class StepTimes(Protocol):

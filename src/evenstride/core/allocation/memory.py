@@ -48,6 +48,10 @@ _MOST_SIZES = 8
 # is allowed for where it grows further.
 _MOST_GROWTH = 2
 
+# How often the factor is halved by which caps are raised that leave too little room.
+# Eight leave less than half a per cent of the factor between too little and enough.
+_HALVINGS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
@@ -253,11 +257,6 @@ def _readable(bytes_: float) -> str:
         if bytes_ >= size:
             return f"{bytes_ / size:.3g} {unit}"
     return f"{bytes_:.3g} B"
-
-
-# How often the factor is halved by which caps are raised that leave too little room.
-# Eight leave less than half a per cent of the factor between too little and enough.
-_HALVINGS = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ from math import ceil
 
 from evenstride.core.arrays import Shares
 
+HICCUP_S = 0.2
+"""A slow stretch may be a hiccup of the machine unless it lasts longer than this, in seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -22,7 +25,7 @@ class Schedule:
 
     A step's shares are the same on every rank because a rank never draws a step before it has
     received all decisions that can take effect at or before it. ``checksum`` covers every decision
-    since the start, so that ranks can prove they agree.
+    since the start, pruned ones included, so that ranks can prove they agree.
     """
 
     entries: tuple[tuple[int, Shares], ...]
@@ -65,10 +68,6 @@ class Schedule:
         # One less: the decision before ``step`` is the one in force there.
         index = max(0, bisect_right(self.entries, step, key=lambda entry: entry[0]) - 1)
         return Schedule(self.entries[index:], self.checksum)
-
-
-HICCUP_S = 0.2
-"""A slow stretch may be a hiccup of the machine unless it lasts longer than this, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,13 @@ from typing import NamedTuple
 from evenstride.core.convergence.regression import Line, line
 from evenstride.core.gradients.noise_scale import Interval
 
+MEMORY = 10.0
+"""Measured steps over which a training loss is averaged; see `smoothed`."""
+
+_POWERS = tuple(step / 10 for step in range(-10, 16))
+# The added part decides where laws fit next to perfectly, and a factor would compare rounding.
+_NEARLY_AS_GOOD = 1.1, 0.001  # of left-out errors, as a factor and added: the simpler law is taken
+
 
 class Law(StrEnum):
     """By which law epochs follow the batch."""
@@ -42,11 +49,6 @@ class Law(StrEnum):
     GAIN = "gain"
     NOISE = "noise"
     POWER = "power"
-
-
-_POWERS = tuple(step / 10 for step in range(-10, 16))
-# The added part decides where laws fit next to perfectly, and a factor would compare rounding.
-_NEARLY_AS_GOOD = 1.1, 0.001  # of left-out errors, as a factor and added: the simpler law is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +197,6 @@ def _known(
 ) -> Convergence:
     batches = [run.batch for run in runs]
     return Convergence(law, by, gamma_by, min(batches), max(batches))
-
-
-MEMORY = 10.0
-"""Measured steps over which a training loss is averaged; see `smoothed`."""
 
 
 class Value(NamedTuple):

@@ -25,6 +25,17 @@ from evenstride.errors import InfeasibleShares
 WHILE_STEPS, WHILE_S = 60.0, 5.0
 """A while: so many steps, and no less than so many seconds of them."""
 
+USUAL_BELOW = 0.7
+"""Part of its best speed below which a worker is named."""
+# A worker has recovered once it has made up for so much of what it lacked at least.
+_MADE_UP = 1.0 / 3.0
+# A speed that has risen by so much since it was found low contradicts what was believed first: the
+# steps that looked like a change of speed may have been spikes, and what was measured at another
+# share since then be the wrong shape of the curve.
+_CONTRADICTS = 1.25
+# What an unneeded worker must gain to be worth its place again, as a part of its time.
+_WORTH_AGAIN = 0.05
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerArrays:
@@ -161,18 +172,6 @@ class PeakSpeeds(WorkerArrays):
         unknown = np.full(len(self.share), np.nan)
         then_s = self.fixed_s + self.per_sample_s * shares
         return np.asarray(np.divide(then_s, now.time_s(shares), out=unknown, where=self.share > 0))
-
-
-USUAL_BELOW = 0.7
-"""Part of its best speed below which a worker is named."""
-# A worker has recovered once it has made up for so much of what it lacked at least.
-_MADE_UP = 1.0 / 3.0
-# A speed that has risen by so much since it was found low contradicts what was believed first: the
-# steps that looked like a change of speed may have been spikes, and what was measured at another
-# share since then be the wrong shape of the curve.
-_CONTRADICTS = 1.25
-# What an unneeded worker must gain to be worth its place again, as a part of its time.
-_WORTH_AGAIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)

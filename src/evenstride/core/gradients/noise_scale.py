@@ -33,6 +33,12 @@ from math import inf, isclose, sqrt
 Z95 = 1.959964
 """Half the width of a 95 % interval of a normal variable, in standard deviations."""
 
+# Steps that may be incomplete at a time. Ranks are never far apart, so what is older was lost.
+_MOST_OPEN = 64
+
+# Sums of weights that are no whole numbers, and norms of equal gradients on devices of other kinds.
+_ROUNDING, _ALIKE = 1e-9, 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class GradientNorms:
@@ -176,13 +182,6 @@ class NoiseEstimate:
         part = 1.0 / (self.steps - 1.0)
         # Rounding may take a variance below 0.
         return max(ss - s * s, 0.0) * part, (sg - s * g) * part, max(gg - g * g, 0.0) * part
-
-
-# Sums of weights that are no whole numbers, and norms of equal gradients on devices of other kinds.
-_ROUNDING, _ALIKE = 1e-9, 1e-6
-
-# Steps that may be incomplete at a time. Ranks are never far apart, so what is older was lost.
-_MOST_OPEN = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,14 @@ from enum import StrEnum
 
 from evenstride.errors import ConfigError
 
+# A save may take so many times as long as the latest did.
+_SAVE_SPREAD = 1.5
+# Time for the decision to reach all, beyond the steps that are drawn already.
+_DECISION_S = 1.0
+# A worker ends before the time that its notice names by this much at least: it may take so long
+# until the next exchange, and clocks differ.
+_EARLY_S = 8.0
+
 
 class MemberState(StrEnum):
     """What a worker is to the run."""
@@ -212,15 +220,6 @@ def _reason(happening: Happening) -> str:
         when = f" in {max(happening.left_s, 0.0):.0f} s"
     why = f" ({happening.why})" if happening.why else ""
     return f"{happening.worker} {_TOLD[happening.change]}{when}{why}"
-
-
-# A save may take so many times as long as the latest did.
-_SAVE_SPREAD = 1.5
-# Time for the decision to reach all, beyond the steps that are drawn already.
-_DECISION_S = 1.0
-# A worker ends before the time that its notice names by this much at least: it may take so long
-# until the next exchange, and clocks differ.
-_EARLY_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,19 @@ _BLOCKING = 0.10
 # Steps that may each wait for a decision, as is promised of every policy.
 _MOST_OPENING = 8
 
+# A worker is left out if a step gets shorter even should its time be so many standard deviations
+# shorter than believed.
+_SURE_STD = 2.0
+# It is tried after this many steps, and after twice as many each further time; later if trying
+# it is dear: a trial takes about so many steps, and may cost this part of the steps before it.
+_FEWEST_STEPS, _TRIAL_STEPS, _TRIAL_PART = 64, 8, 0.05
+# A slow spell may last so many steps.
+_SPELL_STEPS = 32
+# And at once if a ghost's step takes less than this part of what it took before.
+_FASTER = 0.7
+# Equally slow workers are left out together, and rounding must not set them apart.
+_LIMITING = 1.0 - 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
@@ -123,20 +136,6 @@ class Adaptive:
             f"{(step_s - now_s + best_s) * 1e3:.1f} ms expected ({gain:.1%} less)"
         )
         return Move(as_shares(best), reason, settled=False)
-
-
-# A worker is left out if a step gets shorter even should its time be so many standard deviations
-# shorter than believed.
-_SURE_STD = 2.0
-# It is tried after this many steps, and after twice as many each further time; later if trying
-# it is dear: a trial takes about so many steps, and may cost this part of the steps before it.
-_FEWEST_STEPS, _TRIAL_STEPS, _TRIAL_PART = 64, 8, 0.05
-# A slow spell may last so many steps.
-_SPELL_STEPS = 32
-# And at once if a ghost's step takes less than this part of what it took before.
-_FASTER = 0.7
-# Equally slow workers are left out together, and rounding must not set them apart.
-_LIMITING = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,11 @@ from evenstride.core.predictors import PREDICTOR_NAMES, predictor_named
 from evenstride.core.spec import check_settings, one_of, within
 from evenstride.core.time_model.observation import SHORTEST_S
 
+# What even and odd ranks get in each split of the profile, in equal shares.
+_PROFILE = ((1.0, 1.0), (0.5, 1.5), (1.5, 0.5), (0.25, 1.75), (1.75, 0.25))
+_LEAST_RISE = 0.02  # of a curve, as a part of its mean time per sample
+_NOBODY = -1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predicted:
@@ -104,12 +109,6 @@ class LbBspCpu:
         if after == situation.shares:
             return state, Keep("the predicted speeds ask for the shares there are")
         return state, Move(after, f"in proportion to the speeds predicted by {self.predictor}")
-
-
-# What even and odd ranks get in each split of the profile, in equal shares.
-_PROFILE = ((1.0, 1.0), (0.5, 1.5), (1.5, 0.5), (0.25, 1.75), (1.75, 0.25))
-_LEAST_RISE = 0.02  # of a curve, as a part of its mean time per sample
-_NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -296,11 +295,13 @@ class PiecewiseCurves:
         return cls(share, rising + least * share)
 
     def at(self, shares: IntArray) -> FloatArray:
+        """Return each worker's time in seconds at its share; both ``(W,)``."""
         low = np.clip((self.share <= shares).sum(axis=0) - 1, 0, len(self.share) - 2)
         (b, b_next), (t, t_next) = _piece(self.share, low), _piece(self.time_s, low)
         return np.asarray(t + (shares - b) * ((t_next - t) / (b_next - b)))
 
     def capacity(self, deadline_s: float) -> IntArray:
+        """Return the largest share of each worker that ends by the deadline; 0 if none does."""
         low = np.clip((self.time_s <= deadline_s).sum(axis=0) - 1, 0, len(self.share) - 2)
         (b, b_next), (t, t_next) = _piece(self.share, low), _piece(self.time_s, low)
         rise = np.where(t_next > t, t_next - t, 1.0)  # none between two points at a share of 0

@@ -31,6 +31,9 @@ Ages = FloatArray | float
 
 DAY_S = 86_400.0
 
+_HALVINGS = 80
+_LARGEST = 700.0  # exponent whose power is still a float
+
 
 class Lifetime(Protocol):
     """How long a machine lives, as a distribution; ages are seconds since it came up."""
@@ -157,10 +160,6 @@ def inverted(lifetime: Lifetime, part: Ages, latest_s: FloatArray) -> FloatArray
         early = 1.0 - lifetime.survival(middle) < gone
         low, high = np.where(early, middle, low), np.where(early, high, middle)
     return np.asarray(high)
-
-
-_HALVINGS = 80
-_LARGEST = 700.0  # exponent whose power is still a float
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ import numpy as np
 from evenstride.core.arrays import IntArray, Shares
 from evenstride.core.sampling.permutation import Permutation
 
+Stretch = tuple[int, int]
+"""Samples of one shard in a row: the first one, and the one after the last."""
+
 
 class Draw(NamedTuple):
     """One (micro-)batch on its way to the training loop; made for every step, hence a tuple."""
@@ -28,10 +31,6 @@ class Draw(NamedTuple):
     # Samples of this rank in the step that count, where workers keep step; other than the share
     # where shares are dealt out by cost.
     trained: int = 0
-
-
-Stretch = tuple[int, int]
-"""Samples of one shard in a row: the first one, and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -42,6 +42,8 @@ from typing import Any
 Piece = tuple[range, ...]
 """Positions given at once, in stretches: what one update trains."""
 
+_CELLS = 16  # staleness 0 to 15 each; what is above has one together
+
 
 @dataclass(frozen=True, slots=True)
 class WorkQueue:
@@ -160,9 +162,6 @@ def _joined(stretches: Iterable[range]) -> Piece:
         else:
             joined.append(stretch)
     return tuple(joined)
-
-
-_CELLS = 16  # staleness 0 to 15 each; what is above has one together
 
 
 @dataclass(frozen=True, slots=True)

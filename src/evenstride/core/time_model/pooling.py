@@ -37,6 +37,13 @@ _MOST = 1024  # workers that are looked at to find the cuts; of more, some stand
 # Steps of the golden section fall in with no pattern in the order of the workers.
 _PLACES = np.arange(1, _MOST + 1) * 0.6180339887498949 % 1.0
 
+# A worker whose speed has just changed fits any kind: one that is so many times as doubtful as the
+# surest of its kind is left out, unless its doubt is small in itself (parts of its time), or as
+# small as some six steps make it under its own noise.
+_DOUBTFUL, _DOUBTFUL_STD, _DOUBTFUL_NOISE, _UNCLEAR = 3.0, 0.015, 0.4, 1e3
+
+_APART = 2.0  # in logarithms; more than the times of a kind differ by
+
 
 def kinds_of(curves: CurveEstimates, shares: IntArray) -> IntArray:
     """Return the number of each worker's kind, from 0 without a gap, ``(W,)``; all are known.
@@ -185,14 +192,6 @@ class _Parts:
     def _running(self, values: FloatArray) -> FloatArray:
         running = np.cumsum(values)
         return running - (running - values)[self.starts][self.each]
-
-
-# A worker whose speed has just changed fits any kind: one that is so many times as doubtful as the
-# surest of its kind is left out, unless its doubt is small in itself (parts of its time), or as
-# small as some six steps make it under its own noise.
-_DOUBTFUL, _DOUBTFUL_STD, _DOUBTFUL_NOISE, _UNCLEAR = 3.0, 0.015, 0.4, 1e3
-
-_APART = 2.0  # in logarithms; more than the times of a kind differ by
 
 
 def pooled(estimate: Estimate, shares: IntArray) -> Estimate:

@@ -22,6 +22,8 @@ from evenstride.runtime.launching.torchrun_agent import end_launcher
 # the exception says so, it could end well only if all that was missing was rank 0's manifest.
 _LAST_WAIT_S, _LOST_WAIT_S = 10.0, 2.0
 
+logger = logging.getLogger("evenstride")
+
 
 def last_wait_s(error: BaseException | None) -> float:
     return _LOST_WAIT_S if is_of_collectives(error) else _LAST_WAIT_S
@@ -55,9 +57,6 @@ def end_in_error(error: Exception) -> None:
     the error as one that it ignores.
     """
     sys.stdout = _Unflushable(sys.stdout, error)
-
-
-logger = logging.getLogger("evenstride")
 
 
 def part(

@@ -31,6 +31,12 @@ from evenstride.runtime.notices import Notice, NoticeWatcher, make_sources
 
 logger = logging.getLogger("evenstride")
 
+LEFT = 143
+"""Exit code of a rank that has left because it was told to: that of a program that SIGTERM ended.
+
+Not 0, as training has not come to its end, and launchers would take it for that.
+"""
+
 
 class Pace:
     """Counts losses over all of a run's lives, and tells when to save next.
@@ -82,13 +88,6 @@ class Pace:
             return
         if failures >= 0 and 0.0 <= expected < float("inf"):
             self._before = Observed(failures + lost, float(expected))
-
-
-LEFT = 143
-"""Exit code of a rank that has left because it was told to: that of a program that SIGTERM ended.
-
-Not 0, as training has not come to its end, and launchers would take it for that.
-"""
 
 
 class Notified:

@@ -20,6 +20,9 @@ from evenstride.core.membership.member_table import Happening, MembershipEvent, 
 from evenstride.errors import SplitDiverged
 from evenstride.runtime.coordination.draw_barrier import BatchChange
 
+# A notice whose time has moved by less than this is the same.
+_SAME_S = 2.0
+
 
 class SaveSchedule:
     """What one rank knows of the saves to come. Written by the control thread."""
@@ -89,10 +92,6 @@ class SaveSchedule:
             self._next = min((*self._due, *self._going), default=None)
         ranks = tuple(sorted({rank for one, _ in gone for rank in one}))
         return ranks, "; ".join(why for _, why in gone)
-
-
-# A notice whose time has moved by less than this is the same.
-_SAME_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)

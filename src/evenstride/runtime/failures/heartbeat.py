@@ -67,6 +67,9 @@ ENDED = "ended"
 # How often a rank whose collective failed reads all heartbeats, and for how many ranks.
 _NAP_S, _NAP_RANKS = 0.1, 32
 
+# Signs in an error's text that a collective, and not the user's own code, has failed.
+_OF_COLLECTIVES = ("gloo", "nccl", "connection", "socket", "timed out", "timeout", "peer")
+
 
 @dataclass(frozen=True, slots=True)
 class Beat:
@@ -318,10 +321,6 @@ def ending_error() -> str | None:
         return None
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:_MOST_TEXT]}"
-
-
-# Signs in an error's text that a collective, and not the user's own code, has failed.
-_OF_COLLECTIVES = ("gloo", "nccl", "connection", "socket", "timed out", "timeout", "peer")
 
 
 def is_of_collectives(error: BaseException | None) -> bool:

@@ -37,6 +37,9 @@ _STUCK_S = 3.0
 _EXIT_CODE = 1
 _GONE = re.compile(r"rank (\d+) is gone")
 
+At = Callable[[], tuple[str, int]]
+"""What the training thread is doing, and in which step."""
+
 
 class LossReport:
     """Names a lost rank once, to the user, to the training thread and to the other ranks.
@@ -180,10 +183,6 @@ def collective_failed(phase: str) -> bool:
     if isinstance(ending_exception(), KeyboardInterrupt):
         return False
     return phase == "sync" or is_of_collectives(ending_exception())
-
-
-At = Callable[[], tuple[str, int]]
-"""What the training thread is doing, and in which step."""
 
 
 class PeerLink:

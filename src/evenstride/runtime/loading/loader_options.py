@@ -28,6 +28,9 @@ _FEWEST_STEPS = 4  # of each size in a calibration
 # Samples that stand for the others where ranks compare their cost functions.
 _PROBES = 64
 
+CostFn = Callable[[int], float] | Sequence[float] | npt.NDArray[Any] | torch.Tensor
+"""A function of a sample's index, or one number for each sample."""
+
 
 class DataLoaderOptions(TypedDict, total=False):
     """What `torch.utils.data.DataLoader` takes and we pass on unchanged."""
@@ -124,10 +127,6 @@ class BatchStream(Sampler[list[Any]]):
 
     def __len__(self) -> int:
         return len(self.source)
-
-
-CostFn = Callable[[int], float] | Sequence[float] | npt.NDArray[Any] | torch.Tensor
-"""A function of a sample's index, or one number for each sample."""
 
 
 class Costs:

@@ -16,6 +16,8 @@ from evenstride.errors import UsageError
 from evenstride.runtime import usage_errors
 from evenstride.runtime.engines.watched_models import WatchedModels
 
+logger = logging.getLogger("evenstride")
+
 
 # Integers, because every step looks several transitions up: their hash is computed in C.
 class StepState(IntEnum):
@@ -149,9 +151,6 @@ def after(state: StepState, event: StepEvent) -> StepState:
             f"{state.name.lower()}, which a training loop never does; please report it with the "
             "loop's code"
         ) from None
-
-
-logger = logging.getLogger("evenstride")
 
 
 class Retry(Enum):

@@ -47,6 +47,9 @@ _BY_SAMPLE = frozenset(_NAMES_BY_SAMPLE.split())
 _REDUCTIONS = {0: "", 1: "mean", 2: "sum"}
 _LIKELIHOODS = ("NllLoss", "NllLoss2D")
 
+Agree = Callable[[str, Callable[[], Plain], Callable[[list[Plain]], Plain]], Plain]
+"""Returns what the leader makes of what all ranks show; see `agreement.agree`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
@@ -203,10 +206,6 @@ def _number(value: object) -> float | None:
     if isinstance(value, Tensor):
         return float(value.detach()) if value.numel() == 1 else None
     return float(value) if isinstance(value, (int, float)) else None
-
-
-Agree = Callable[[str, Callable[[], Plain], Callable[[list[Plain]], Plain]], Plain]
-"""Returns what the leader makes of what all ranks show; see `agreement.agree`."""
 
 
 class Scaled(NamedTuple):

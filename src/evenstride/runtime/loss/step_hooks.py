@@ -39,6 +39,8 @@ from evenstride.runtime.timing.device_timer import RankClock
 # Micro-batches after which gradients are looked at: a loop that clips there does so each time.
 _COMPARISONS = 2
 
+_hooks: OrderedDict[int, Callable[[], None]] = OrderedDict()
+
 
 class BackwardHooks:
     """Follows the backward passes of the batch in hand, and ends the step."""
@@ -217,9 +219,6 @@ class OptimizerHooks:
             return
         self._clock.timer.gradients_ready()  # what came since then, such as clipping, is work
         sync.before_step(optimizer)
-
-
-_hooks: OrderedDict[int, Callable[[], None]] = OrderedDict()
 
 
 def register_scaler_update_hook(hook: Callable[[], None]) -> RemovableHandle:

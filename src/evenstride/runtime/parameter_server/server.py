@@ -22,6 +22,9 @@ from evenstride.runtime.parameter_server.work_dispatcher import (
 Settings = list[dict[str, Any]]
 """Of an optimizer's groups, such as the learning rate; without their parameters."""
 
+Gradients = Sequence[Tensor | None]
+Weights = torch.futures.Future[list[Tensor]]
+
 
 def part_of(optimizer: Optimizer, mine: Sequence[nn.Parameter]) -> Optimizer:
     """Return an optimizer of copies, on the CPU, of a few parameters, with their state.
@@ -138,10 +141,6 @@ def _mean(gradients: list[Tensor], workers: int) -> Tensor | None:
     for gradient in gradients[1:]:
         total += gradient
     return torch.div(total, workers, out=total)
-
-
-Gradients = Sequence[Tensor | None]
-Weights = torch.futures.Future[list[Tensor]]
 
 
 class Server:

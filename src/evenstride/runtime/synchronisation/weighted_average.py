@@ -20,6 +20,11 @@ from torch.optim import Optimizer
 from evenstride.errors import ConfigError, UsageError
 from evenstride.runtime.engines.watched_models import engine_of
 
+TensorT = TypeVar("TensorT", bound=Tensor)
+
+# Enough for a collective to run at full speed, little beside a model.
+BUCKET_BYTES = 2**25
+
 
 class TrainedState:
     """The parameters and buffers of models, without those that DDP was told to ignore.
@@ -94,12 +99,6 @@ def _alike(state: object, parameter: Tensor) -> bool:
     return (
         isinstance(state, Tensor) and state.shape == parameter.shape and state.is_floating_point()
     )
-
-
-TensorT = TypeVar("TensorT", bound=Tensor)
-
-# Enough for a collective to run at full speed, little beside a model.
-BUCKET_BYTES = 2**25
 
 
 def summed(

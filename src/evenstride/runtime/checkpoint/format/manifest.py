@@ -41,6 +41,14 @@ MOST_MANIFEST_BYTES = 64 << 20
 _NAME = re.compile(r"step-([0-9]{9,18})-([0-9a-f]{12})-([0-9]{1,9})")
 _FILE = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(METADATA)}|(tensors|items)-\d{{5,}}\.\w+")
 
+_MOST = 2**62
+
+Natural = Annotated[int, Field(ge=0, le=_MOST)]
+Positive = Annotated[int, Field(ge=1, le=_MOST)]
+Pair = Annotated[list[Natural], Field(min_length=2, max_length=2)]
+
+_LISTED_FILE = r"^(metadata\.json|tensors-[0-9]{5,9}\.bin|items-[0-9]{5,9}\.jsonl)$"
+
 
 class NotWhole(CheckpointDamaged):
     """A checkpoint's manifest is missing, or is not what was written.
@@ -125,14 +133,6 @@ class Manifest:
     earlier: tuple[str, ...] = ()
     # identifies the training run, over all restarts; empty in files of an earlier version
     run: str = ""
-
-
-_MOST = 2**62
-_LISTED_FILE = r"^(metadata\.json|tensors-[0-9]{5,9}\.bin|items-[0-9]{5,9}\.jsonl)$"
-
-Natural = Annotated[int, Field(ge=0, le=_MOST)]
-Positive = Annotated[int, Field(ge=1, le=_MOST)]
-Pair = Annotated[list[Natural], Field(min_length=2, max_length=2)]
 
 
 class _Schema(BaseModel):

@@ -23,14 +23,6 @@ _T = TypeVar("_T")
 
 Bytes = bytes | bytearray | memoryview
 
-
-class NotAFile(OSError):
-    """A file's name belongs to something else: a folder, a pipe, a device or a symbolic link."""
-
-
-# Errors of a storage that say that there is no such file. All others may pass.
-NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, NotAFile)
-
 # A storage that fails gets time: this many tries, with a pause that doubles.
 _TRIES, FIRST_PAUSE_S = 4, 0.5
 
@@ -46,6 +38,14 @@ _LASTING = {
     errno.EPERM,
     errno.EROFS,
 }
+
+
+class NotAFile(OSError):
+    """A file's name belongs to something else: a folder, a pipe, a device or a symbolic link."""
+
+
+# Errors of a storage that say that there is no such file. All others may pass.
+NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, NotAFile)
 
 
 def tried(

@@ -39,6 +39,9 @@ from evenstride.runtime.checkpoint.restore.saved_state import (
 
 Shape = tuple[int, ...]
 
+# Every dtype can be viewed at a multiple of it.
+_ALIGN_BYTES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class TensorBlock:
@@ -139,10 +142,6 @@ def _blocks(key: str, tensor: Any) -> Iterator[TensorBlock]:
         chunk = item.tensor_data.chunk
         data = tensor.to_local() if len(items) == 1 else tensor.__get_tensor_shard__(item.index)
         yield TensorBlock(key, data, tuple(chunk.offsets), tuple(tensor.shape))
-
-
-# Every dtype can be viewed at a multiple of it.
-_ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
