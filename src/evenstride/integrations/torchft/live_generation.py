@@ -38,8 +38,15 @@ from evenstride.runtime.coordination.leader import (
 )
 from evenstride.runtime.coordination.side_agreements import SaveSchedule
 from evenstride.runtime.host.machine_resources import loads_for
-from evenstride.runtime.sinks.telemetry_board import TelemetryBoard
 from evenstride.runtime.timing.recorder import Recorder
+
+Gather = Callable[[str], list[str]]
+"""Returns the texts of all workers, in the order of their ranks; collective."""
+
+logger = logging.getLogger("evenstride")
+
+# Nobody can ask for an exchange between two of them, so they are never further apart.
+MOST_STEPS = 16
 
 
 class Broken(Exception):
@@ -183,15 +190,6 @@ def _where(one: Shown) -> str:
     return f"epoch {one.position['epoch']}, sample {one.position['position']}"
 
 
-Gather = Callable[[str], list[str]]
-"""Returns the texts of all workers, in the order of their ranks; collective."""
-
-logger = logging.getLogger("evenstride")
-
-# Nobody can ask for an exchange between two of them, so they are never further apart.
-MOST_STEPS = 16
-
-
 class LeaderRecord:
     """What this worker knows as the leader, or would need to know as the next one."""
 
@@ -239,7 +237,6 @@ class LeaderRecord:
     def _begun(self, shown: Sequence[Shown], number: int, step: int) -> Leader:
         """Return a new leader, which knows what the one before it told this worker."""
         leader = Leader(Control(policy_from_spec(self._policy), memory_fraction=None))
-        leader.show_on(TelemetryBoard())  # no sinks, but alerts in the log
         late = behind(shown)
         serving = tuple(one.worker for rank, one in enumerate(shown) if rank not in late)
         leader.form(FleetFormed(number, step, self._global_batch, serving))
