@@ -32,10 +32,11 @@ class Coordinator(Protocol):
         ...
 
     def stand(self) -> Standing:
-        """Agree on who takes part in the next step; called before each step, also the first.
+        """Agree on who takes part in the next step; called before each fetch of a first batch.
 
-        Another object than the last time means another group, in which drawing begins anew at the
-        committed position.
+        So it is called before the first step, and after the last one of an epoch, too. Another
+        object than the last time means another group, in which drawing begins anew at the committed
+        position.
 
         Raises:
             EvenstrideError: this rank cannot train on with the others.

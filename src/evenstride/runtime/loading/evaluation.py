@@ -118,7 +118,6 @@ class EvalLoader(DataLoader[Any]):
         sampler: EvalSampler,
         samples: Any,
         torch_options: DataLoaderOptions,
-        # Models whose parameters stay gathered in a pass, as ranks run them unequally often.
         sharded: Callable[[], Iterable[nn.Module]],
     ) -> None:
         self._sharded, self._stream = sharded, EvalStream(sampler)

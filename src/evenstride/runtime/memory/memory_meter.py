@@ -123,8 +123,7 @@ class DeviceMemory:
     when shares shrink, and the allocator gives cached blocks back before it fails. What it cannot
     give back, because a block is in part in use, is not counted; a fraction below 1 of the limit is
     for that. The limit is what the allocator has reserved and what is free, which leaves out what
-    other processes, the context and communication hold. The user's own limit is kept where it can
-    be read (torch 2.7 and later).
+    other processes, the context and communication hold.
     """
 
     def __init__(self, device: torch.device, allocator: Any) -> None:
@@ -161,8 +160,7 @@ class ProcessMemory:
 
     Resident pages include those of mapped files, which the kernel could take back, so a data set
     that is mapped counts as needed. Processes of a data loader do not count as needed, only as not
-    free. Under a limited address space (``ulimit -v``) its size is what counts, as an allocation
-    fails by that long before pages run short.
+    free.
     """
 
     def __init__(
