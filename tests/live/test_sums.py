@@ -80,7 +80,7 @@ def test_what_only_a_worker_without_samples_has_used_has_no_gradient() -> None:
 
 
 def test_large_models_travel_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenstride.integrations.torchft.live_gradients._BUCKET_BYTES", 32)
+    monkeypatch.setattr("evenstride.integrations.torchft.live_gradients.BUCKET_BYTES", 32)
     some = parameters([1.0, 1.0], [2.0, 2.0], [3.0, 3.0])
     sizes: list[int] = []
 

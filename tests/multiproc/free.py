@@ -117,4 +117,4 @@ def idle(rank: int) -> bool:
 
 def _calls() -> int:
     """Return the calls that the server of this process has had."""
-    return server._here[0].calls
+    return server.here[0].calls

@@ -164,7 +164,7 @@ def uncounted(rank: int, trace: str, asked: dict[str, Any]) -> dict[str, Any]:
     loader = stride.loader(TensorDataset(torch.ones(8 * 40, FEATURES)))
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("evenstride.runtime.engines.fsdp._why_uncounted", lambda _: "as on CUDA")
+            patch.setattr("evenstride.runtime.engines.fsdp.why_uncounted", lambda _: "as on CUDA")
             stride.watch(model)
         shares = []
         for (x,) in loader:

@@ -11,7 +11,7 @@ from evenstride.core.control.state import Control
 from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.runtime.coordination.leader import Leader
-from evenstride.runtime.coordination.leader_start import _spans
+from evenstride.runtime.coordination.leader_start import spans_of_ranks
 from evenstride.runtime.engines.replica_groups import Islands
 from tests.inside import session
 from tests.unit.runtime.conftest import MakeStride
@@ -39,7 +39,7 @@ def test_spans_are_what_policy_and_bounds_allow(
 
     verdict = leader.form(FleetFormed(0, 0, 16, workers))
 
-    assert _spans(leader.control, None, verdict.shares or ()) == expected
+    assert spans_of_ranks(leader.control, None, verdict.shares or ()) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_ranks_of_an_island_have_even_parts_of_its_span(
 
     verdict = leader.form(FleetFormed(0, 0, 17, tuple(Worker(f"h/{rank}") for rank in range(4))))
 
-    assert _spans(leader.control, ISLANDS, verdict.shares or ()) == expected
+    assert spans_of_ranks(leader.control, ISLANDS, verdict.shares or ()) == expected
 
 
 def test_a_stride_of_one_process_has_one(make_stride: MakeStride) -> None:

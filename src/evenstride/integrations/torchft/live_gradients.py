@@ -28,7 +28,7 @@ from evenstride.runtime.timing.step_timer import StepTimer
 AddUp = Callable[[list[Tensor]], None]
 """Replaces tensors by their sums over all workers."""
 
-_BUCKET_BYTES = 32 << 20
+BUCKET_BYTES = 32 << 20
 
 
 class LiveGradients:
@@ -77,7 +77,7 @@ def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]
         for parameter in group:
             bucket.append(parameter)
             held_bytes += parameter.numel() * parameter.element_size()
-            if held_bytes >= _BUCKET_BYTES:
+            if held_bytes >= BUCKET_BYTES:
                 yield bucket
                 bucket, held_bytes = [], 0
         if bucket:

@@ -67,11 +67,11 @@ def _formed(leader: Leader, settings: Settings, shown: list[Plain]) -> Plain:
     return {
         "verdict": verdict_to_plain(verdict),
         "peers": [peer.to_plain() for peer in peers],
-        "spans": _spans(leader.control, leader.islands, verdict.shares or ()),
+        "spans": spans_of_ranks(leader.control, leader.islands, verdict.shares or ()),
     }
 
 
-def _spans(control: Control, islands: Islands | None, shares: Shares) -> Spans:
+def spans_of_ranks(control: Control, islands: Islands | None, shares: Shares) -> Spans:
     """Return the fewest and the most samples that each rank may get in a full step.
 
     ``control`` has formed a fleet, of the islands if there are any. ``shares`` are the ranks' at

@@ -50,18 +50,20 @@ def subtract_collectives(model: nn.Module, clock: RankClock) -> None:
     the first. Changes no result, and costs about 1 us per collective.
     """
     for part in fsdp_parts(model):
-        for group in _groups(part):
-            if not _why_uncounted(group):
+        for group in parameter_groups(part):
+            if not why_uncounted(group):
                 _mark(group, clock)
 
 
 def uncounted(model: nn.Module) -> str:
     """Return why the waits of FSDP2's collectives cannot be told from work; empty if they can."""
-    reasons = (_why_uncounted(group) for part in fsdp_parts(model) for group in _groups(part))
+    groups = (group for part in fsdp_parts(model) for group in parameter_groups(part))
+    reasons = map(why_uncounted, groups)
     return next(filter(None, reasons), "")
 
 
-def _why_uncounted(group: Any) -> str:
+def why_uncounted(group: Any) -> str:
+    """Return why the waits of a parameter group cannot be told from work; empty if they can."""
     if group.device.type != "cpu":
         return (
             "FSDP2 on CUDA waits for other ranks inside every layer, and evenstride cannot tell "
@@ -185,7 +187,9 @@ def gathered(model: nn.Module) -> Iterator[None]:
     """
     parts = fsdp_parts(model)
     kept = [
-        (part, group, group.post_forward_mesh_info) for part in parts for group in _groups(part)
+        (part, group, group.post_forward_mesh_info)
+        for part in parts
+        for group in parameter_groups(part)
     ]
     for part in parts:
         part.unshard()
@@ -215,7 +219,7 @@ def island_of(model: nn.Module) -> tuple[int, ...]:
     islands = [
         tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
         for part in fsdp_parts(model)
-        for group in _groups(part)
+        for group in parameter_groups(part)
         if hasattr(group.mesh_info, "shard_process_group")
     ]
     alone = (dist.get_rank() if dist.is_available() and dist.is_initialized() else 0,)
@@ -238,7 +242,7 @@ def check_engine(model: nn.Module, device_kinds: Sequence[str]) -> None:
             f"watch() got an FSDP2 model over ranks of several kinds ({', '.join(kinds)}), but its "
             "device mesh has one; use DistributedDataParallel over gloo, or ranks of one kind"
         )
-    groups = [group for part in parts for group in _groups(part)]
+    groups = [group for part in parts for group in parameter_groups(part)]
     engines = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
     check_meshes(model, groups, engines)
     # The loss is weighed by the number of ranks that the Stride has.
@@ -283,7 +287,7 @@ def _averaged(model: nn.Module, parts: list[Any]) -> Iterator[tuple[str, float]]
         if isinstance(part, DistributedDataParallel):
             yield "DistributedDataParallel", part.process_group.size()
     for part in parts:
-        for group in _groups(part):
+        for group in parameter_groups(part):
             info, ranks = group.mesh_info, 1
             for kind in ("shard_process_group", "replicate_process_group"):
                 ranks *= getattr(info, kind).size() if hasattr(info, kind) else 1
@@ -291,7 +295,7 @@ def _averaged(model: nn.Module, parts: list[Any]) -> Iterator[tuple[str, float]]
             yield "fully_shard model", ranks if factor is None else factor
 
 
-def _groups(part: Any) -> list[Any]:
+def parameter_groups(part: Any) -> list[Any]:
     """Return the groups of parameters that a module gathers together; a root may have none."""
     state = part._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):

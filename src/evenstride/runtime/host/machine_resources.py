@@ -71,11 +71,11 @@ def usable_cores() -> float:
         cores = float(len(os.sched_getaffinity(0)))
     else:
         cores = float(os.cpu_count() or 1)
-    quota = _quota_cores(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    quota = quota_cores(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
     return min(cores, float(torch.get_num_threads()), quota or cores)
 
 
-def _quota_cores(membership: Path, root: Path) -> float | None:
+def quota_cores(membership: Path, root: Path) -> float | None:
     """Return the quota of this process's control group (v1 or v2) in cores, if it has one."""
     try:
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]

@@ -294,14 +294,14 @@ def _ended(workers: set[int]) -> str:
     )
 
 
-_here: list[Server] = []  # the one of this process
+here: list[Server] = []  # the one of this process
 
 
 def serve(server: Server) -> None:
-    _here[:] = [server]
+    here[:] = [server]
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def ask(method: Callable[..., Any], *arguments: Any) -> torch.futures.Future[Any]:
     """By RPC: call a method of the `Server` of this process, or of its `WorkDispatcher`."""
-    return _here[0].answer(method, arguments)
+    return here[0].answer(method, arguments)

@@ -133,7 +133,7 @@ def open_channel(group: dist.ProcessGroup) -> Channel:
     store = dist.distributed_c10d._world.pg_map[group][1]
     # Ranks make their strides in the same order, so a rank's own count names the stride.
     count = store.add(f"evenstride/count/{rank}", 1)
-    token = _token(store, f"evenstride/token/{count}", rank)
+    token = agreed_token(store, f"evenstride/token/{count}", rank)
     control, prompt, meeting = (
         PrefixStore(f"evenstride/{token}", client)
         for client in (_connect(store), _connect(store), store)
@@ -142,7 +142,7 @@ def open_channel(group: dist.ProcessGroup) -> Channel:
     return Channel(rank, world_size, timeout, control, meeting, prompt)
 
 
-def _token(store: Store, key: str, rank: int, tell_after: timedelta = TELL_AFTER) -> str:
+def agreed_token(store: Store, key: str, rank: int, tell_after: timedelta = TELL_AFTER) -> str:
     """Return what rank 0 names the keys of this `Stride` by."""
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]
     if rank == 0:

@@ -63,14 +63,14 @@ class SimulatedController:
         if step in self._groups:
             self._begin(step)
         elif step in self._changes:
-            self._curves = self._curves_at(step)
+            self._curves = self.curves_at(step)
         self._notify(step)
         self._take_effect(step)
 
     def _begin(self, step: int) -> None:
         self._present = self._timeline.group(step)
         workers = tuple(self._cluster.workers[k] for k in self._present)
-        self._curves = self._curves_at(step)
+        self._curves = self.curves_at(step)
         happenings = self._happenings(step, told=False) if step else ()
         self._tell(Membership.formed(0, tuple(worker.name for worker in workers)))
         batch = self._scenario.global_batch
@@ -114,7 +114,8 @@ class SimulatedController:
             whole = len(serving) == len(self._present)
             tell(self._curves if whole else self._curves.of(np.array(serving)))
 
-    def _curves_at(self, step: int) -> TrueTimes:
+    def curves_at(self, step: int) -> TrueTimes:
+        """Return the true times of the workers that are there in a step."""
         return self._cluster.usual.at_speed(self._timeline.speed(step)).of(self._present)
 
     def _take_effect(self, step: int) -> None:

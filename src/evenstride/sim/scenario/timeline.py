@@ -219,10 +219,11 @@ class Speeds(_Walk[FloatArray]):
             self._factors[self._slots[number]] = course.speeds[row]
             touched[course.workers] = True
         workers, speed = np.flatnonzero(touched), now.copy()
-        speed[workers] = self._products(workers)
+        speed[workers] = self.products(workers)
         return speed
 
-    def _products(self, workers: IntArray) -> FloatArray:
+    def products(self, workers: IntArray) -> FloatArray:
+        """Return the product of all speeds in force of some workers."""
         counts = self._counts[workers]
         begins = np.cumsum(counts) - counts
         gathered = np.repeat(self._starts[workers] - begins, counts) + np.arange(counts.sum())

@@ -335,10 +335,10 @@ def test_what_is_read_at_once_makes_no_difference(
     first.train(2)
     first.checkpoint.save()
     monkeypatch.setattr(
-        "evenstride.runtime.checkpoint.restore.checkpoint_reader._SPAN_BYTES", span_bytes
+        "evenstride.runtime.checkpoint.restore.checkpoint_reader.SPAN_BYTES", span_bytes
     )
     monkeypatch.setattr(
-        "evenstride.runtime.checkpoint.restore.checkpoint_reader._GAP_BYTES", gap_bytes
+        "evenstride.runtime.checkpoint.restore.checkpoint_reader.GAP_BYTES", gap_bytes
     )
     second = runs(storage, net=nn.Sequential(nn.Linear(1, 9), nn.Linear(9, 5)))
 

@@ -15,7 +15,7 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from evenstride.errors import RanksDisagree, WorkerLost
 from evenstride.runtime.coordination.agreement import Plain, agree
-from evenstride.runtime.store.store_channel import Channel, _token
+from evenstride.runtime.store.store_channel import Channel, agreed_token
 from tests.messages import check_message, raises_message
 from tests.unit.runtime.quiet import channel
 
@@ -126,7 +126,7 @@ def test_a_leader_that_makes_no_stride_is_waited_for_aloud() -> None:
     store: Store = HashStore()
 
     with heard(lambda: store.set("token", "name")) as said:
-        name = _token(store, "token", 1, SOON)
+        name = agreed_token(store, "token", 1, SOON)
 
     assert name == "name"
     assert len(said) == 1
@@ -138,7 +138,7 @@ def test_a_leader_that_never_makes_a_stride_is_lost() -> None:
     store.set_timeout(timedelta(milliseconds=50))
 
     with heard() as said, raises_message(WorkerLost, "rank 0", "Stride()"):
-        _token(store, "token", 1, SOON)
+        agreed_token(store, "token", 1, SOON)
 
     assert len(said) == 1
 

@@ -201,7 +201,7 @@ def test_what_cannot_be_counted_is_told_and_left_alone(
     monkeypatch: pytest.MonkeyPatch, group: Any
 ) -> None:
     model, before = _sharded(4), dict(vars(group))
-    monkeypatch.setattr(fsdp, "_groups", lambda _: [group])
+    monkeypatch.setattr(fsdp, "parameter_groups", lambda _: [group])
 
     subtract_collectives(model, RankClock(Bench().timer))
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from evenstride.runtime.host.machine_resources import (
-    _quota_cores,
     comparable,
     fastest_flops_per_s,
     measured_flops_per_s,
+    quota_cores,
     usable_cores,
 )
 
@@ -29,7 +29,7 @@ def test_the_quota_of_a_second_version_group_is_read(
     _written(tmp_path / "membership", "0::/jobs/mine\n")
     _written(tmp_path / "root/jobs/mine/cpu.max", limit + "\n")
 
-    assert _quota_cores(tmp_path / "membership", tmp_path / "root") == cores
+    assert quota_cores(tmp_path / "membership", tmp_path / "root") == cores
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("5000", 0.25), ("-1", None)])
@@ -40,15 +40,15 @@ def test_the_quota_of_a_first_version_group_is_read(
     _written(tmp_path / "root/cpu/mine/cpu.cfs_quota_us", quota)
     _written(tmp_path / "root/cpu/mine/cpu.cfs_period_us", "20000")
 
-    assert _quota_cores(tmp_path / "membership", tmp_path / "root") == cores
+    assert quota_cores(tmp_path / "membership", tmp_path / "root") == cores
 
 
 @pytest.mark.parametrize("membership", ["0::/nowhere\n", "nonsense\n", "", "3:cpu:/nowhere\n"])
 def test_where_no_quota_can_be_read_there_is_none(tmp_path: Path, membership: str) -> None:
     _written(tmp_path / "membership", membership)
 
-    assert _quota_cores(tmp_path / "membership", tmp_path / "root") is None
-    assert _quota_cores(tmp_path / "missing", tmp_path / "root") is None
+    assert quota_cores(tmp_path / "membership", tmp_path / "root") is None
+    assert quota_cores(tmp_path / "missing", tmp_path / "root") is None
 
 
 def test_usable_cores_are_no_more_than_the_threads() -> None:

@@ -298,13 +298,13 @@ def test_true_curves_are_worked_out_only_where_they_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps: list[int] = []
-    curves_at = Simulation._curves_at
+    curves_at = Simulation.curves_at
 
     def noted(simulation: Simulation, step: int) -> TrueTimes:
         steps.append(step)
         return curves_at(simulation, step)
 
-    monkeypatch.setattr(Simulation, "_curves_at", noted)
+    monkeypatch.setattr(Simulation, "curves_at", noted)
     slower = {"kind": "step", "at": 9, "workers": 0, "speed": 0.5}
     away = {"kind": "leave", "at": 20, "workers": 1}
 

@@ -16,7 +16,7 @@ from evenstride.errors import ScenarioError
 from evenstride.sim.scenario.recordings import load_recording
 from evenstride.sim.scenario.scenario_file import changed
 from evenstride.sim.scenario.scenario_model import Scenario
-from evenstride.sim.scenario.timeline import Timeline
+from evenstride.sim.scenario.timeline import Speeds, Timeline
 from tests.messages import raises_message
 from tests.unit.sim.clusters import FAST, SLOW, scenario, scenarios
 
@@ -272,21 +272,23 @@ def test_what_lies_after_the_run_costs_nothing(event: dict[str, Any]) -> None:
     assert most < 1_000_000
 
 
-def test_an_event_costs_what_its_own_workers_do_however_many_others_there_are() -> None:
+def test_an_event_costs_what_its_own_workers_do_however_many_others_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Counted, as times differ from machine to machine."""
     size, touched = 2_000, 0
     events = [{"kind": "step", "at": 1 + n % 900, "workers": n, "speed": 0.5} for n in range(size)]
     fleet = [{**FAST, "count": size}]
     made = scenario(steps=1000, global_batch=9 * size, workers=fleet, events=events)
     timeline = Timeline(made, 0)
-    products = timeline._speeds._products
+    products = Speeds.products
 
-    def counted(workers: IntArray) -> FloatArray:
+    def counted(speeds: Speeds, workers: IntArray) -> FloatArray:
         nonlocal touched
         touched += len(workers)
-        return products(workers)
+        return products(speeds, workers)
 
-    timeline._speeds._products = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(Speeds, "products", counted)
 
     assert len(timeline.changes) == 900
     assert touched == size

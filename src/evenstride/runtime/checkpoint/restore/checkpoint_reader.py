@@ -39,7 +39,7 @@ from evenstride.runtime.checkpoint.format.tensor_index import (
 
 # What is read at once, and across what gap two reads are made into one: a request to an object
 # store takes as long as some megabytes.
-_SPAN_BYTES, _GAP_BYTES = 64 << 20, 1 << 20
+SPAN_BYTES, GAP_BYTES = 64 << 20, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Reader(StorageReader):
         row_bytes = prod(sizes[1:]) * dtype.itemsize
         first, end = item.storage_offsets[0], item.storage_offsets[0] + item.lengths[0]
         # In several reads, so that a large tensor is never in memory twice.
-        most = max(1, _SPAN_BYTES // max(row_bytes, 1))
+        most = max(1, SPAN_BYTES // max(row_bytes, 1))
         for low in range(first, end, most):
             rows = min(most, end - low)
             yield _Read(
@@ -217,8 +217,8 @@ def _spans(reads: list[_Read]) -> Iterator[list[_Read]]:
     for read in reads:
         if span and (
             read.file != span[0].file
-            or read.start_bytes > end_bytes + _GAP_BYTES
-            or read.start_bytes + read.size_bytes > span[0].start_bytes + _SPAN_BYTES
+            or read.start_bytes > end_bytes + GAP_BYTES
+            or read.start_bytes + read.size_bytes > span[0].start_bytes + SPAN_BYTES
         ):
             yield span
             span = []
