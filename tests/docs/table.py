@@ -109,6 +109,7 @@ SNIPPETS_ELSEWHERE = {
 }
 SNIPPETS_NOT_RUN = {
     "catalogue: from datetime import date#2": "asks for prices over the network",
+    'guide: local_rank = int(os.environ["LOCAL_RANK"])': "needs two GPUs",
 }
 # Snippets that a rank of these tests cannot run word for word: what is replaced by what.
 SNIPPETS_CHANGED = {
