@@ -97,8 +97,8 @@ docs: $(VENV)/.docs
 	find $(PAGES) -name __pycache__ -prune -exec rm -r {} + && rm $(PAGES)/*.py
 	$(BIN)/zensical build --clean --strict
 
-# When decisions or messages are meant to change: record the kept traces anew, and what the tests in
-# TESTS are told, and read the difference.
+# After an intended change of decisions or messages: record the golden traces again, and the messages
+# of the tests in TESTS. Then read the difference.
 regen: $(VENV)/.dev
 	$(BIN)/python -m tests.golden.recording
 	$(SIDE_BY_SIDE) --record-messages $(TESTS)

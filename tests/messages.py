@@ -1,7 +1,7 @@
 """What users read, checked against one file: `tests/golden/messages.txt`.
 
 A test hands over the text of an error, a warning, a log or a command; the file holds what this test
-has seen, in the order of its checks. So wording changes in one place: `make regen` writes the file
+has checked, in any order. So wording changes in one place: `make regen` writes the file
 anew, and its difference is read in review. Facts that a test is about (a number, a name, an option)
 are given beside the text, and are looked for in it whatever the file says.
 
@@ -51,7 +51,7 @@ Texts = dict[str, list[str]]
 
 
 def check_message(text: object, *facts: object, varies: Iterable[str] = ()) -> None:
-    """Compare a text with the next one that the golden file has for this test.
+    """Check that the golden file has this text for this test; each of its texts is used once.
 
     Args:
         text: a string; of several, each is a line; of another object, its representation.

@@ -139,7 +139,7 @@ class _Exchange:
                 raise NoAnswer("timeout", text) from error
             if isinstance(error, LineTooLong):
                 raise _too_large() from error
-            # First, as an answer that ends at once is both.
+            # Before OSError: `RemoteDisconnected` is an error of both kinds.
             if isinstance(error, HTTPException) or not isinstance(error, OSError):
                 raise NoAnswer("garbage", f"its answer is no HTTP ({error!r:.80})") from error
             raise NoAnswer("unreachable", f"it cannot be reached ({error})") from error
