@@ -92,6 +92,8 @@ docs: $(VENV)/.docs
 	rm -rf $(PAGES) && mkdir -p $(PAGES)
 	cp -R docs/. $(PAGES)
 	sed -i 's#](\.\./#](#g' $(PAGES)/*.md
+	sed -i 's#](\.\./\.\./#](../#g' $(PAGES)/*/*.md
+	sed -i 's#](\.\./\.\./\.\./#](../../#g' $(PAGES)/explanation/decisions/*.md
 	cp -R examples ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md SECURITY.md $(PAGES)
 	sed -i 's#](\(\(\.\./\)*\)docs/#](\1#g' $(PAGES)/[A-Z]*.md $(PAGES)/examples/*.md $(PAGES)/examples/*/*.md
 	find $(PAGES) -name __pycache__ -prune -exec rm -r {} + && rm $(PAGES)/*.py

@@ -1,4 +1,4 @@
-"""What the papers' mixes give in the simulator: the figures of docs/claims.md.
+"""What the papers' mixes give in the simulator: the figures of docs/records/claims.md.
 
     python benchmarks/claims.py [--seeds 5] [--only SCENARIO,...] [--json]
 

@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu --checkpoint DIR
 
-Why each line is as it is stands in docs/accelerate.md.
+Why each line is as it is stands in docs/how-to/accelerate.md.
 """
 
 import argparse

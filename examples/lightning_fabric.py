@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node 2 examples/lightning_fabric.py --accelerator cpu --checkpoint FILE
 
-Why each line is as it is stands in docs/lightning.md.
+Why each line is as it is stands in docs/how-to/lightning.md.
 """
 
 import argparse

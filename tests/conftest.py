@@ -27,7 +27,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 
 # Folders and files that `make test` leaves to `make test-slow`. Of the process tests, `make test`
-# keeps those that hold the promises in docs/guarantees.md: exactness, one trajectory, and, in
+# keeps those that hold the promises in docs/explanation/guarantees.md: exactness, one trajectory, and, in
 # faults/test_matrix.py, exactly once through kills, joins and departures.
 SLOW = (
     "docs/test_commands.py",

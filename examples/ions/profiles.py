@@ -2,7 +2,7 @@
 
 python -m examples.ions.profiles --data DIR --plot profiles.png
 
-DIR holds ionic-density-profiles.npz (see docs/ions.md for its origin): simulations on a grid of 6
+DIR holds ionic-density-profiles.npz (see docs/records/ions.md for its origin): simulations on a grid of 6
 confinement lengths, 9 salt concentrations and 3 surface charges. Held out are simulations at
 random, or all of one concentration; a quadratic polynomial is judged beside the network.
 """

@@ -3,7 +3,7 @@
 python -m examples.ions.recorded --data DIR                  # simulates three recorded points
 python -m examples.ions.recorded --data DIR --bag FOLDER     # judges FOLDER/surrogate.pt
 
-DIR holds ionic-density-profiles.npz (see docs/ions.md).
+DIR holds ionic-density-profiles.npz (see docs/records/ions.md).
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ NOT_RUN = {
 # Python: pages whose snippets another test runs, with words of that test; by page, or by snippet.
 SNIPPETS_ELSEWHERE = {
     "claims": ("tests/house/test_documents.py", "claims.md"),
-    "simulator": ("tests/unit/sim/test_pages.py", "snippet("),
-    "tutorial": ("tests/docs/test_tutorial.py", "train.py"),
-    "live: import torch, evenstride": ("tests/live/training.py", "LiveStride("),
+    "scenarios": ("tests/unit/sim/test_pages.py", "snippet("),
+    "two-unequal-gpus": ("tests/docs/test_tutorial.py", "train.py"),
+    "torchft: import torch, evenstride": ("tests/live/training.py", "LiveStride("),
     "metrics: stride = evenstride.Stride(": ("tests/multiproc/test_telling.py", "prometheus"),
     "perfetto: import torch.distributed as dist": ("tests/multiproc/profiled.py", "profile("),
     "ions: while training:": ("tests/multiproc/test_ions.py", "feed"),
@@ -117,7 +117,7 @@ SNIPPETS_CHANGED = {
         "(right, count)",
         "(right, total)",
     ),
-    'devices: torch.distributed.init_process_group("gloo")              # serves both kinds': (
+    'devices-and-memory: torch.distributed.init_process_group("gloo")              # serves both kinds': (
         'torch.distributed.init_process_group("gloo")',
         "pass",
     ),

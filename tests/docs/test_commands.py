@@ -14,10 +14,10 @@ import pytest
 
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, blocks_of, commands, shown
 from tests.docs.table import ELSEWHERE, NOT_RUN, RUN, SMALLER
-from tests.docs.tutorial import script
+from tests.docs.tutorial import PAGE, script
 
 KNOWN = [*RUN, *SMALLER, *ELSEWHERE, *NOT_RUN]
-SHELL = [one for one in blocks("sh") if one.page != "tutorial"]
+SHELL = [one for one in blocks("sh") if one.page != PAGE.stem]
 PROGRAMS = ("evenstride", "make", "pip", "python", "torchrun", "torchft_lighthouse")
 
 
@@ -29,7 +29,7 @@ def test_each_command_runs_or_says_why_not(block: Block) -> None:
     unknown = [command for command in commands(block) if command not in KNOWN]
 
     assert not unknown, (
-        f"docs/{block.page}.md, line {block.line}: give {unknown} a line in table.py"
+        f"{block.page}.md, line {block.line}: give {unknown} a line in table.py"
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.browser import Browser, NoBrowser
 
-PAGES = ["", "tutorial/", "method/", "reference/", "faq/"]
+PAGES = ["", "tutorials/two-unequal-gpus/", "explanation/method/", "reference/api/", "start/faq/"]
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -70,7 +70,7 @@ def test_it_fits_a_narrow_screen(page: str, address: str, browser: Browser) -> N
 
 def test_a_reader_without_a_mouse_gets_past_the_navigation(address: str, browser: Browser) -> None:
     browser.resize(1200, 900)
-    browser.open(address + "tutorial/")
+    browser.open(address + "tutorials/two-unequal-gpus/")
 
     browser.press("Tab")
 

@@ -90,7 +90,7 @@ def test_the_page_has_the_commands_that_are_followed_here() -> None:
     ]
 
 
-SHOWN = {commands(one)[0]: text for one, text in shown().items() if one.page == "tutorial"}
+SHOWN = {commands(one)[0]: text for one, text in shown().items() if one.page == PAGE.stem}
 
 
 @pytest.mark.parametrize("command", ["evenstride --version", "evenstride estimate 0.5,0.2"])

@@ -6,7 +6,7 @@ import re
 
 from tests.docs.blocks import ROOT, blocks_of
 
-PAGE = ROOT / "docs" / "tutorial.md"
+PAGE = ROOT / "docs" / "tutorials" / "two-unequal-gpus.md"
 # The page's sizes, and those with which it is tested: as many epochs, of two steps each.
 SMALL = {
     "nn.Linear(64, 1024)": "nn.Linear(64, 32)",

@@ -50,7 +50,7 @@ def test_every_python_snippet_is_python(path: Path) -> None:
 
 
 def test_the_bounds_beside_the_papers_claims_are_computed() -> None:
-    outcome = doctest.testfile(str(ROOT / "docs" / "claims.md"), module_relative=False)
+    outcome = doctest.testfile(str(ROOT / "docs" / "records" / "claims.md"), module_relative=False)
 
     assert outcome.attempted > 10
     assert outcome.failed == 0

@@ -1,6 +1,6 @@
 """Loaders as Lightning's Trainer wants them. Imports nothing of Lightning.
 
-A script of Fabric has its own loop, and needs nothing of this. See docs/lightning.md.
+A script of Fabric has its own loop, and needs nothing of this. See docs/how-to/lightning.md.
 """
 
 from __future__ import annotations

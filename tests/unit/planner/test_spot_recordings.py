@@ -144,7 +144,7 @@ def test_losses_of_machines_that_were_there_from_the_start_count(
 
 
 def test_the_examples_of_the_documentation_can_be_used(tmp_path: Path) -> None:
-    page = Path(__file__).parents[3] / "docs" / "catalogue.md"
+    page = Path(__file__).parents[3] / "docs" / "reference" / "catalogue.md"
     blocks = re.findall(r"```\n(#[^`]*)```", page.read_text(encoding="utf-8"))
 
     assert len(blocks) == 2

@@ -117,7 +117,7 @@ def plan(
         list[str] | None,
         typer.Option(
             help="Recorded losses or availability of spot machines, of a type or of all; see "
-            "docs/catalogue.md for what a file looks like. Can be given often.",
+            "docs/reference/catalogue.md for what a file looks like. Can be given often.",
             metavar="FILE[:TYPE]",
         ),
     ] = None,

@@ -2,7 +2,7 @@
 
 Built on torchft (Linux x86-64, ``pip install torchft``): its Lighthouse tells before every step
 who takes part, each step is kept or dropped by vote, and a worker that comes back gets its
-weights from one that trains. See docs/live.md for what is promised and what is not.
+weights from one that trains. See docs/how-to/torchft.md for what is promised and what is not.
 Start with `live_run`, which implements `Coordinator`.
 """
 

@@ -2,7 +2,7 @@
 
 Only builds the command; nothing here starts a process or imports torch. Which settings arrive
 was read in ``torch/distributed/elastic/rendezvous`` of torch 2.6 and 2.13, and what they do was
-measured: ``docs/elastic.md``.
+measured: ``docs/how-to/elastic.md``.
 """
 
 from __future__ import annotations

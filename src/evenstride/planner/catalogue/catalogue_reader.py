@@ -74,7 +74,7 @@ def shipped_catalogue() -> Catalogue:
 def parse_catalogue(text: str, source: str, priced_on: date | None = None) -> Catalogue:
     """Return what a text in CSV offers; lines that begin with ``#`` are comments.
 
-    docs/catalogue.md lists the columns there may be, and how they are recognised.
+    docs/reference/catalogue.md lists the columns there may be, and how they are recognised.
     """
     lines = _lines(text)
     first, header = next(lines, (1, ""))

@@ -4,7 +4,7 @@
 and the modules once, and then forks a worker for each order that comes over the socket. It starts
 no thread, since a fork takes only one along. A worker dies with the zygote, and the zygote with
 its parent: the kernel kills both. Why it is not multiprocessing's forkserver:
-``docs/decisions/workers-from-a-zygote.md``.
+``docs/explanation/decisions/workers-from-a-zygote.md``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tests.house.sources import ROOT
 from tests.messages import check_message
 from tests.unit.runtime.sinks.made import HOSTILE
 
-PAGE = ROOT / "docs" / "metrics.md"
+PAGE = ROOT / "docs" / "reference" / "metrics.md"
 
 
 def test_the_page_has_the_table_of_the_code() -> None:
