@@ -143,7 +143,7 @@ def _patterns() -> Iterator[tuple[str, str]]:
     yield rf"^usage: {_PYTEST} [\s\S]*?(?={_PYTEST}: error: )", ""
     yield rf"^{_PYTEST}(?=: error: )", "<command>"
     # Told on a busy machine only, beside what a test is about.
-    yield r"^a checkpoint is due and the one before is still being written.*\n(?=.)", ""
+    yield r"^a checkpoint is due and the previous one is still being written.*\n(?=.)", ""
     # Where in our source a class is; what users import is one level deep.
     yield _MODULE.pattern, ""
     yield r"\bPython {}\.{}(\.\d+)?".format(*sys.version_info), "Python <version>"

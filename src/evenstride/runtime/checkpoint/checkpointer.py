@@ -120,7 +120,7 @@ class Checkpointer:
         self._is = prepare(asked, self._ties)
         self._saver = Saver(self._is.storage, self._ties.own_group(), keep, self._failed)
         self.interval_s: Callable[[float], float] = self._ties.interval_s
-        """With ``every="auto"``: returns the interval in seconds, given a save's cost in seconds."""
+        """With ``every="auto"``: the interval in seconds, as a function of a save's cost in s."""
         self._seen, self._next = -1, self._is.cadence.after(stride.step)
         self._ask_at_s = math.inf
         self._name: Name | None = None

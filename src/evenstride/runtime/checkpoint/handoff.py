@@ -4,11 +4,11 @@ The processes of the second run start and wait where they create their `Checkpoi
 ready, the first run is asked to stop: it saves and ends. Then the second run restores. So training
 does not stop while processes start. A folder per run holds files, all empty but ``restored``:
 
-``ready-0`` ...     written by each rank: it has reached its `Checkpointer`
-``go``              written by the launcher: the run may continue
-``restored``        written by rank 0: the position that was restored, as JSON
-``stop``            written by the launcher: save, and end
-``saved``           written by rank 0: the save is complete
+- ``ready-0`` ...: written by each rank: it has reached its `Checkpointer`
+- ``go``: written by the launcher: the run may continue
+- ``restored``: written by rank 0: the position that was restored, as JSON
+- ``stop``: written by the launcher: save, and end
+- ``saved``: written by rank 0: the save is complete
 
 This is how ``evenstride plan --online`` changes the workers and the batch of a training.
 """

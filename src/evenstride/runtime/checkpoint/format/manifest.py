@@ -124,6 +124,7 @@ class Manifest:
     created_unix_s: float  # start of the save, by the leader's clock
     world_size: int  # number of ranks that saved it
     versions: dict[str, str]  # of evenstride and torch
+
     stride: dict[str, Any]  # the `Stride`'s own state
     data: dict[str, Any]  # the data set's kind and length, and a digest of some samples
     workers: dict[str, Any]  # learned about the workers, for the first split of the next run

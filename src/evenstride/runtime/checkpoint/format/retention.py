@@ -127,7 +127,7 @@ def next_generation(storage: Storage, now_unix_s: float, drawn: int) -> str:
 
 
 def later_run(storage: Storage, mine: Name) -> Name | None:
-    """Return an attempt of a run that started later than this one; ``None`` if there is none yet."""
+    """Return an attempt of a run that started later than this one, if any."""
     names = (name for text in storage.list() if (name := parse_name(text)) is not None)
     return next((name for name in names if name.generation > mine.generation), None)
 

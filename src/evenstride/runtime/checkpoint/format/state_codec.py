@@ -1,8 +1,8 @@
 """Encodes states as JSON and tensors, without pickles, so that loading a checkpoint runs no code.
 
-`pack` takes the tensors out of a nested state and turns the rest into JSON types. Other types become
-an object whose key ``$`` names the type. `unpack` knows only those types. Types must match exactly,
-because a subclass may carry further data.
+`pack` takes the tensors out of a nested state and turns the rest into JSON types. Other types
+become an object whose key ``$`` names the type. `unpack` knows only those types. Types must match
+exactly, because a subclass may carry further data.
 """
 
 from __future__ import annotations

@@ -217,9 +217,7 @@ class PatientReader:
         Raises:
             CheckpointError: all tries have failed.
         """
-        remedy = (
-            "A run that starts from scratch could replace them. Make it readable, and restart"
-        )
+        remedy = "A run that starts from scratch could replace them. Make it readable, and restart"
         what = f"the checkpoints in {self} cannot be listed"
         return self._tried(what, remedy, partial(self._storage.list, folder))
 
