@@ -59,8 +59,8 @@ def check_mode(every: int, mode: SyncMode) -> None:
     """Refuse a mode that does not average gradients in the backward pass."""
     if every and not isinstance(mode, AllReduce):
         raise ConfigError(
-            f"noise_every={every} compares the ranks' gradients with their mean after each backward "
-            f'pass, but sync="{mode}" does not compute this mean; remove noise_every (and '
+            f"noise_every={every} compares the ranks' gradients with their mean after each "
+            f'backward pass, but sync="{mode}" does not compute this mean; remove noise_every (and '
             'EVENSTRIDE_NOISE), or use sync="bsp"'
         )
 

@@ -2,8 +2,8 @@
 
 Losses are weighted, so a part adds ``c w g`` to the gradients: ``g`` is the mean gradient over the
 part, ``w`` its weight, and ``c`` the same for all parts of a step. Both classes return the sum of
-``|c w g|^2 / w`` over their parts. They `begin` a measured step, get each batch's end (a weight of 0
-means that it added no gradient), and `end` the step, or `drop` it at any time.
+``|c w g|^2 / w`` over their parts. They `begin` a measured step, get each batch's end (with weight
+0 if it added no gradient), and `end` the step, or `drop` it at any time.
 
 Norms and the loss of a measured step stay tensors until the device has computed them. An immediate
 ``item()`` would block the training thread until all queued work is done.
@@ -49,7 +49,7 @@ def square_of(norms: Sequence[Tensor]) -> Tensor:
 
 
 def square(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the squared norm of one or more gradients together, as a 0-d tensor on their device."""
+    """Return the squared norm of one or more gradients together; 0-d, on their common device."""
     if gradients[0].device.type == "cpu":
         return square_of([norm(gradient) for gradient in gradients])
     real = [_real(gradient) for gradient in gradients]

@@ -208,7 +208,7 @@ class ServerConnections:
         """Call a method on some servers, with arguments for each; return their results.
 
         Raises:
-            WorkerLost: a server is lost or hangs, or another worker for which the call waits is lost.
+            WorkerLost: a server is lost or hangs, or the call waits for another, lost worker.
         """
         futures: dict[int, torch.futures.Future[Any]] = {}
         for index, own in arguments.items():
@@ -303,7 +303,7 @@ def connect(
     """
     if reached():
         raise ConfigError(
-            "this process already has an agent of torch.distributed.rpc, its own or that of another "
+            "this process already has a torch.distributed.rpc agent, its own or that of another "
             "Stride's parameter servers, and can have only one; close() the other Stride, or shut "
             "down RPC, before watch()"
         )

@@ -133,10 +133,10 @@ class ServedWorker:
             )
         if known.changed:
             raise UsageError(
-                "weights were changed since the optimizer's last step (clamped, swapped, loaded), "
-                "but in this synchronisation mode the servers hold the weights and do not get "
-                "such changes; change weights only by the optimizer, restore before the first "
-                "step, or use bsp"
+                "weights were changed since the optimizer's last step (clamped, swapped, loaded). "
+                "In this synchronisation mode the servers hold the weights and do not get such "
+                "changes; change weights only by the optimizer, restore before the first step, or "
+                "use bsp"
             )
         return known
 
@@ -193,7 +193,7 @@ class ServedWorker:
 
 
 def _put(value: Any, parameter: nn.Parameter) -> Any:
-    """Move a value of an optimizer's state to the device that torch expects: counters to the CPU."""
+    """Move a value of an optimizer's state to the expected device; counters stay on the CPU."""
     if isinstance(value, Tensor) and value.dim():
         return value.to(parameter.device)
     return value

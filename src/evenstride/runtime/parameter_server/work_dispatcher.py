@@ -112,11 +112,11 @@ class WorkDispatcher:
         return turn
 
     def release(self, worker: int) -> None:
-        """Take back a worker's untrained samples: it has left its loop."""
+        """Take back a worker's untrained samples, because it stopped iterating early."""
         with self._answering():
             self.require(worker)
             self._take_back(self._schedule.returned(worker))
-            why = f"worker {worker} left its loop, so it gets no samples; start another loop"
+            why = f"worker {worker} stopped iterating early, so it gets no samples; iterate again"
             self._refuse(worker, why)
 
     def gone(self, worker: int) -> None:
