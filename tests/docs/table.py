@@ -67,6 +67,10 @@ ELSEWHERE = {
         "tests/multiproc/test_lab_modes.py",
         '"--sync"',
     ),
+    "evenstride lab --speeds 1,0.5,0.25 -- train.py": (
+        "tests/multiproc/test_lab_modes.py",
+        '"lab"',
+    ),
     "python -m examples.ions.run FOLDER": ("tests/unit/examples/test_ions_run.py", "runs.main()"),
     "python -m examples.ions.run FOLDER --trace aws-08-03-2023/us-west-2c_v100_1 --tick 3": (
         "tests/unit/examples/test_ions_run.py",
@@ -83,6 +87,7 @@ NOT_RUN = {
     ),
     "TORCHFT_LIGHTHOUSE=http://10.0.0.5:29510 REPLICA_GROUP_ID=a python train.py": LIGHTHOUSE,
     "make test": "runs these tests",
+    "torchrun --nproc-per-node 2 train.py": "needs two GPUs",
     "evenstride compare --real --speeds 1,0.5,0.2": "takes minutes; it is the demo and the lab",
     "evenstride launch --store-only --store 10.0.0.5:29400": MACHINES,
     "python benchmarks/soak.py --kills 100": "takes minutes; tests/faults has the same losses",
@@ -100,7 +105,7 @@ SNIPPETS_ELSEWHERE = {
     "two-unequal-gpus": ("tests/docs/test_tutorial.py", "train.py"),
     "torchft: import torch, evenstride": ("tests/live/training.py", "LiveStride("),
     "metrics: stride = evenstride.Stride(": ("tests/multiproc/test_telling.py", "prometheus"),
-    "perfetto: import torch.distributed as dist": ("tests/multiproc/profiled.py", "profile("),
+    "find-the-slow-worker: import torch.distributed as dist": ("tests/multiproc/profiled.py", "profile("),
     "ions: while training:": ("tests/multiproc/test_ions.py", "feed"),
     "lightning: class Data(L.LightningDataModule):": (
         "tests/multiproc/recipes.py",
@@ -109,7 +114,7 @@ SNIPPETS_ELSEWHERE = {
 }
 SNIPPETS_NOT_RUN = {
     "catalogue: from datetime import date#2": "asks for prices over the network",
-    'guide: local_rank = int(os.environ["LOCAL_RANK"])': "needs two GPUs",
+    'two-gpus: local_rank = int(os.environ["LOCAL_RANK"])': "needs two GPUs",
 }
 # Snippets that a rank of these tests cannot run word for word: what is replaced by what.
 SNIPPETS_CHANGED = {
@@ -117,7 +122,7 @@ SNIPPETS_CHANGED = {
         "(right, count)",
         "(right, total)",
     ),
-    'devices-and-memory: torch.distributed.init_process_group("gloo")              # serves both kinds': (
+    'two-gpus: torch.distributed.init_process_group("gloo")              # serves both kinds': (
         'torch.distributed.init_process_group("gloo")',
         "pass",
     ),

@@ -29,7 +29,9 @@ from evenstride.trace.codec import TraceWriter
 from tests.messages import check_message
 
 DOCS = Path(__file__).parents[3] / "docs"
-SIMULATOR, GUIDE = ((DOCS / f"{name}.md").read_text() for name in ("reference/scenarios", "how-to/guide"))
+SIMULATOR, POLICIES = (
+    (DOCS / "reference" / f"{name}.md").read_text() for name in ("scenarios", "policies")
+)
 KINDS: tuple[type[BaseModel], ...] = get_args(get_args(Event)[0])
 PLAIN = ("part", "factor", "cores")
 COMMON = ("at", "workers", "kind")
@@ -129,7 +131,7 @@ def test_every_key_of_a_row_is_explained() -> None:
 
 
 def test_every_policy_is_in_the_table_with_all_its_settings() -> None:
-    told = {name.strip("`"): settings for name, _, settings, _ in rows(GUIDE, "## Policies")}
+    told = {name.strip("`"): settings for name, _, settings, _ in rows(POLICIES, "## Policies")}
 
     assert sorted(told) == sorted(POLICY_NAMES)
     for name in sorted(set(told) - {"static"}):
