@@ -105,7 +105,10 @@ SNIPPETS_ELSEWHERE = {
     "two-unequal-gpus": ("tests/docs/test_tutorial.py", "train.py"),
     "torchft: import torch, evenstride": ("tests/live/training.py", "LiveStride("),
     "metrics: stride = evenstride.Stride(": ("tests/multiproc/test_telling.py", "prometheus"),
-    "find-the-slow-worker: import torch.distributed as dist": ("tests/multiproc/profiled.py", "profile("),
+    "find-the-slow-worker: import torch.distributed as dist": (
+        "tests/multiproc/profiled.py",
+        "profile(",
+    ),
     "ions: while training:": ("tests/multiproc/test_ions.py", "feed"),
     "lightning: class Data(L.LightningDataModule):": (
         "tests/multiproc/recipes.py",
