@@ -7,10 +7,13 @@ from __future__ import annotations
 
 NETWORK = "installs from the network"
 MACHINES = "needs several machines"
+NODES = "runs until it is stopped; tests/faults/test_hosts.py loses nodes and starts them again"
 LIGHTHOUSE = "needs torchft's Lighthouse; tests/live trains on one where torchft is installed"
 
 # Run as they are, in a folder that has `train.py`, benchmarks and examples; in this order.
 RUN = [
+    "evenstride --version",
+    "evenstride doctor",
     "evenstride estimate 1,1,0.4",
     "evenstride estimate 1,1,1,1",
     "evenstride estimate 1,1,0.95",
@@ -42,6 +45,18 @@ SMALLER = {
     ),
     "evenstride plan t4.json --epochs 30 --deadline 6h": ("6h", "6h --force --json"),
     "evenstride launch --per-node 2 train.py --lr 0.1": ("launch ", "launch --dry-run "),
+    "evenstride launch --nodes 3 --per-node 1 --store 10.0.0.5:29400 train.py": (
+        "launch ",
+        "launch --dry-run ",
+    ),
+    "evenstride launch --nodes 1:2 --per-node 1 --store 127.0.0.1:29400 --spot train.py": (
+        "launch ",
+        "launch --dry-run ",
+    ),
+    "evenstride lab --speeds 0.8,0.4,0.2 --steps 90 --repeats 1 --out runs/mixed -- train.py": (
+        "--steps 90",
+        "--steps 6 --no-calibrate",
+    ),
     "evenstride launch --nodes 1:4 --per-node 8 --store 10.0.0.5:29400 --spot train.py": (
         "launch ",
         "launch --dry-run ",
@@ -54,6 +69,22 @@ SMALLER = {
 
 # Run by another test, which has these words in it.
 ELSEWHERE = {
+    "torchrun --nproc-per-node 3 train.py": (
+        "tests/docs/test_tutorial.py",
+        "torchrun --nproc-per-node 3 train.py",
+    ),
+    "EVENSTRIDE_TRACE=runs/today torchrun --nproc-per-node 2 examples/ddp.py": (
+        "tests/multiproc/test_examples.py",
+        '_run("ddp"',
+    ),
+    "torchrun --nproc-per-node 2 -m evenstride doctor --bench": (
+        "tests/unit/cli/commands/test_doctor_bench.py",
+        '"doctor", "--bench"',
+    ),
+    "evenstride lab --speeds 1,0.5 -- examples/ddp.py": (
+        "tests/multiproc/test_lab_modes.py",
+        '"lab"',
+    ),
     "make demo": ("tests/unit/lab/demo/test_demo_run.py", "run_demo("),
     "evenstride plan --online --workers 1,2,4 --batches 64,256,1024 --epochs 30"
     " -- train.py --lr 0.1": ("tests/multiproc/test_online.py", '"plan", "--online"'),
@@ -78,8 +109,18 @@ ELSEWHERE = {
     ),
 }
 
-# Run by nobody, and why.
+# Not run, and why.
 NOT_RUN = {
+    "pip install .": NETWORK,
+    "pip install . --extra-index-url https://download.pytorch.org/whl/cpu": NETWORK,
+    "make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu": NETWORK,
+    "torchrun --nnodes 3 --nproc-per-node 1 --rdzv-backend c10d"
+    " --rdzv-endpoint 10.0.0.5:29400 --rdzv-id check -m evenstride doctor": MACHINES,
+    "EVENSTRIDE_TRACE=runs/today torchrun --nnodes 3 --nproc-per-node 1 --rdzv-backend c10d"
+    " --rdzv-endpoint 10.0.0.5:29400 --rdzv-id train train.py": MACHINES,
+    "evenstride launch --store-only --store 127.0.0.1:29400": NODES,
+    "kill -KILL PID": NODES,
+    "kill -TERM PID": NODES,
     "pip install 'evenstride[plan]'": NETWORK,
     "pip install torchft": NETWORK,
     "torchft_lighthouse --min_replicas 2 --join_timeout_ms 10000 --heartbeat_timeout_ms 2000": (
