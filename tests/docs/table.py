@@ -49,7 +49,7 @@ SMALLER = {
         "launch ",
         "launch --dry-run ",
     ),
-    "evenstride launch --nodes 1:2 --per-node 1 --store 127.0.0.1:29400 --spot train.py": (
+    "evenstride launch --nodes 1:2 --per-node 1 --store 127.0.0.1:29400 --spot train.py & node=$!": (
         "launch ",
         "launch --dry-run ",
     ),
@@ -119,8 +119,8 @@ NOT_RUN = {
     "EVENSTRIDE_TRACE=runs/today torchrun --nnodes 3 --nproc-per-node 1 --rdzv-backend c10d"
     " --rdzv-endpoint 10.0.0.5:29400 --rdzv-id train train.py": MACHINES,
     "evenstride launch --store-only --store 127.0.0.1:29400": NODES,
-    "kill -KILL PID": NODES,
-    "kill -TERM PID": NODES,
+    "kill -KILL $node $(pgrep -P $node)": NODES,
+    "kill -TERM $node": NODES,
     "pip install 'evenstride[plan]'": NETWORK,
     "pip install torchft": NETWORK,
     "torchft_lighthouse --min_replicas 2 --join_timeout_ms 10000 --heartbeat_timeout_ms 2000": (
