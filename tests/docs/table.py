@@ -142,7 +142,7 @@ NOT_RUN = {
 # Python: pages whose snippets another test runs, with words of that test; by page, or by snippet.
 SNIPPETS_ELSEWHERE = {
     "claims": ("tests/house/test_documents.py", "claims.md"),
-    "scenarios": ("tests/unit/sim/test_pages.py", "snippet("),
+    "simulate": ("tests/unit/sim/test_pages.py", "snippet("),
     "two-unequal-gpus": ("tests/docs/test_tutorial.py", "train.py"),
     "torchft: import torch, evenstride": ("tests/live/training.py", "LiveStride("),
     "metrics: stride = evenstride.Stride(": ("tests/multiproc/test_telling.py", "prometheus"),
