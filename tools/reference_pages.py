@@ -24,16 +24,15 @@ from evenstride.cli.main import COMMANDS, app
 from evenstride.runtime.sinks.snapshot import METRICS, PREFIX
 
 ROOT = Path(__file__).parents[1]
-PAGES = ROOT / "docs" / "reference"
 _PART = re.compile(r"(<!-- begin ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
 def cell(text: object) -> str:
-    """Return a text in one line, as a cell of a table."""
+    """Return a text as the cell of a table."""
     return " ".join(str(text).split()).replace("|", r"\|")
 
 
-def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
+def table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> list[str]:
     """Return the lines of a table."""
     lines = [head, ("---",) * len(head), *rows]
     return [f"| {' | '.join(map(cell, line))} |" for line in lines]
@@ -56,7 +55,7 @@ def section(name: str, command: Any) -> Iterator[str]:
     if arguments:
         rows = [(f"`{cell(placeholder(one))}`", one.help) for one in arguments]
         yield from (*table(("argument", "meaning"), rows), "")
-    yield from table(("option", "default", "meaning"), list(map(option_row, options)))
+    yield from table(("option", "default", "meaning"), map(option_row, options))
     yield ""
     if lines := [line.strip() for line in examples.splitlines() if line.strip()]:
         yield from ("Examples:", "", "```text", *lines, "```", "")
@@ -128,7 +127,7 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
 def changed_pages() -> dict[Path, str]:
     """Return the text of each page with a part that differs from the code."""
     found = {}
-    for path in sorted(PAGES.glob("*.md")):
+    for path in sorted((ROOT / "docs" / "reference").glob("*.md")):
         text = path.read_text("utf-8")
         new = _PART.sub(
             lambda part: part[1] + "\n" + "\n".join(PARTS[part[2]]()).strip() + "\n\n" + part[3],
