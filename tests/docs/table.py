@@ -69,6 +69,7 @@ SMALLER = {
 
 # Run by another test, which has these words in it.
 ELSEWHERE = {
+    "rm -r runs/saved": ("tests/docs/test_tutorial.py", "rm -r runs/saved"),
     "torchrun --nproc-per-node 3 train.py": (
         "tests/docs/test_tutorial.py",
         "torchrun --nproc-per-node 3 train.py",
