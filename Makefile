@@ -18,7 +18,7 @@ PAGES := build/docs
 SIDE_BY_SIDE := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
 LONG := tests/property/test_exactly_once.py tests/property/test_weighting.py
 
-.PHONY: setup demo test test-slow test-floor check house format bench docs regen clean
+.PHONY: setup demo test test-slow test-floor check house format bench docs pages regen clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.dev
@@ -99,9 +99,13 @@ docs: $(VENV)/.docs
 	find $(PAGES) -name __pycache__ -prune -exec rm -r {} + && rm $(PAGES)/*.py
 	$(BIN)/zensical build --clean --strict
 
-# After an intended change of decisions or messages: record the golden traces again, and the messages
-# of the tests in TESTS. Then read the difference.
-regen: $(VENV)/.dev
+# The parts of the reference that follow from the code: commands, options, metrics.
+pages: $(VENV)/.dev
+	$(BIN)/python tools/reference_pages.py
+
+# After an intended change of decisions or messages: write the pages, record the golden traces again,
+# and the messages of the tests in TESTS. Then read the difference.
+regen: pages
 	$(BIN)/python -m tests.golden.recording
 	$(SIDE_BY_SIDE) --record-messages $(TESTS)
 
