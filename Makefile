@@ -80,7 +80,6 @@ check: $(VENV)/.dev
 dist: $(VENV)/.dev
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist >/dev/null
-	$(BIN)/twine check --strict dist/*
 	$(BIN)/python tools/check_dist.py dist
 
 # Sizes, names, imports and state of the source, as figures; `--list` shows what is behind one.

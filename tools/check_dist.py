@@ -46,7 +46,9 @@ def main(folder: Path) -> int:
     """Check one wheel and one sdist; return the exit code."""
     wheels, sdists = sorted(folder.glob("*.whl")), sorted(folder.glob("*.tar.gz"))
     if (len(wheels), len(sdists)) != (1, 1):
-        print(f"expected one wheel and one sdist in {folder}, found {len(wheels)} and {len(sdists)}")
+        print(
+            f"expected one wheel and one sdist in {folder}, found {len(wheels)} and {len(sdists)}"
+        )
         return 1
     problems = wheel_problems(wheels[0], tracked("src/evenstride")) + sdist_problems(sdists[0])
     print(*problems or [f"{wheels[0].name} and {sdists[0].name} are complete"], sep="\n")
