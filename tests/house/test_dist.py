@@ -1,4 +1,4 @@
-"""What is released is complete: the check of wheel and sdist finds what is missing."""
+"""The check of wheel and sdist finds missing and superfluous files."""
 
 from __future__ import annotations
 
