@@ -4,9 +4,9 @@
     python -m examples.ions.run FOLDER --trace aws-08-03-2023/us-west-2c_v100_1 --tick 2
 
 Each slot runs one simulation worker of a bag. The command replays a trace of spot machines in
-compressed time. It kills a worker (SIGKILL) when its machine is preempted, and starts a new one when
-a machine arrives. Ranks under torchrun train the surrogate as soon as the first simulations are
-finished. At the end, the command prints counts, and the held-out error by number of trained
+compressed time. It kills a worker (SIGKILL) when its machine is preempted, and starts a new one
+when a machine arrives. Ranks under torchrun train the surrogate as soon as the first simulations
+are finished. At the end, the command prints counts, and the held-out error by number of trained
 simulations.
 
 Ctrl-C ends the command and all processes that it started. The same command continues from there.
