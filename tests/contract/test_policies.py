@@ -33,7 +33,7 @@ from tests.contract.fleets import (
     seconds,
     splits,
 )
-from tests.effort import dear
+from tests.effort import expensive
 from tests.messages import raises_message
 from tests.unit.core.policies.plant import Plant
 
@@ -231,7 +231,7 @@ def test_equal_workers_end_equal_and_stay_so(spec: str, lag: int) -> None:
 
 
 @every_policy
-@dear
+@expensive
 @given(octaves=st.lists(st.integers(0, 4), min_size=2, max_size=4), fixed_ms=st.integers(0, 40))
 def test_a_faster_worker_never_gets_less(spec: str, octaves: list[int], fixed_ms: int) -> None:
     if spec == "static:GIVEN":
@@ -287,7 +287,7 @@ CLASSES_OF_ABSURD = (0.0, -1.0, float("inf"), float("nan"), 5e-324, 1e300)
 
 
 @every_policy
-@dear
+@expensive
 @given(data=st.data())
 def test_absurd_times_lead_to_no_absurd_shares(spec: str, data: st.DataObject) -> None:
     plant = _equal(spec, 3)

@@ -21,7 +21,7 @@ from evenstride.core.diagnostics.alerts import (
 )
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.time_model.estimates import TimeModel
-from tests.effort import dear
+from tests.effort import expensive
 from tests.unit.sim.watched import watched, worker
 
 # After a slow-down: the while that it must last, what an exchange may come later than that, and
@@ -79,7 +79,7 @@ def test_noise_alone_names_nobody() -> None:
     assert wrong <= 1
 
 
-@dear
+@expensive
 @given(
     speed=st.floats(0.2, 0.6),
     at=st.integers(150, 400),

@@ -19,13 +19,13 @@ from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
 from evenstride.sim.scoring.oracle import Alike, Informed, best_split, kinds_of, yardsticks
 from evenstride.sim.scoring.suite import ScoredScenario, informed_mean_s
-from tests.effort import dear
+from tests.effort import expensive
 from tests.unit.sim.clusters import FAST, REFERENCE, SLOW, scenario, scenarios
 
 POLICIES = ["adaptive", "dynamic-batching", "dbs", "uniform"]
 
 
-@dear
+@expensive
 @given(scenarios(every=st.integers(1, 5) | st.just("leader")), st.sampled_from(POLICIES))
 def test_without_noise_no_policy_is_ever_faster_than_the_oracle(
     made: Scenario, policy: str
@@ -72,7 +72,7 @@ def test_noise_is_the_same_for_oracle_equal_split_and_policies(made: Scenario) -
     assert (sticks.oracle_s > 0).all()
 
 
-@dear
+@expensive
 @given(scenarios())
 def test_the_informed_controller_takes_what_the_simulator_says(made: Scenario) -> None:
     simulated = Simulation(made, Informed(), 2).run().mean_s
@@ -80,7 +80,7 @@ def test_the_informed_controller_takes_what_the_simulator_says(made: Scenario) -
     np.testing.assert_array_equal(informed_mean_s(made, 2), simulated)
 
 
-@dear
+@expensive
 @given(scenarios(every=st.just("leader")))
 def test_the_informed_controller_keeps_to_the_leaders_cadence(made: Scenario) -> None:
     simulated = Simulation(made, Informed(), 2).run().mean_s
