@@ -13,6 +13,7 @@ def time_text(seconds: float) -> str:
     """Return a time with its unit, in three significant figures; ``inf`` or ``nan`` as days.
 
     From 1000 s on, it is in whole seconds; from 2 hours on, in hours; from 2 days on, in days.
+
     >>> [time_text(s) for s in (2e-05, 0.0123, 0.99996, 12.34, 1234.5)]
     ['20 us', '12.3 ms', '1 s', '12.3 s', '1234 s']
     >>> [time_text(s) for s in (7200.0, 5e6, 1e12)]

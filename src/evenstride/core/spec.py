@@ -40,6 +40,7 @@ def parse_spec(text: str, separators: str = ":") -> Spec:
     """Return the name and the argument in a text; invalid rests belong to the argument.
 
     One of the ``separators`` may replace the parentheses.
+
     >>> parse_spec("ssp(staleness=3)").argument, parse_spec("ssp:staleness=3").argument
     ('staleness=3', 'staleness=3')
     >>> parse_spec("bsp").argument is None
@@ -66,6 +67,7 @@ def split_specs(texts: str | Iterable[str], names: Collection[str]) -> tuple[str
 
     Commas in parentheses are part of a specification. So are those after a colon, up to the
     next part that begins with one of the names.
+
     >>> split_specs("bsp,ssp(staleness=2,servers=2),asp:servers=2,rate=staleness", ("bsp", "asp"))
     ('bsp', 'ssp(staleness=2,servers=2)', 'asp:servers=2,rate=staleness')
     >>> split_specs("static:20,100,uniform", ("static", "uniform"))
@@ -192,6 +194,7 @@ def duration_s(text: str, unit: str = "") -> float | None:
     """Return the seconds in a text such as ``90s``, ``30m``, ``5min``, ``6h`` or ``2d``.
 
     A number alone is in ``unit``; without a unit, the result is ``None``.
+
     >>> duration_s("5min"), duration_s("1.5", unit="h"), duration_s("soon")
     (300.0, 5400.0, None)
     """

@@ -102,6 +102,7 @@ def gamma_of(noise_batch: float, batch: float, parts: int) -> float:
     From ``E A = |G|^2 (1 + K n / B)`` and ``E T = |G|^2 (1 + n / B)`` with the noise scale ``n``
     and ``K`` parts. Scavenger's equation 2 is this ratio of means; its code smooths the ratio of
     each step.
+
     >>> gamma_of(noise_batch=0.0, batch=64, parts=4), gamma_of(inf, batch=64, parts=4)
     (0.25, 1.0)
     """
@@ -220,6 +221,7 @@ def reaching(values: Sequence[Value], target: float) -> TimeToTarget:
 
     The metric is assumed to fall linearly between the last value above the target and the first
     one at or below it.
+
     >>> reaching([Value(1.0, 0.9), Value(2.0, 0.5), Value(3.0, 0.3)], 0.4).epochs
     2.5
     """

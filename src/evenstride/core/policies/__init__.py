@@ -35,6 +35,7 @@ def policy_from_spec(text: str) -> Policy[Any]:
     ``adaptive`` is a policy with its defaults. ``static:20,100`` has its shares after the colon.
     ``dynamic-batching:dead_band=0.1,window=5`` or ``lb-bsp-cpu(predictor=ema)`` change settings
     by name. `UnknownPolicy` if no policy has this name, `ConfigError` if the rest is invalid.
+
     >>> policy_from_spec("static:20,100")
     GivenShares(shares=(20, 100))
     >>> policy_from_spec("dynamic-batching:window=5").window
@@ -55,6 +56,7 @@ def spec_of(policy: Policy[Any]) -> str:
 
     For a policy of this package it is a specification for `policy_from_spec`. For a user's own
     policy it is the class, with its settings if the class is a dataclass.
+
     >>> spec_of(policy_from_spec("dynamic-batching:window=5"))
     'dynamic-batching:window=5'
     """

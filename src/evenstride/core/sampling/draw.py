@@ -49,6 +49,7 @@ class ShardAssignment:
     Source:
         Own. Taking half of what a busy worker has left is the usual rule of work stealing (Blumofe
         & Leiserson, J. ACM 46(5), 1999, analyse its random form, which is not used here).
+
     >>> dealing = ShardAssignment.of((6, 4), lanes=(1, 1), seed=0, epoch=0, shuffle=False)
     >>> dealing, indices = dealing.step(0, (3, 1), worker=0)
     >>> indices.tolist()

@@ -70,6 +70,7 @@ def step_shares(shares: Shares, window_size: int) -> Shares:
     The tail of an epoch scales the current shares down by largest remainder. Every worker with
     a share keeps at least one sample while the window has enough of them. Quanta are ignored
     here: a tail is short, and multiples of large quanta would leave most workers without samples.
+
     >>> step_shares((20, 100), 120), step_shares((20, 100), 13), step_shares((20, 100), 1)
     ((20, 100), (2, 11), (0, 1))
     """
@@ -107,6 +108,7 @@ def cut_by_cost(window: range, shares: Shares, costs: FloatArray) -> tuple[Piece
     Ranges are consecutive and in rank order, as those of `cut`. Each ends where the cumulative cost
     is nearest to the cumulative share. Every worker with a share gets a sample, so the window must
     have at least as many positions.
+
     >>> [len(p.positions) for p in cut_by_cost(range(6), (1, 1), np.array([5.0, 1, 1, 1, 1, 1]))]
     [1, 5]
     """
@@ -133,6 +135,7 @@ def micro_batches_by_cost(positions: range, costs: FloatArray, at_most: float) -
     """Return ``positions`` as consecutive micro-batches that cost at most ``at_most`` each.
 
     A sample that costs more is a micro-batch of its own. The result has as few as possible.
+
     >>> micro_batches_by_cost(range(5), np.array([4.0, 3, 3, 9, 2]), 7)
     (range(0, 2), range(2, 3), range(3, 4), range(4, 5))
     """
@@ -151,6 +154,7 @@ def micro_batches(positions: range, at_most: int | None) -> tuple[range, ...]:
 
     Similar sizes rather than full ones and a remainder: no micro-batch is so small that its fixed
     cost dominates, and the peak memory is lower.
+
     >>> micro_batches(range(0, 70), 32)
     (range(0, 24), range(24, 47), range(47, 70))
     """
@@ -171,6 +175,7 @@ def whole_micro_batches(positions: range, size: int) -> tuple[range, ...]:
 
     Equal shapes from step to step need no new compilation and no new memory. A share that is a
     multiple of ``size`` has no remainder. Without positions, the result is one empty range.
+
     >>> whole_micro_batches(range(0, 70), 32)
     (range(0, 32), range(32, 64), range(64, 70))
     """
@@ -183,6 +188,7 @@ def even_windows(length: int, at_most: int) -> Iterator[range]:
     Window sizes differ by at most one, so the last is not much smaller. If ``at_most`` is at
     least twice the number of workers, and the data set has a sample per worker, each window
     has a sample for every worker, and all ranks run the same number of forward passes.
+
     >>> [len(w) for w in even_windows(10, 4)]
     [4, 3, 3]
     """
@@ -202,6 +208,7 @@ class EpochParts:
         Ye et al., DBS, arXiv 2007.11831: parts in proportion to the speeds, split again every
         epoch. The authors split one permutation of the data set that is made once. Here the data
         set itself is split, and each part is shuffled in every epoch.
+
     >>> parts = EpochParts(length=10, global_batch=4, shares=(1, 3), seed=0, epoch=0, shuffle=False)
     >>> parts.bounds
     (0, 3, 10)

@@ -51,6 +51,7 @@ class WorkQueue:
 
     Each method costs O(W), plus one step for each piece of the worker and each returned stretch. It
     does not depend on the number of samples. `ValueError` for an unknown worker.
+
     >>> handout, mine = WorkQueue.of(end=10, workers=2).give(0, 4)
     >>> handout, yours = handout.give(1, 3)
     >>> mine, yours

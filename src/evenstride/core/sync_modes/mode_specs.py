@@ -328,6 +328,7 @@ def place(sizes_bytes: Sequence[int], servers: int) -> tuple[int, ...]:
 
     `ConfigError` if there are no parameters, or fewer than servers. Cost: ``O(n log
     n + n s)`` for ``n`` parameters and ``s`` servers.
+
     >>> place([400, 100, 250, 40], servers=2)
     (0, 1, 1, 1)
     """
