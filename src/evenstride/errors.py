@@ -1,23 +1,23 @@
 """All exceptions that evenstride raises on purpose.
 
 EvenstrideError
-├── ConfigError            the request is invalid; change the configuration
-│   ├── InfeasibleShares   no split of the global batch satisfies the workers' bounds
-│   ├── UnknownPolicy      no policy has this name
-│   ├── RanksDisagree      the ranks have different settings
-│   └── ScenarioError      a scenario file cannot be simulated
-├── UsageError             the training loop breaks the contract of `Stride`
-│   ├── LoaderBusy         two loops draw from one loader
-│   ├── ScaleError         a batch was scaled twice or not at all
-│   └── StepInFlight       the state was requested in the middle of a step
-├── OutOfMemory            a batch does not fit, and its step cannot be repeated
-├── WorkerLost             another rank is gone; this rank cannot finish its step
-├── CheckpointError        a checkpoint could not be saved, or no checkpoint can be read
-│   └── CheckpointDamaged  a file of a checkpoint does not match its manifest
-├── SplitDiverged          a rank applied other shares than the leader decided
-├── TraceError             a trace file cannot be read
-├── LimitError             a CPU limit could not be set or kept
-└── LaunchError            a local worker failed or did not respond
+├── ConfigError            the request is invalid; change the configuration.
+│   ├── InfeasibleShares   no split of the global batch satisfies the workers' bounds.
+│   ├── UnknownPolicy      no policy has this name.
+│   ├── RanksDisagree      the ranks have different settings.
+│   └── ScenarioError      a scenario file cannot be simulated.
+├── UsageError             the training loop breaks the contract of `Stride`.
+│   ├── LoaderBusy         two loops draw from one loader.
+│   ├── ScaleError         a batch was scaled twice or not at all.
+│   └── StepInFlight       the state was requested in the middle of a step.
+├── OutOfMemory            a batch does not fit, and its step cannot be repeated.
+├── WorkerLost             another rank is gone; this rank cannot finish its step.
+├── CheckpointError        a checkpoint could not be saved, or no checkpoint can be read.
+│   └── CheckpointDamaged  a file of a checkpoint does not match its manifest.
+├── SplitDiverged          a rank applied other shares than the leader decided.
+├── TraceError             a trace file cannot be read.
+├── LimitError             a CPU limit could not be set or kept.
+└── LaunchError            a local worker failed or did not respond.
 
 Each message has three parts: what was requested, what is possible, what to change.
 """

@@ -143,7 +143,7 @@ def test_an_error_of_an_unknown_kind_arrives_as_ours(name: str) -> None:
 def test_a_batch_that_does_not_fit_is_told_with_the_way_out(total: int, remedy: str) -> None:
     text = str(errors.InfeasibleShares(total, 4, 64, 4))
 
-    assert f"cannot share a global batch of {total} samples: the 4 workers" in text
+    assert f"cannot split a global batch of {total} samples: the 4 workers" in text
     assert text.endswith(remedy)
 
 

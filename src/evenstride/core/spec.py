@@ -92,14 +92,14 @@ def _goes_on(spec: str, part: str, names: Collection[str]) -> bool:
 class Allowed:
     """The valid values of a setting."""
 
-    kind: type[Any]  # ``int``, ``float`` or ``str``
-    least: float = 0  # of a number
-    most: float = inf  # of a number
-    above: bool = False  # whether a number must be more than ``least``
-    below: bool = False  # whether a number must be less than ``most``
-    choices: tuple[Any, ...] = ()  # all valid values; empty for a range
-    example: Any = None  # a value to show, if the default is missing or unhelpful
-    instead: str = ""  # remedy for a setting without a default
+    kind: type[Any]  # ``int``, ``float`` or ``str``.
+    least: float = 0  # of a number.
+    most: float = inf  # of a number.
+    above: bool = False  # whether a number must be more than ``least``.
+    below: bool = False  # whether a number must be less than ``most``.
+    choices: tuple[Any, ...] = ()  # all valid values; empty for a range.
+    example: Any = None  # a value to show, if the default is missing or unhelpful.
+    instead: str = ""  # remedy for a setting without a default.
 
     def __str__(self) -> str:
         if self.choices:

@@ -211,7 +211,7 @@ def _too_little_memory(kinds: Sequence[Kind], batch: int, most_machines: int) ->
     more = f"allow {needed} machines (--max-nodes {needed}), or " if needed <= MOST_MACHINES else ""
     return (
         f"memory is too small: the smallest batch, {batch}, needs {needed} machines of "
-        f"{roomiest.name}, the type with the most memory ({room} samples each), but the limit is "
+        f"{roomiest.name}, the roomiest type ({room} samples each), but the limit is "
         f"{most_machines} machine{plural}; {more}use a batch of at most {room * most_machines} "
         "(--batches), or types with more memory"
     )

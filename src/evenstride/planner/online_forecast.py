@@ -52,14 +52,14 @@ Trained = Mapping[int, float]
 class TrainingJob:
     """The training run and its objective."""
 
-    samples: int  # of an epoch
-    epochs: float  # number of epochs at the base batch
-    base: int  # batch to which ``epochs`` refers
-    gradient_bytes: float  # sent by a worker in a step
-    objective: Objective = Objective.TIME  # time, cost or the knee of both
-    usd_per_h: float = 1.0  # price of a worker
+    samples: int  # of an epoch.
+    epochs: float  # number of epochs at the base batch.
+    base: int  # batch to which ``epochs`` refers.
+    gradient_bytes: float  # sent by a worker in a step.
+    objective: Objective = Objective.TIME  # time, cost or the knee of both.
+    usd_per_h: float = 1.0  # price of a worker.
     # Scale of the gradient; ``None`` if it is not known: then only the base batch can be chosen,
-    # because the epochs at others are not known
+    # because the epochs at others are not known.
     noise: Noise | None = None
     batches: int = 1  # number of batches to choose from
 
@@ -124,13 +124,13 @@ class OnlineForecast:
     """Remaining time and cost of a training run in one configuration; intervals are of 95 %."""
 
     choice: Configuration
-    step_s: Interval  # of a step
-    time_s: Interval  # until the end
-    cost_usd: Interval  # the same
-    epochs: float  # of the whole training, including those already trained
-    measured: bool  # whether this configuration was measured
+    step_s: Interval  # of a step.
+    time_s: Interval  # until the end.
+    cost_usd: Interval  # the same.
+    epochs: float  # of the whole training, including those already trained.
+    measured: bool  # whether this configuration was measured.
     # Like ``time_s``, but without the drift of the machine, which speeds up or slows down all
-    # configurations together and cannot be measured in another one
+    # configurations together and cannot be measured in another one.
     own_s: Interval
 
     @property

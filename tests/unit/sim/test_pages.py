@@ -29,9 +29,7 @@ from evenstride.trace.codec import TraceWriter
 from tests.messages import check_message
 
 DOCS = Path(__file__).parents[3] / "docs"
-SIMULATOR, GUIDE = (
-    (DOCS / f"{name}.md").read_text() for name in ("reference/scenarios", "how-to/guide")
-)
+SIMULATOR, GUIDE = ((DOCS / f"{name}.md").read_text() for name in ("reference/scenarios", "how-to/guide"))
 KINDS: tuple[type[BaseModel], ...] = get_args(get_args(Event)[0])
 PLAIN = ("part", "factor", "cores")
 COMMON = ("at", "workers", "kind")

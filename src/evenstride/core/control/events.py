@@ -32,10 +32,10 @@ class FleetFormed:
 class Exchanged:
     """All ranks have sent their measurements to the leader."""
 
-    step: int  # number of steps that the leader has committed
-    effective: int  # first step that no rank has drawn yet, so that a decision can change it
-    observations: Measurements  # everything measured since the previous exchange
-    # The largest memory peaks of workers since then, as far as known
+    step: int  # number of steps that the leader has committed.
+    effective: int  # first step that no rank has drawn yet, so that a decision can change it.
+    observations: Measurements  # everything measured since the previous exchange.
+    # The largest memory peaks of workers since then, as far as known.
     memory: tuple[PeakMemory, ...] = ()
     last: bool = False  # whether the run ends, so that no rank would apply a decision
     # Epoch of the data to which the next step belongs; ``None`` if not known
@@ -79,11 +79,11 @@ class EpochEnded:
     Or a pass begins for which another batch was restored; both bounds are that batch then.
     """
 
-    step: int  # number of steps that the leader has committed
-    effective: int  # first step that no rank has drawn, the first of the next epoch
-    low: int  # smallest global batch that may be chosen
-    high: int  # largest
-    # Noise scale of the gradient in samples; ``None`` if unbounded or not known
+    step: int  # number of steps that the leader has committed.
+    effective: int  # first step that no rank has drawn, the first of the next epoch.
+    low: int  # smallest global batch that may be chosen.
+    high: int  # largest.
+    # Noise scale of the gradient in samples; ``None`` if unbounded or not known.
     scale: float | None = None
     scale_low: float | None = None  # lower end of its interval; ``None`` if not known
     scale_high: float | None = None  # upper end; ``None`` if unbounded
@@ -178,10 +178,10 @@ class Verdict:
     Iteration yields its parts as a trace records them, in the order in which they take effect.
     """
 
-    effective: int  # first step to which the decision applies
-    shares: Shares | None  # the ranks' new shares from that step on, or ``None`` to keep them
+    effective: int  # first step to which the decision applies.
+    shares: Shares | None  # the ranks' new shares from that step on, or ``None`` to keep them.
     # Whether the next step also waits for a decision; such steps find the first split quickly and
-    # end with the opening
+    # end with the opening.
     opening: bool = False
     expected_s: tuple[float, ...] = ()  # expected busy time of each rank; 0 if unknown
     band: tuple[float, ...] = ()  # half-width of each rank's band, as a fraction

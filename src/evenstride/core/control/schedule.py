@@ -79,12 +79,12 @@ class ToleranceBand:
     next exchange sets it again.
     """
 
-    share: int = 0  # the share of the expected time; steps at another share are ignored
-    expected_s: float = 0.0  # expected busy time; 0 for no expectation
-    part: float = 0.0  # half-width of the band as a fraction of the expected time
-    strikes: int = 0  # slow steps in a row
-    asked: bool = False  # whether it has requested an exchange since it was set
-    slow_s: float = 0.0  # duration of the slow steps together, in seconds
+    share: int = 0  # the share of the expected time; steps at another share are ignored.
+    expected_s: float = 0.0  # expected busy time; 0 for no expectation.
+    part: float = 0.0  # half-width of the band as a fraction of the expected time.
+    strikes: int = 0  # slow steps in a row.
+    asked: bool = False  # whether it has requested an exchange since it was set.
+    slow_s: float = 0.0  # duration of the slow steps together, in seconds.
 
     def step(self, share: int, busy_s: float) -> ToleranceBand:
         """Return the band after one more step; ``asked`` turns true when the step leaves it."""

@@ -29,7 +29,7 @@ USUAL_BELOW = 0.7
 """Fraction of its best speed below which a worker is reported."""
 # A worker has recovered once it has regained at least this fraction of the lost speed.
 _MADE_UP = 1.0 / 3.0
-# A speed that has risen by this factor since it was found low contradicts the first estimate: the
+# A speed that has risen by this factor since it was found low contradicts the first estimate. The
 # steps that looked like a change of speed may have been spikes, or later measurements at another
 # share may have shown a wrong shape of the curve.
 _CONTRADICTS = 1.25
@@ -117,14 +117,14 @@ class PeakSpeeds(WorkerArrays):
     change it. The lowest speed of a window counts.
     """
 
-    share: IntArray  # share of the best speed, ``(W,)``; 0 if not known yet
-    time_s: FloatArray  # its time, ``(W,)``
-    fixed_s: FloatArray  # of the curve as estimated then, ``(W,)``
-    per_sample_s: FloatArray  # the same, ``(W,)``
-    at: IntArray  # share of the current window, ``(W,)``; 0 if none is open
-    longest_s: FloatArray  # its longest time in this window, ``(W,)``
-    steps: FloatArray  # steps of this window so far, ``(W,)``
-    lasted_s: FloatArray  # their duration in seconds, ``(W,)``
+    share: IntArray  # share of the best speed, ``(W,)``; 0 if not known yet.
+    time_s: FloatArray  # its time, ``(W,)``.
+    fixed_s: FloatArray  # of the curve as estimated then, ``(W,)``.
+    per_sample_s: FloatArray  # the same, ``(W,)``.
+    at: IntArray  # share of the current window, ``(W,)``; 0 if none is open.
+    longest_s: FloatArray  # its longest time in this window, ``(W,)``.
+    steps: FloatArray  # steps of this window so far, ``(W,)``.
+    lasted_s: FloatArray  # their duration in seconds, ``(W,)``.
 
     @classmethod
     def none(cls, workers: int) -> PeakSpeeds:
@@ -181,10 +181,10 @@ class Alert:
     # ``slow`` (it stays below a fraction of its best speed) or ``unneeded`` (the others alone would
     # be at least as fast).
     kind: Literal["slow", "unneeded"]
-    worker: str  # its name
-    step: int  # committed steps at the time of the alert
-    since: int  # first slow step; or the step at which the worker was first unneeded
-    share: int  # samples of the worker, to which both times refer
+    worker: str  # its name.
+    step: int  # committed steps at the time of the alert.
+    since: int  # first slow step; or the step at which the worker was first unneeded.
+    share: int  # samples of the worker, to which both times refer.
     # Time of these samples at its best speed; for an unneeded worker, time of a step without it, in
     # seconds.
     better_s: float

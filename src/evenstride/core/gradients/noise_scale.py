@@ -43,10 +43,10 @@ _ROUNDING, _ALIKE = 1e-9, 1e-6
 class GradientNorms:
     """The norms of one step's gradient that determine its noise."""
 
-    parts: int  # ``n``, number of parts with samples; must be at least 2 for an estimate
-    batch: float  # ``B``, samples of the step; or tokens, if its loss is a mean over those
-    local: float  # ``A``, mean of the parts' squared norms, weighted by their samples
-    mean: float  # ``T``, squared norm of the step's gradient
+    parts: int  # ``n``, number of parts with samples; must be at least 2 for an estimate.
+    batch: float  # ``B``, samples of the step; or tokens, if its loss is a mean over those.
+    local: float  # ``A``, mean of the parts' squared norms, weighted by their samples.
+    mean: float  # ``T``, squared norm of the step's gradient.
 
     @classmethod
     def of(cls, samples: Sequence[float], squared: Sequence[float], mean: float) -> GradientNorms:
@@ -187,12 +187,12 @@ class NoiseEstimate:
 class StepParts:
     """One or more parts of a measured step, as a worker reports them."""
 
-    step: int  # its number
-    parts: int  # number of parts
-    weight: float  # of these parts, in samples (or the unit of the loss's mean), above 0
-    batch: float  # ``B``, of all parts of the step
-    local: float  # sum of their squared norms times their weights, ``sum b_k |g_k|^2``
-    mean: float  # ``T``, squared norm of the step's own gradient on this worker
+    step: int  # its number.
+    parts: int  # number of parts.
+    weight: float  # of these parts, in samples (or the unit of the loss's mean), above 0.
+    batch: float  # ``B``, of all parts of the step.
+    local: float  # sum of their squared norms times their weights, ``sum b_k |g_k|^2``.
+    mean: float  # ``T``, squared norm of the step's own gradient on this worker.
     # Sum of their mean losses times their weights; ``None`` if one is not known.
     loss: float | None = None
 

@@ -7,11 +7,11 @@ the data belong to the run, whatever its members. Runtime and simulator use the 
 =============  ===========================================================================
 standing       meaning
 =============  ===========================================================================
-joining        in the group, but its weights have not arrived: it gets no samples
-serving        gets a share
-leaving        has received a notice: gets no samples, still takes part
-leaving early  the same, for a worker that was still joining
-gone           not in the group
+joining        in the group, but its weights have not arrived: it gets no samples.
+serving        gets a share.
+leaving        has received a notice: gets no samples, still takes part.
+leaving early  the same, for a worker that was still joining.
+gone           not in the group.
 =============  ===========================================================================
 
 `leave` decides what to do about a worker that is leaving, by the remaining time. A notice gives

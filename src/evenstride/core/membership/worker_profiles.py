@@ -42,13 +42,13 @@ class WorkerPlace(Protocol):
 class WorkerProfile:
     """The stored step times of one worker."""
 
-    host: str  # where it runs
-    device: str  # fingerprint of the device that computes its steps; empty if not known
-    slot: int | None  # its number among the host's workers; ``None`` if not known
-    name: str  # of the worker
-    curve: tuple[float, float, float, float, float]  # the five numbers of its `CurveEstimates`
-    noise: float  # relative variance of one step's time
-    steps: int  # number of steps it is based on
+    host: str  # where it runs.
+    device: str  # fingerprint of the device that computes its steps; empty if not known.
+    slot: int | None  # its number among the host's workers; ``None`` if not known.
+    name: str  # of the worker.
+    curve: tuple[float, float, float, float, float]  # the five numbers of its `CurveEstimates`.
+    noise: float  # relative variance of one step's time.
+    steps: int  # number of steps it is based on.
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)

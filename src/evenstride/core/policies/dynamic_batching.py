@@ -26,11 +26,11 @@ from evenstride.errors import ConfigError
 class Smoothed:
     """The controller's state, one entry per worker in arrays of shape ``(W,)``."""
 
-    mean_s: FloatArray  # moving average of the step time at the current share; 0 if not known yet
-    steps: IntArray  # number of steps in that average
-    learned_most: IntArray  # upper bound learned from a drop in throughput; 0 if none
-    former: IntArray  # shares before the last change
-    former_throughput: FloatArray  # samples per second at them; 0 before the first change
+    mean_s: FloatArray  # moving average of the step time at the current share; 0 if not known yet.
+    steps: IntArray  # number of steps in that average.
+    learned_most: IntArray  # upper bound learned from a drop in throughput; 0 if none.
+    former: IntArray  # shares before the last change.
+    former_throughput: FloatArray  # samples per second at them; 0 before the first change.
 
     @classmethod
     def begin(cls, learned: IntArray, former: IntArray, throughput: FloatArray) -> Smoothed:

@@ -17,12 +17,12 @@ Stretch = tuple[int, int]
 class Draw(NamedTuple):
     """One (micro-)batch on its way to the training loop; a tuple, because every step makes one."""
 
-    step: int  # global index of its step
-    window: int  # samples of the whole step over all ranks
-    share: int  # samples of this rank in the step; 0 for a ghost sample
-    samples: int  # samples in this micro-batch that count; 0 for a ghost sample
-    first: bool  # first micro-batch of this rank in the step
-    last: bool  # last one; its backward pass synchronises
+    step: int  # global index of its step.
+    window: int  # samples of the whole step over all ranks.
+    share: int  # samples of this rank in the step; 0 for a ghost sample.
+    samples: int  # samples in this micro-batch that count; 0 for a ghost sample.
+    first: bool  # first micro-batch of this rank in the step.
+    last: bool  # last one; its backward pass synchronises.
     # State of the shards after its step, for sequential data sets.
     dealing: ShardAssignment | None = None
     # The intended share without lockstep; at the end of an epoch there may be fewer samples.
@@ -58,9 +58,9 @@ class ShardAssignment:
     [3, 4, 5, 9]
     """
 
-    ends: IntArray  # int64 ``(S,)``, the number after each shard's last sample
-    order: IntArray  # int64 ``(S,)``, the order in which the epoch starts the shards
-    lanes: IntArray  # int64 ``(W,)``, number of lanes of each worker
+    ends: IntArray  # int64 ``(S,)``, the number after each shard's last sample.
+    order: IntArray  # int64 ``(S,)``, the order in which the epoch starts the shards.
+    lanes: IntArray  # int64 ``(W,)``, number of lanes of each worker.
     # Int64 ``(W, L)``, the next sample on each lane; ``L`` is the largest number of lanes.
     low: IntArray
     high: IntArray  # int64 ``(W, L)``, the end of the samples left there

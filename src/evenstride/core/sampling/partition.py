@@ -216,12 +216,12 @@ class EpochParts:
     [[3, 4, 5], [6, 7, 8]]
     """
 
-    length: int  # samples in the data set
-    global_batch: int  # samples per step
-    shares: Shares  # of every full step, per worker; they sum to the global batch
-    seed: int  # of the order within the parts
-    epoch: int  # likewise
-    shuffle: bool = True  # whether a part is read in random order; false keeps the data set's order
+    length: int  # samples in the data set.
+    global_batch: int  # samples per step.
+    shares: Shares  # of every full step, per worker; they sum to the global batch.
+    seed: int  # of the order within the parts.
+    epoch: int  # likewise.
+    shuffle: bool = True  # whether a part is read in random order, not in the data set's.
 
     @property
     def full_steps(self) -> int:

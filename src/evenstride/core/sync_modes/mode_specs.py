@@ -3,12 +3,12 @@
 ==========  ============================================================================
 mode        meaning
 ==========  ============================================================================
-bsp         one gradient per step over all workers, by all-reduce; the default
-bsp-ps      the same, through parameter servers
-asp         parameter servers apply each worker's update on arrival; no worker waits
-ssp         the same, but no worker begins an update too far ahead of the slowest
-local-sgd   workers train on their own; their weights are averaged from time to time
-delayed     one gradient per step over all workers, applied one step late
+bsp         one gradient per step over all workers, by all-reduce; the default.
+bsp-ps      the same, through parameter servers.
+asp         parameter servers apply each worker's update on arrival; no worker waits.
+ssp         the same, but no worker begins an update too far ahead of the slowest.
+local-sgd   workers train on their own; their weights are averaged from time to time.
+delayed     one gradient per step over all workers, applied one step late.
 ==========  ============================================================================
 
 A mode states which promises of ``bsp`` it does not keep, in whole sentences.
@@ -291,12 +291,12 @@ class RoundPosition:
     completed epoch ends with one model, for evaluation and for checkpoints.
     """
 
-    step: int  # number of steps of the run committed before it, also before a restart
-    position: int  # number of samples of the epoch committed before it
-    window: int  # samples of the step, over all ranks
-    end: int  # number of samples of an epoch that are trained
-    global_batch: int  # samples of a full step
-    last: bool = False  # whether the run ends after it
+    step: int  # number of steps of the run committed before it, also before a restart.
+    position: int  # number of samples of the epoch committed before it.
+    window: int  # samples of the step, over all ranks.
+    end: int  # number of samples of an epoch that are trained.
+    global_batch: int  # samples of a full step.
+    last: bool = False  # whether the run ends after it.
 
     @property
     def ends_epoch(self) -> bool:

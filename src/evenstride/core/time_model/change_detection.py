@@ -53,19 +53,19 @@ def _fast_std(workers: int) -> float:
 class Residuals:
     """New times of some workers relative to their predictions; arrays of shape ``(n,)``."""
 
-    workers: IntArray | slice  # their workers, each at most once
-    part: FloatArray  # the time (a median of ``steps``) as a fraction of its prediction
-    least: FloatArray  # the shortest of those steps as a fraction of its prediction
+    workers: IntArray | slice  # their workers, each at most once.
+    part: FloatArray  # the time (a median of ``steps``) as a fraction of its prediction.
+    least: FloatArray  # the shortest of those steps as a fraction of its prediction.
     # The time as a fraction of the predictions before a drift up, and down, ``(2, n)``.
     anchored: FloatArray
-    std: FloatArray  # standard deviation of ``part`` without a change
-    doubt: FloatArray  # its part due to the uncertainty of the prediction
-    foreseen: Mask  # whether the time agrees with the curve before the latest time
-    steps: IntArray  # number of steps in the median
-    time_s: FloatArray  # the time itself, in seconds
-    interval_s: FloatArray  # seconds of all its work since the previous exchange
-    cold: Mask  # whether it is a slow first step at a share that is new to the worker
-    excused: IntArray  # number of such steps directly before this one; they are no spikes
+    std: FloatArray  # standard deviation of ``part`` without a change.
+    doubt: FloatArray  # its part due to the uncertainty of the prediction.
+    foreseen: Mask  # whether the time agrees with the curve before the latest time.
+    steps: IntArray  # number of steps in the median.
+    time_s: FloatArray  # the time itself, in seconds.
+    interval_s: FloatArray  # seconds of all its work since the previous exchange.
+    cold: Mask  # whether it is a slow first step at a share that is new to the worker.
+    excused: IntArray  # number of such steps directly before this one; they are no spikes.
 
     @property
     def slow(self) -> Mask:
@@ -96,10 +96,10 @@ class Residuals:
 class Judgement:
     """The meaning of some workers' new times, arrays of shape ``(n,)``."""
 
-    jumped: Mask  # the speed has changed
-    held: Mask  # a slow time that may be a spike: not learned yet
-    ratio: FloatArray  # new times as fractions of the predicted ones, after a change
-    averaged: FloatArray  # number of steps in the mean of the ratio
+    jumped: Mask  # the speed has changed.
+    held: Mask  # a slow time that may be a spike: not learned yet.
+    ratio: FloatArray  # new times as fractions of the predicted ones, after a change.
+    averaged: FloatArray  # number of steps in the mean of the ratio.
     # 1 if the times drifted up, -1 down, 0 otherwise; the ratio then refers to the
     # predictions before the drift.
     drifted: IntArray

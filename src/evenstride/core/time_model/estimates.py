@@ -291,19 +291,19 @@ def _physical(
 class Changes:
     """History of ``W`` workers' recent residuals; all arrays have last dimension W."""
 
-    run: FloatArray  # number of slow outliers in a row that are held back
-    run_odds: FloatArray  # log probability of such a run without a change
-    run_low: FloatArray  # least of their times relative to their predictions
-    run_high: FloatArray  # largest of them
-    lasting: FloatArray  # number of slow changes that were followed by times at the new speed
+    run: FloatArray  # number of slow outliers in a row that are held back.
+    run_odds: FloatArray  # log probability of such a run without a change.
+    run_low: FloatArray  # least of their times relative to their predictions.
+    run_high: FloatArray  # largest of them.
+    lasting: FloatArray  # number of slow changes that were followed by times at the new speed.
     # Log probability that the latest change was a mistake, or has passed since.
     mistaken: FloatArray
-    spikes: FloatArray  # number of steps that turned out to be spikes
-    steps: FloatArray  # number of steps evaluated
-    cusum: FloatArray  # ``(2, W)``, cumulative drift of residuals up and down
-    since: FloatArray  # ``(2, W)``, steps since each of the two was last 0
-    sums: FloatArray  # ``(2, W)``, sum since then of the times relative to the predictions then
-    begun: Mask  # ``(2, W)``, whether the latest time was the first of those
+    spikes: FloatArray  # number of steps that turned out to be spikes.
+    steps: FloatArray  # number of steps evaluated.
+    cusum: FloatArray  # ``(2, W)``, cumulative drift of residuals up and down.
+    since: FloatArray  # ``(2, W)``, steps since each of the two was last 0.
+    sums: FloatArray  # ``(2, W)``, sum since then of the times relative to the predictions then.
+    begun: Mask  # ``(2, W)``, whether the latest time was the first of those.
 
     @classmethod
     def none(cls, workers: int) -> Changes:
@@ -326,10 +326,10 @@ class Firsts:
     is evidence of a slower worker at any share.
     """
 
-    share: IntArray  # of each worker's latest step; 0 before the first
-    had: IntArray  # ``(_HAD, W)``, its latest new shares; 0 if there are fewer
-    row: IntArray  # number of slow first steps in a row that did not count
-    slow_s: FloatArray  # time of the latest step if it was a slow first one, else 0
+    share: IntArray  # of each worker's latest step; 0 before the first.
+    had: IntArray  # ``(_HAD, W)``, its latest new shares; 0 if there are fewer.
+    row: IntArray  # number of slow first steps in a row that did not count.
+    slow_s: FloatArray  # time of the latest step if it was a slow first one, else 0.
     # First steps that were slow without a change of speed, minus those that were not; kept within
     # ``_COST``.
     cost: IntArray
@@ -357,11 +357,11 @@ class Estimate:
     previous: CurveEstimates
     # The curves before times began to drift up, and down; only meaningful during a drift.
     anchors: tuple[CurveEstimates, CurveEstimates]
-    noise: FloatArray  # ``(W,)``, relative variance of one step's time
-    latest: FloatArray  # ``(W,)``, latest time relative to its prediction; NaN if none
-    steps: IntArray  # ``(W,)``, number of learned steps; 0 means that the worker is unknown
-    changes: Changes  # history of the latest residuals
-    firsts: Firsts  # history of first steps at new shares
+    noise: FloatArray  # ``(W,)``, relative variance of one step's time.
+    latest: FloatArray  # ``(W,)``, latest time relative to its prediction; NaN if none.
+    steps: IntArray  # ``(W,)``, number of learned steps; 0 means that the worker is unknown.
+    changes: Changes  # history of the latest residuals.
+    firsts: Firsts  # history of first steps at new shares.
 
     @classmethod
     def unknown(cls, workers: int) -> Estimate:

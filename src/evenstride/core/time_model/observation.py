@@ -27,9 +27,9 @@ class Observation:
     as the data loader prefetches, because the decision runs ahead of the batch.
     """
 
-    worker: int  # rank of the worker in its fleet
-    share: int  # samples in each of these steps; 0 is a ghost sample and is never modelled
-    first_step: int  # global index of the first step
+    worker: int  # rank of the worker in its fleet.
+    share: int  # samples in each of these steps; 0 is a ghost sample and is never modelled.
+    first_step: int  # global index of the first step.
     # Per step: data, compute and the running median of the time between steps.
     busy_s: tuple[float, ...]
     wait_s: tuple[float, ...]  # per step, waiting time for others (communication included)

@@ -38,7 +38,7 @@ _MOST = 1024  # workers used to find the kinds; of more, a sample stands for all
 _PLACES = np.arange(1, _MOST + 1) * 0.6180339887498949 % 1.0
 
 # A worker whose speed has just changed fits any kind. It is left out if it is this many times as
-# uncertain as the most certain of its kind, unless its uncertainty is small in itself (as a
+# uncertain as the most certain of its kind. It stays if its uncertainty is small in itself (as a
 # fraction of its time), or as small as after about six steps with its own noise.
 _DOUBTFUL, _DOUBTFUL_STD, _DOUBTFUL_NOISE, _UNCLEAR = 3.0, 0.015, 0.4, 1e3
 
@@ -162,9 +162,9 @@ class _Parts:
     def places(self, shares: IntArray, surest: FloatArray) -> FloatArray:
         """Return the shares at which to compare the members of each kind, ``(4, n)``, at least 1.
 
-        They are the mean, the least and the largest of their shares, because curves of different
-        shape may cross at one of them, and the mean of the ``surest``, because little is known at
-        a share that has just been decided.
+        The first three are the mean, the least and the largest of their shares, because curves of
+        different shape may cross at one of them. The fourth is the mean of the ``surest``, because
+        little is known at a share that has just been decided.
         """
         mean = self.sums(shares.astype(np.float64)) / self.counts
         least, most = (f.reduceat(shares, self.starts) for f in (np.minimum, np.maximum))

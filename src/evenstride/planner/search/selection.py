@@ -91,7 +91,7 @@ def choose(outlooks: Sequence[_Outlook], wishes: Wishes) -> ChosenCluster[_Outlo
     """Return the best of some outlooks.
 
     Raises:
-        NothingFits: no outlook is within the limits, or there are none.
+        NothingFits: no outlook is within the limits, or the list is empty.
     """
     if not outlooks:
         raise NothingFits(

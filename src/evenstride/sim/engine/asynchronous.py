@@ -101,14 +101,14 @@ _PULL, _COMPUTED, _APPLIED = range(3)
 class _Worker:
     """The state of a worker."""
 
-    there: bool = False  # whether it takes part
-    ends: bool = False  # whether it leaves as soon as its update is made
-    life: int = 0  # number of its departures; events of an earlier life are ignored
-    piece: Piece = ()  # the samples in training
-    pulled: int = 0  # version of its weights
-    begun_s: float = 0.0  # time at which it had them
-    answered_s: float = 0.0  # time of the latest response
-    made: int = 0  # number of updates begun, including lost ones
+    there: bool = False  # whether it takes part.
+    ends: bool = False  # whether it leaves as soon as its update is made.
+    life: int = 0  # number of its departures; events of an earlier life are ignored.
+    piece: Piece = ()  # the samples in training.
+    pulled: int = 0  # version of its weights.
+    begun_s: float = 0.0  # time at which it had them.
+    answered_s: float = 0.0  # time of the latest response.
+    made: int = 0  # number of updates begun, including lost ones.
 
     @property
     def samples(self) -> int:

@@ -44,11 +44,11 @@ class WorkerOutcome:
     """The work of one worker."""
 
     name: str
-    updates: int  # number of its updates, or of its steps in lockstep; lost ones do not count
-    samples: int  # number of samples trained in them
-    busy_s: float  # busy time in seconds, as reported to the controller
-    wait_s: float  # the rest of the time during which it took part
-    staleness: Staleness  # of its updates; in lockstep of all
+    updates: int  # number of its updates, or of its steps in lockstep; lost ones do not count.
+    samples: int  # number of samples trained in them.
+    busy_s: float  # busy time in seconds, as reported to the controller.
+    wait_s: float  # the rest of the time during which it took part.
+    staleness: Staleness  # of its updates; in lockstep of all.
 
     @property
     def period_s(self) -> float:

@@ -186,7 +186,7 @@ class _Values:
                 continue
             for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 if not isinstance(source, yaml.MappingNode) or depth == DEEPEST:
-                    self._refuse(key, place, "<< merges no fields, or is nested too deeply")
+                    self._refuse(key, place, "<< merges a value without fields, or too deeply")
                 self._check_size(source, place)
                 # The first of two merged sources takes precedence.
                 merged = {**self._fields(source, place, depth + 1), **merged}

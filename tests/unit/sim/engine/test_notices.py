@@ -86,7 +86,7 @@ def test_the_standing_and_the_reason_are_those_of_the_table() -> None:
     made = _scenario(_told("notice", 20), _told("lost", 30), _told("join", 40))
     simulation = Simulation(made, policy_from_spec("adaptive"), 1)
     reasons = " | ".join(decided.reason for decided in simulation.run().decisions)
-    assert "w/1 is to leave" in reasons
+    assert "w/1 will leave" in reasons
 
 
 def test_who_is_told_it_all_and_the_oracle_know_who_serves() -> None:
