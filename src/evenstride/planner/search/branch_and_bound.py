@@ -287,9 +287,9 @@ def _all(space: Space, grids: dict[bool, Cells]) -> int:
     return sum(places) * len(grids[False]) + mixes * len(grids[True])
 
 
-# Choices that were not evaluated yet: the index of their pair of kinds, that of their cell (machines
-# of both and batch), and the bounds of time and cost. ``close`` bounds are as tight as possible
-# without an exact evaluation.
+# Choices that were not evaluated yet: the index of their pair of kinds and that of their cell
+# (machines of both and batch), and the bounds of time and cost. ``close`` bounds are as tight as
+# possible without an exact evaluation.
 _OPEN = np.dtype(
     [
         ("pair", np.int64),
