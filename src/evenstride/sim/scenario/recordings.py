@@ -144,8 +144,8 @@ def machines(
             )
     gaps = sorted({trace.gap_s for trace in traces})
     if len(gaps) != 1:
-        found = " and ".join(f"{gap:g} s" for gap in gaps) or "no recording at all"
-        raise ScenarioError(f"recordings must have the same gap, but have {found}; choose some")
+        given = " and ".join(f"{gap:g} s" for gap in gaps) or "no recording at all"
+        raise ScenarioError(f"recordings must have the same gap, but have {given}; choose some")
     ticks = min(len(trace.up) for trace in traces)
     lives: list[tuple[int, int, int]] = []
     slots = 0
