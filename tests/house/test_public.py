@@ -150,4 +150,4 @@ def test_a_batch_that_does_not_fit_is_told_with_the_way_out(total: int, remedy: 
 def test_an_unknown_policy_is_told_with_those_there_are() -> None:
     text = str(errors.UnknownPolicy("magic", ["adaptive", "uniform"]))
 
-    assert "unknown policy 'magic'; the policies are adaptive, uniform" in text
+    assert "unknown policy 'magic'; available policies: adaptive, uniform" in text
