@@ -64,8 +64,8 @@ class Watched(Simulation):
         """The state of the decision path."""
         return self._control
 
-    def _told(self, cpu_load: FloatArray) -> Measurements:
-        self._heard = super()._told(cpu_load)
+    def _measured(self, cpu_load: FloatArray) -> Measurements:
+        self._heard = super()._measured(cpu_load)
         return self._heard
 
     def _exchange(self, step: int) -> None:

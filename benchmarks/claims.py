@@ -97,7 +97,7 @@ def adjustments(name: str, policy: str, seeds: int) -> dict[str, Any]:
     for seed in range(seeds):
         stage = ScoredScenario.of(scenario, seed)
         track = stage.run(policy)[1]
-        good = int(np.argmax(track.mean_s <= NEAR * stage.yardsticks.oracle_mean_s))
+        good = int(np.argmax(track.mean_s <= NEAR * stage.references.oracle_mean_s))
         changes = [move.step <= good for move in track.decisions]
         until.append(sum(changes))
         later.append(len(changes) - sum(changes))

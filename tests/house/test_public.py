@@ -143,11 +143,11 @@ def test_an_error_of_an_unknown_kind_is_received_as_an_evenstride_error(name: st
 def test_a_batch_that_does_not_fit_is_refused_with_a_remedy(total: int, remedy: str) -> None:
     text = str(errors.InfeasibleShares(total, 4, 64, 4))
 
-    assert f"cannot share a global batch of {total} samples: the 4 workers" in text
+    assert f"cannot split a global batch of {total} samples: the 4 workers" in text
     assert text.endswith(remedy)
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     text = str(errors.UnknownPolicy("magic", ["adaptive", "uniform"]))
 
-    assert "unknown policy 'magic'; the policies are adaptive, uniform" in text
+    assert "unknown policy 'magic'; available policies: adaptive, uniform" in text

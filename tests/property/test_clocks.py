@@ -78,7 +78,7 @@ class Schedule(RuleBasedStateMachine):
         del self.made[worker]
         self.pulled.pop(worker, None)
         for call in (self.clocks.may_begin, self.clocks.ticked, self.clocks.lost):
-            with pytest.raises(ValueError, match=f"worker {worker} has no clock: there are"):
+            with pytest.raises(ValueError, match=f"worker {worker} has no clock: it is lost"):
                 call(worker)
 
     @rule()

@@ -84,7 +84,7 @@ class Results:
 
     def take(self, ran: Ran) -> None:
         """Keep what is told of a run."""
-        row, sticks = ran.row, ran.stage.yardsticks
+        row, sticks = ran.row, ran.stage.references
         means = float(sticks.oracle_mean_s.mean()), float(sticks.equal_mean_s.mean())
         self.rows.append(row)
         self.steps_s.setdefault((row.scenario, row.lag), {})[row.seed] = means

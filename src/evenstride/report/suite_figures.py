@@ -59,7 +59,7 @@ class Panel:
     @classmethod
     def of(cls, title: str, track: SimulatedSteps, stage: ScoredScenario) -> Panel:
         """Return the panel of a simulated run."""
-        sticks = stage.yardsticks
+        sticks = stage.references
         steps_s = {
             "this policy": track.mean_s,
             "best split": sticks.oracle_mean_s,

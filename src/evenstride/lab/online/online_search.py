@@ -39,10 +39,10 @@ from evenstride.planner.online_policy import (
     USUAL_SWITCH_S,
     OnlineDecision,
     OnlineStanding,
-    anew,
     choices,
     decide,
     extremes,
+    must_restart,
     overhead,
     surest,
     whole_epochs,
@@ -268,7 +268,7 @@ class _Search:
         """Return the present configuration, if it must be started again with other epochs."""
         here, given = self._foreseen(at.choice), at.crew.phase.epochs
         switch_s = self.journal.switch_s(USUAL_SWITCH_S)
-        if here is None or not anew(here, given, at.length, switch_s):
+        if here is None or not must_restart(here, given, at.length, switch_s):
             return None
         self.say(
             f"{at.choice} needs {whole_epochs(here)} epochs and was told {given}; it is started "

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from evenstride.core.allocation.speedup import Yardstick
+from evenstride.core.allocation.speedup import SplitReference
 from evenstride.core.fleet import FloatArray, IntArray, Shares
 from evenstride.core.time_model.estimates import CurveEstimates
 from evenstride.core.time_model.observation import Measurements, PeakMemory
@@ -228,7 +228,7 @@ class RecordedGeneration:
         if curves is not None:
             self.curves, self.serving = curves, serving
 
-    def judge(self, yardstick: Yardstick | None) -> None:
+    def judge(self, yardstick: SplitReference | None) -> None:
         """Compare the steps that have become whole with the equal and the best split.
 
         Each is judged by the curves of the time when it did, as the run itself judges; where they

@@ -13,7 +13,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from evenstride.core.allocation.speedup import Yardstick, equal_split
+from evenstride.core.allocation.speedup import SplitReference, equal_split
 from evenstride.core.control.advance import advance, learn
 from evenstride.core.control.events import (
     EpochEnded,
@@ -302,14 +302,14 @@ class RunTimeline(TraceFold):
         fleet = None if self._control is None else self._control.fleet
         self._equal = () if fleet is None else equal_split(fleet)
 
-    def _yardstick(self) -> Yardstick | None:
+    def _yardstick(self) -> SplitReference | None:
         control = self._control
         if control is None or control.fleet is None or control.estimate is None:
             return None
         if not control.estimate.known or not control.roster.all_serve:
             return None
         model = control.estimate.model
-        return Yardstick.of(model, control.fleet, self._equal)
+        return SplitReference.of(model, control.fleet, self._equal)
 
     def _remember_control(self, now: RecordedGeneration) -> None:
         control = self._control

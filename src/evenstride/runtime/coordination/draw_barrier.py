@@ -222,7 +222,7 @@ class DrawBarrier:
             # All ranks stand here, so what was decided for later steps holds for nobody yet and is
             # replaced.
             if shares is not None and batch is not None:
-                self._schedule = self._schedule.decided_anew(effective, shares)
+                self._schedule = self._schedule.replaced_from(effective, shares)
             elif shares is not None:
                 self._schedule = self._schedule.decided(effective, shares)
             self._opening = opening

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from evenstride.core.allocation.speedup import Yardstick, equal_split
+from evenstride.core.allocation.speedup import SplitReference, equal_split
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import (
     Event,
@@ -472,13 +472,13 @@ class Leader:
             going=self._islands.ranks_of(verdict.going),
         )
 
-    def _yardstick(self) -> Yardstick | None:
+    def _yardstick(self) -> SplitReference | None:
         fleet, estimate = self._control.fleet, self._control.estimate
         if fleet is None or estimate is None or not estimate.known:
             return None
         if not self._control.roster.all_serve:  # the steps of those who leave are not judged
             return None
-        return Yardstick.of(estimate.model, fleet, self._equal)
+        return SplitReference.of(estimate.model, fleet, self._equal)
 
     def _prove_agreement(self, replies: list[Reply], checksum: int) -> None:
         for rank, reply in enumerate(replies):

@@ -168,8 +168,8 @@ def test_figures_are_printed_before_they_are_drawn(
 
 REFUSALS = [
     ([], "no scenario to simulate; give files or folders of them: evenstride compare cluster.yaml"),
-    (["a.yaml", "-p", "magic"], "unknown policy 'magic'; the policies are adaptive,"),
-    (["a.yaml", "-p", "static"], "no policy can serve: policy static, that is static:flops, n"),
+    (["a.yaml", "-p", "magic"], "unknown policy 'magic'; available policies: adaptive,"),
+    (["a.yaml", "-p", "static"], "no policy can run: policy static, that is static:flops, nee"),
     (["a.yaml", "--seeds", "few"], "seeds 'few' are not understood"),
     (["a.yaml", "--speeds", "1,1"], "--speeds does not go with scenario files; add --real"),
     (["a.yaml", "--change", "9:1,1"], "--change does not go with scenario files; add --real"),

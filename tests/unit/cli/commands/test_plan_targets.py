@@ -129,7 +129,7 @@ def test_people_are_told_of_trainings_and_of_runs_that_are_none(plan: Plan, prof
 
     told = plan(str(profile), *runs, str(short), "--target-loss", "0.35").out
 
-    check_message(lines_with(told, "epochs to", "did not come", "nearest"), "12.1", "0.5")
+    check_message(lines_with(told, "epochs to", "did not reach", "nearest"), "12.1", "0.5")
 
 
 def test_links_of_a_run_count_beside_a_profile(plan: Plan, profile: Path) -> None:

@@ -138,7 +138,7 @@ def test_what_could_not_be_read_is_told_beside_the_page(shell: Shell, run: Path)
 
     answer = shell("report", str(run))
     assert answer.code == 0
-    assert answer.err.startswith("today: line ") and "is not whole" in answer.err
+    assert answer.err.startswith("today: line ") and "is incomplete" in answer.err
 
 
 def test_no_trace_no_report(shell: Shell) -> None:

@@ -225,10 +225,10 @@ REFUSALS = [
     (["small.yaml"], "no policy to simulate; give at least one: evenstride simulate cluster.yaml"),
     (["-p", "uniform"], "no scenario to simulate; give files or folders of them: evenstride simu"),
     (["small.yaml", "-p", ","], "no policy to run; give some, such as --policy uniform,adaptive"),
-    (["small.yaml", "-p", "magic"], "unknown policy 'magic'; the policies are adaptive,"),
+    (["small.yaml", "-p", "magic"], "unknown policy 'magic'; available policies: adaptive,"),
     (["small.yaml", "-p", "uniform,magic"], "unknown policy 'magic'"),
     (["small.yaml", "-p", "static"], "small: policy static, that is static:flops, needs the fl"),
-    (["small.yaml", "-p", "static:1,2"], "small: policy static gives shares that sum to 3"),
+    (["small.yaml", "-p", "static:1,2"], "small: policy static has shares that sum to 3"),
     (["small.yaml", "-p", "uniform", "-p", "uniform"], "policy uniform is given twice"),
     (["small.yaml", "-p", "uniform", "--seeds", "few"], "seeds 'few' are not understood; give a"),
     (["small.yaml", "-p", "uniform", "--seeds", "0"], "0 seeds are none; give a number of seeds"),
@@ -241,13 +241,13 @@ REFUSALS = [
         "every '0' cannot be; give steps from",
     ),
     (["small.yaml", "-p", "uniform", "--every", "often"], "every 'often' cannot be"),
-    (["gone.yaml", "-p", "uniform"], "gone.yaml cannot be read: No such file or directory"),
+    (["gone.yaml", "-p", "uniform"], "cannot read gone.yaml: No such file or directory"),
     (["bad.yaml", "-p", "uniform"], "bad.yaml:2: global_batch: -60 (Input should be greater"),
     (["small.yaml", "bad.yaml", "-p", "uniform"], "bad.yaml:2: global_batch: -60 (Input should"),
     (["small.yaml", "-p", "uniform", "--plot", "a.gif"], "a plot cannot be written to a.gif; its "),
     (["small.yaml", "-p", "uniform", "--plot", "/proc/x/a.png"], "cannot write /proc/x/a.png (No "),
     (["small.yaml", "-p", "uniform", "--plot", "/proc/a.png"], "cannot write /proc/a.png ("),
-    (["small.yaml", "small.yaml", "-p", "uniform"], "are both named small, so their figures"),
+    (["small.yaml", "small.yaml", "-p", "uniform"], "both have the name small, so their results"),
 ]
 
 

@@ -144,7 +144,7 @@ def test_a_run_that_ended_badly_is_shown_with_what_could_not_be_read(run: Virtua
 
     text = " ".join(told(run.writer.path, "--once").split())
     assert "not read: line" in text
-    assert "is not whole: 24 bytes" in text
+    assert "is incomplete: 24 bytes" in text
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_what_could_not_be_read_is_told_on_stderr(run: VirtualRun, shell: Shell)
     assert answer.code == 0
     assert answer.json()["steps"] == 30
     assert answer.err.startswith("note: line ")
-    assert "is not whole: 24 bytes" in answer.err
+    assert "is incomplete: 24 bytes" in answer.err
 
 
 @pytest.mark.parametrize(

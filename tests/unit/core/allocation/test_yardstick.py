@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.speedup import Yardstick, equal_split, judged_time
+from evenstride.core.allocation.speedup import SplitReference, equal_split, judged_time
 from evenstride.core.diagnostics.ledger import Ledger
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.time_model.estimates import TimeModel
@@ -30,7 +30,7 @@ def _ran(shares: tuple[int, int], times_s: list[tuple[float, float]], first: int
         for worker, share in enumerate(shares)
     )
     return Ledger.empty(2).book(
-        Measurements.of(told), Yardstick.of(MODEL, FLEET, equal_split(FLEET))
+        Measurements.of(told), SplitReference.of(MODEL, FLEET, equal_split(FLEET))
     )
 
 
@@ -67,7 +67,7 @@ def test_a_step_is_as_long_as_for_its_workers_on_average() -> None:
     """What one is late by in a step comes back in its next: the longest of each adds up to more."""
     early = Observation(0, 9, 0, (0.9, 0.9), (0.3, 0.1))
     late = Observation(1, 3, 0, (0.9, 0.9), (0.1, 0.3))
-    yardstick = Yardstick.of(MODEL, FLEET, equal_split(FLEET))
+    yardstick = SplitReference.of(MODEL, FLEET, equal_split(FLEET))
 
     ledger = Ledger.empty(2).book(Measurements.of((early, late)), yardstick)
 
@@ -78,7 +78,7 @@ def test_a_step_is_as_long_as_for_its_workers_on_average() -> None:
 def test_times_that_do_not_fit_together_are_not_compared() -> None:
     """Nobody waited for the slower one, so nothing would be left of a balanced step."""
     told = (Observation(0, 3, 0, (0.1,), (0.0,)), Observation(1, 9, 0, (2.7,), (0.0,)))
-    yardstick = Yardstick.of(MODEL, FLEET, equal_split(FLEET))
+    yardstick = SplitReference.of(MODEL, FLEET, equal_split(FLEET))
     ledger = Ledger.empty(2).book(Measurements.of(told), yardstick)
 
     assert ledger.judged_steps == 1
@@ -107,7 +107,7 @@ def test_without_known_curves_nothing_is_judged() -> None:
 def test_no_split_beats_the_best_and_steps_may_be_booked_one_by_one(
     fast: int, times_s: list[tuple[float, float]]
 ) -> None:
-    yardstick, shares = Yardstick.of(MODEL, FLEET, equal_split(FLEET)), (fast, 12 - fast)
+    yardstick, shares = SplitReference.of(MODEL, FLEET, equal_split(FLEET)), (fast, 12 - fast)
     together, apart = _ran(shares, times_s), Ledger.empty(2)
     for step, both_s in enumerate(times_s):
         for worker, share in enumerate(shares):

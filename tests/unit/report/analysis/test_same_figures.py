@@ -151,7 +151,7 @@ class Driven:
         verdict = self.leader.exchange(self.step, replies, 0)
         self.leader.show()
         if verdict.shares is not None:
-            self._schedule = self._schedule.decided_anew(verdict.effective, verdict.shares)
+            self._schedule = self._schedule.replaced_from(verdict.effective, verdict.shares)
 
 
 def joined(told: list[Observation]) -> Iterator[Observation]:

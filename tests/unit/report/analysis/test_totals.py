@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenstride.core.allocation.speedup import Yardstick
+from evenstride.core.allocation.speedup import SplitReference
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.time_model.estimates import TimeModel
 from evenstride.core.time_model.observation import Measurements, Observation
@@ -61,7 +61,7 @@ def test_steps_that_a_worker_tells_of_late_are_compared_then() -> None:
     slopes = (0.001, 0.002)
     times = TimeModel.affine([0.0, 0.0], list(slopes))
     fleet = Fleet((Worker("a/0"), Worker("a/1")), 12)
-    yardstick = Yardstick.of(times, fleet, (6, 6))
+    yardstick = SplitReference.of(times, fleet, (6, 6))
     one = RecordedGeneration(0, 0, 12, ("a/0", "a/1"), StepTable(0, 2))
 
     for rank, judged in ((0, 0), (1, 50)):

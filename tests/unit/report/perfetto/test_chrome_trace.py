@@ -310,7 +310,7 @@ def test_a_torn_trace_is_exported_as_far_as_it_goes(run: VirtualRun) -> None:
     told = export(run.writer.path, path)
 
     assert 10 < len(read_events(path).slices("worker 0 (host/0)", "step")) < 110
-    assert any("not whole" in remark for remark in told.remarks)
+    assert any("incomplete" in remark for remark in told.remarks)
 
 
 def test_what_a_later_version_wrote_is_told_and_left_out(run: VirtualRun) -> None:
