@@ -203,7 +203,7 @@ class TrainLoader(DataLoader[Any]):
         rank, progress = self._rank, self._rank.progress
         progress.begin_pass()
         if progress.first_since_load() and self._standing.rank == 0:
-            usage_errors.tell_if_epochs_begin_anew(progress.epoch)
+            usage_errors.tell_if_epochs_restart(progress.epoch)
         self._steps.begin(
             progress.epoch,
             progress.cursor,
