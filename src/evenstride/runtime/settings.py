@@ -78,8 +78,8 @@ def batch_of(
 def _checked(bounds: tuple[int, int] | None) -> tuple[int, int]:
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         raise ConfigError(
-            f'global_batch="auto" needs bounds, but bounds is {bounds!r}; give the smallest and the '
-            "largest global batch that may be chosen, such as bounds=(64, 1024)"
+            f'global_batch="auto" needs bounds, but bounds is {bounds!r}; give the smallest and '
+            "the largest global batch that may be chosen, such as bounds=(64, 1024)"
         )
     low, high = map(whole, bounds)
     check_whole("the lower of bounds", low, least=1)

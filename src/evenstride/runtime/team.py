@@ -23,7 +23,7 @@ class Team:
     group: dist.ProcessGroup | None  # that the engine averages over; `None` with one process
     channel: Channel | None  # `None` with one process.
     peers: tuple[Peer, ...]  # in rank order
-    shares: Shares  # the opening split
+    shares: Shares  # the opening split.
     opening: bool  # whether the first steps wait for decisions
     islands: Islands | None = None  # the shard groups; `None` if each rank is a worker
     # Smallest and largest share of each rank in a full step, by bounds and policy; the memory of a

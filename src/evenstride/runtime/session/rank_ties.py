@@ -87,7 +87,7 @@ class RankTies:
             self._position,
             self.lifecycle.saves,
             self._state.peaks.take,
-            self.lifecycle.notified.told,
+            self.lifecycle.notified.report,
             self._state.take_noise,
         )
 

@@ -55,18 +55,18 @@ def _notice(left_s: float | None = 60.0, *, whole_host: bool = False) -> Notice:
 def test_a_notice_asks_for_an_exchange_and_is_told_with_the_time_that_is_left() -> None:
     asked: list[bool] = []
     notified = _lifecycle(asked=asked).notified
-    assert notified.told() is None
+    assert notified.report() is None
     notified.changed(_notice())
-    told = notified.told()
-    assert told is not None
-    assert told.left_s == pytest.approx(60.0, abs=5.0)
-    assert (told.whole_host, told.final, told.why) == (False, False, "a test")
+    notice = notified.report()
+    assert notice is not None
+    assert notice.left_s == pytest.approx(60.0, abs=5.0)
+    assert (notice.whole_host, notice.final, notice.why) == (False, False, "a test")
     notified.changed(_notice(None, whole_host=True))
-    told = notified.told()
-    assert told is not None
-    assert (told.left_s, told.final) == (None, True)
+    notice = notified.report()
+    assert notice is not None
+    assert (notice.left_s, notice.final) == (None, True)
     notified.changed(None)
-    assert notified.told() is None
+    assert notified.report() is None
     assert len(asked) == 3
 
 
