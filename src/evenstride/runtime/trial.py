@@ -43,8 +43,8 @@ def sentence(folder: str, replaced: str, *, read: bool) -> str:
 
     ``read`` is whether the run may start from a checkpoint in the script's folder.
     """
-    kept = "read but not changed" if read else "neither read nor changed"
-    return f"This run writes its checkpoints to {folder}; those in {replaced} are {kept}."
+    kept = "read, but not changed" if read else "not read or changed"
+    return f"Checkpoints of this run go to {folder}; those in {replaced} are {kept}."
 
 
 def note(folder: Path, what: Mapping[str, object]) -> None:

@@ -98,7 +98,7 @@ _FETCHED_AHEAD = (
 
 def unscaled(step: int) -> ScaleError:
     return ScaleError(
-        f"the next batch was fetched, but the loss of step {step} was never scaled, so its "
+        f"the next batch was fetched, but the batch of step {step} was never scaled, so its "
         "gradient would be wrong for unequal shares. Call stride.scale(loss).backward() for every "
         f"batch. {_FETCHED_AHEAD}. A CUDA graph of the whole step cannot be replayed: its weight "
         "is that of the captured batch."
@@ -368,8 +368,8 @@ def end_program(rank: int, max_steps: int | None) -> NoReturn:
     """
     if rank == 0 and max_steps is not None:
         logger.warning(
-            "EVENSTRIDE_MAX_STEPS=%d is reached, so the loader has no further batch and the "
-            "program ends here",
+            "EVENSTRIDE_MAX_STEPS=%d is reached, so the loader has no further batch; the program "
+            "ends here",
             max_steps,
         )
     raise SystemExit(0)
