@@ -26,7 +26,7 @@ class RankContext:
         self.group, self.waiting, self._batch = group, clock.waiting, batch
 
     def close(self) -> None:
-        """Let go of the process group; see `Channel.close`."""
+        """Release the process group; see `Channel.close`."""
         self.group = None
 
     @property
@@ -77,6 +77,6 @@ class NormSync:
         convert(net, context)
 
     def close(self) -> None:
-        """Let go of the process groups."""
+        """Release the process groups."""
         for context in self._contexts:
             context.close()

@@ -196,7 +196,7 @@ class ControlPlane:
         self._thread.join(_JOIN_S)
 
     def _wake_up(self, thread: threading.Thread) -> None:
-        """Make the thread take part in one last exchange, whatever it waits for."""
+        """Make the thread take part in one last exchange."""
         # Repeated, because the thread may finish an exchange and wait for the next number.
         until_s = time.monotonic() + _LAST_S
         while self.running and time.monotonic() < until_s:

@@ -1,6 +1,6 @@
 """The interface between the training of one rank and the workers that train with it.
 
-Loader and training step use it alike in both kinds of run. In an ordinary run the team stays as it
+Loader and training step use it in both kinds of run. In an ordinary run the team stays as it
 was formed (`evenstride.runtime.session.team_coordinator.TeamCoordinator`). In live mode workers
 join and leave, and each step is voted on (`evenstride.integrations.torchft.live_run.LiveRun`).
 """

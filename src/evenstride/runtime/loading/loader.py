@@ -63,7 +63,7 @@ def merge(items: list[LoadedBatch]) -> LoadedBatch:
 
 
 def check_weights(whole: LoadedBatch, pieces: list[LoadedBatch]) -> None:
-    """Raise `ConfigError` unless the weights of the pieces add up to the whole's, already sent."""
+    """Raise `ConfigError` unless weights of the pieces add up to that of the whole batch."""
     if whole.weight is None:
         return
     total = sum(piece.weight or 0.0 for piece in pieces)

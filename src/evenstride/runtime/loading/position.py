@@ -94,7 +94,6 @@ class CommittedPosition:
     varies: bool = False
     adopts: tuple[int, int] | None = None  # bounds of global batches taken over from a state.
     # Global batches so far if they may change, each with its first step.
-    # Global batches so far where they may change, each with the first step it holds for.
     batches: tuple[tuple[int, int], ...] = ()
     # ``step``, the time of its commit (`time.perf_counter`), and the epoch of the next step; one
     # object, so that another thread reads values of the same step.

@@ -108,7 +108,7 @@ class TrainingStep:
         self.batch.leave()
 
     def close(self) -> None:
-        """Let go of the models and of parts of the process group; see `Channel.close`."""
+        """Release the models and of parts of the process group; see `Channel.close`."""
         self.weights.close()
         self.inner_waits.close()
         self.watched.clear()
@@ -328,7 +328,7 @@ class WeightExchange:
             self._group, self._opened = self._join(), True
 
     def close(self) -> None:
-        """Let go of the process group; see `Channel.close`."""
+        """Release the process group; see `Channel.close`."""
         self._group, self._work = None, None
 
     def start(self, weight: float) -> None:

@@ -96,7 +96,7 @@ class ModelWatcher:
         self._peaks.watch(model)
 
     def close(self) -> None:
-        """Let go of the process group; see `Channel.close`."""
+        """Release the process group; see `Channel.close`."""
         self._group = None
 
     def _mark_waits(self, model: nn.Module) -> None:

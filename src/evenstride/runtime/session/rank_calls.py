@@ -138,7 +138,7 @@ class RankCalls:
             return own_group(self._group, self._channel, backend)
 
     def close(self) -> None:
-        """Let go of the process group; see `Channel.close`."""
+        """Release the process group; see `Channel.close`."""
         self._group = self._channel = None
 
     def _passed(self) -> dict[int, str]:

@@ -62,7 +62,7 @@ class RankTies:
         self.drift = DriftGuard(clock)
 
     def split(self) -> Shares:
-        """Return the shares by which all ranks split data alike, whatever step each is in."""
+        """Return shares that are equal on all ranks, even if the ranks are in different steps."""
         if self.survivors is None:
             return self._state.latest_shares()
         return self.survivors.split()
