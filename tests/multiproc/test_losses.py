@@ -144,8 +144,8 @@ def test_weights_as_the_guide_gives_them_are_exact(
     ("name", "text"),
     [
         ("unknown", 'use "mean"'),
-        ("a weight", "needs no weight"),
-        ("a weight_fn", "needs no weight"),
+        ("a weight", "takes no weight"),
+        ("a weight_fn", "takes no weight"),
     ],
 )
 def test_forms_that_cannot_be_are_refused(ranks: RankPool, name: str, text: str) -> None:

@@ -105,7 +105,7 @@ def test_what_a_script_saves_itself_is_told_and_then_not_overwritten(tmp_path: P
         "a training loads it"
     )
     before = contents(tmp_path)
-    with pytest.raises(LaunchError, match=r"overwrites .*model\.pt, which was there before"):
+    with pytest.raises(LaunchError, match=r"overwrites .*model\.pt, which is older than"):
         profile(measuring(str(tmp_path / "saved"), str(file)))
     assert contents(tmp_path) == before
 

@@ -193,7 +193,7 @@ def test_memory_that_ends_once_the_optimizer_has_its_states_is_survived(
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Let nobody else collect what is garbage."""
+    """Disable automatic garbage collection."""
     gc.disable()
     yield
     gc.enable()
