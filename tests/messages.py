@@ -143,7 +143,7 @@ def _patterns() -> Iterator[tuple[str, str]]:
     yield rf"^usage: {_PYTEST} [\s\S]*?(?={_PYTEST}: error: )", ""
     yield rf"^{_PYTEST}(?=: error: )", "<command>"
     # This line is printed only on a busy machine, in addition to the text under test.
-    yield r"^a checkpoint is due and the one before is still being written.*\n(?=.)", ""
+    yield r"^a checkpoint is due and the previous one is still being written.*\n(?=.)", ""
     # The module of a class inside our package; users import from one level only.
     yield _MODULE.pattern, ""
     yield r"\bPython {}\.{}(\.\d+)?".format(*sys.version_info), "Python <version>"

@@ -1,6 +1,6 @@
-"""Checkpoints that any number of ranks can go on from, saved while training goes on.
+"""Checkpoints that are saved asynchronously and can be restored with any number of ranks.
 
-Start with `checkpointer`. `format` is what lies in the folder, `save` and `restore` the two ways.
+Start with `checkpointer`. `format` defines the files; `save` writes them, `restore` reads them.
 """
 
 from __future__ import annotations

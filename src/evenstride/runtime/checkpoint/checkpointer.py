@@ -1,4 +1,4 @@
-"""`Checkpointer`: saves a training run beside its training, and restores it."""
+"""`Checkpointer`: saves a training run asynchronously, and restores it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from evenstride.runtime.checkpoint.save.checkpoint_writer import Saver
 from evenstride.runtime.checkpoint.save.preparing import (
     CheckpointerArguments,
     prepare,
-    tell_if_unrestored,
-    tell_if_unsaved,
+    warn_if_unrestored,
+    warn_if_unsaved,
 )
 from evenstride.runtime.checkpoint.save.save_job import copy_part, manifest_of
 from evenstride.runtime.checkpoint.save.save_statistics import SaveResult, SaveStatistics
@@ -39,16 +39,16 @@ from evenstride.runtime.usage_errors import user_line
 
 logger = logging.getLogger("evenstride")
 
-# After a failure the leader asks for another save; the pause doubles from failure to failure.
+# After a failed save the leader requests another one; the pause doubles with each failure.
 _FIRST_RETRY_S, _LAST_RETRY_S = 15.0, 600.0
-# What a save is taken to need before the first has been.
+# The assumed duration of a save until the first is measured.
 _FIRST_SAVE_S = 5.0
 
 
 class Checkpointer:
-    """Saves model, optimizer, position and randomness to a folder, beside training.
+    """Saves model, optimizer, data position and random states to a folder during training.
 
-    Every rank makes it, with the same arguments, and makes the same calls::
+    Every rank creates one with the same arguments and makes the same calls::
 
         checkpoint = evenstride.Checkpointer(folder, stride, model=model, optimizer=optimizer)
         checkpoint.restore()
@@ -59,38 +59,38 @@ class Checkpointer:
                 checkpoint.step()
         checkpoint.close()
 
-    A save copies this rank's part, which takes training's time, and a thread writes it. Parts
-    are dealt out by bytes: with DDP each of ``W`` ranks copies and writes a ``W``-th. A checkpoint
-    can be restored at any number of ranks, is complete or does not count, and holds no pickle:
-    loading it runs no code. A save that fails is told of and tried again while training goes on.
+    A save blocks training only while it copies this rank's part; a thread then writes the copy.
+    With DDP each of ``W`` ranks copies and writes a ``W``-th of the bytes. A checkpoint can be
+    restored with any number of ranks. An incomplete one is ignored. It holds no pickle, so loading
+    it runs no code. A failed save is logged and retried; training continues.
 
     Args:
-        folder: a path that all ranks share, for this run alone; or a URL such as
-            ``s3://bucket/run``, with ``evenstride[remote]`` and the store's fsspec package. Where
-            ``EVENSTRIDE_CHECKPOINTS`` is set, as by ``evenstride lab``, a folder in that one is
-            used instead.
-        stride: the run's `Stride`; make its training loader before you call `restore`.
+        folder: a path shared by all ranks and used by this run alone; or a URL such as
+            ``s3://bucket/run``, which needs ``evenstride[remote]`` and the store's fsspec
+            package. If ``EVENSTRIDE_CHECKPOINTS`` is set, as by ``evenstride lab``, a subfolder
+            of it is used instead.
+        stride: the run's `Stride`. Create its training loader before calling `restore`.
         model: plain, in DDP, or in FSDP2.
-        optimizer: of the model's parameters; one or several.
-        scheduler: one or several; anything with ``state_dict`` and ``load_state_dict``.
-        every: steps from save to save, or a duration by rank 0's clock ("30s", "5min", a
-            `datetime.timedelta`), or "auto": as often as the losses that were seen, and what a
-            save takes, make best (Young and Daly), or a
+        optimizer: one or several, of the model's parameters.
+        scheduler: one or several objects with ``state_dict`` and ``load_state_dict``.
+        every: the interval: a number of steps, or a duration by rank 0's clock ("30s", "5min", a
+            `datetime.timedelta`). "auto" computes it from the observed preemptions and the
+            duration of a save (Young and Daly). Also takes a
             `evenstride.core.reliability.checkpoint_interval.Saving`.
-        keep: complete checkpoints that stay, at least 1; older ones that this run wrote or was
-            restored from are deleted once a newer one is in place. Others are never deleted.
-        extra: more objects with ``state_dict`` and ``load_state_dict``, by name: a gradient
-            scaler, an average of the weights. What they hold must be the same on every rank;
-            where it is not, rank 0's is saved.
-        notices: where to look for notices that this machine or process will be taken away:
-            ``auto`` (signals, and the metadata service of the cloud that this is), ``off``, or
-            names such as ``aws,signals``; see the page on notices. ``EVENSTRIDE_NOTICES`` sets it
-            where the script does not. Such a rank gets no more samples, all ranks save, and it
-            ends with exit code 143; the others raise `WorkerLost`, for a launcher to start them
-            again.
+        keep: the number of complete checkpoints to keep, at least 1. Older ones are deleted after
+            a newer one is complete, if this run wrote them or was restored from them. Others are
+            never deleted.
+        extra: more objects with ``state_dict`` and ``load_state_dict``, by name, such as a
+            gradient scaler or averaged weights. Their state must be the same on every rank; if
+            it differs, rank 0's is saved.
+        notices: the sources of preemption notices: ``auto`` (signals and this cloud's metadata
+            service), ``off``, or names such as ``aws,signals``. The default is
+            ``EVENSTRIDE_NOTICES``. See the page on notices. After a notice, the rank gets no more
+            samples and all ranks save. The rank then ends with exit code 143; the others raise
+            `WorkerLost`, so that the launcher restarts them.
 
     Raises:
-        ConfigError: what was asked cannot be, or a state cannot be saved safely.
+        ConfigError: an argument is invalid, or a state cannot be saved safely.
         RanksDisagree: the ranks were given different settings.
     """
 
@@ -109,7 +109,7 @@ class Checkpointer:
     ) -> None:
         if not hasattr(stride, "_session"):
             raise ConfigError(
-                f"stride is a {type(stride).__name__}; give the evenstride.Stride that deals the "
+                f"stride is a {type(stride).__name__}; pass the evenstride.Stride that splits the "
                 "batches"
             )
         self._stride, self._ties = stride, RunBinding(stride)
@@ -120,7 +120,7 @@ class Checkpointer:
         self._is = prepare(asked, self._ties)
         self._saver = Saver(self._is.storage, self._ties.own_group(), keep, self._failed)
         self.interval_s: Callable[[float], float] = self._ties.interval_s
-        """With ``every="auto"``: seconds from save to save, by what one costs in seconds."""
+        """With ``every="auto"``: the interval in seconds, as a function of a save's cost in s."""
         self._seen, self._next = -1, self._is.cadence.after(stride.step)
         self._ask_at_s = math.inf
         self._name: Name | None = None
@@ -130,36 +130,34 @@ class Checkpointer:
         self._checked = self._closed = False
         self._unrestored, self._line = True, user_line()  # for warnings
         self._plan_by_clock()
-        # Last: from here on signals are watched for, and what is refused above must not start
-        # that.
+        # Last: it installs signal handlers, which a refused request must not do.
         self._ties.begin(_FIRST_SAVE_S, notices, self._is.cadence.saving)
         atexit.register(self._close_at_exit)
 
     def step(self) -> None:
-        """Save if it is due; every rank must call it after every optimizer step.
+        """Save if a save is due. Every rank must call it after every optimizer step.
 
-        A save that is still going on when the next is due is waited for. Where workers do not keep
-        step (``asp``, ``ssp``) this saves nothing, and warns when it would: call `save` where an
-        epoch has ended.
+        If the previous save is still running, it waits for that one first. In asynchronous modes
+        (``asp``, ``ssp``) it only warns that a save was due: call `save` at the end of an epoch.
 
         Raises:
-            ConfigError: at the first save, if some state cannot be saved safely.
+            ConfigError: at the first save, if a state cannot be saved safely.
             StepInFlight: a save is due between a step's backward pass and its optimizer step.
-            SystemExit: this rank leaves, as it was told that it will be taken away.
-            WorkerLost: others leave for that reason; start again to go on without them.
+            SystemExit: this rank leaves because of a preemption notice.
+            WorkerLost: other ranks leave because of one; restart to continue without them.
 
         Cost:
-            Some microseconds when nothing is due; a copy of this rank's part when a save is.
+            A few microseconds if no save is due, else a copy of this rank's part.
         """
         step = self._stride.step
-        # Without a new committed step there is nothing new to save.
+        # Without a newly committed step the state has not changed.
         if step == self._seen:
             return
         self._refuse_if_closed("step")
         if self._seen < 0:
-            self._tell_if_unrestored()
+            self._warn_if_unrestored()
         self._seen = step
-        # Clocks of ranks differ. Rank 0's counts, and it asks for a save that all make at one
+        # Clocks differ between ranks, so only rank 0's counts. It requests a save at an agreed
         # step.
         by_clock = self._ties.rank == 0 and time.monotonic() >= self._ask_at_s
         if not self._ties.lockstep:
@@ -175,32 +173,32 @@ class Checkpointer:
         if asked or step >= self._next:
             self._begin(step, asked=asked)
         if pending:
-            # After the save, so that those who leave have no step that is not in it.
+            # After the save, so that the checkpoint holds every step of the ranks that leave.
             self._let_go(*self._ties.saves.going(self._ties.committed()))
 
-    def _tell_if_unrestored(self) -> None:
-        """Warn before the first save if `restore` was not called, and should have been."""
+    def _warn_if_unrestored(self) -> None:
+        """Warn before the first save if the script forgot to call `restore`."""
         # More steps than this process has committed: the script has loaded a state itself.
         loaded_otherwise = self._stride.step > self._ties.committed()
         unrestored, self._unrestored = self._unrestored, False
         if unrestored and self._ties.rank == 0 and not loaded_otherwise:
-            tell_if_unrestored(self._is.storage, self._is.generation, self._line)
+            warn_if_unrestored(self._is.storage, self._is.generation, self._line)
 
     def save(self) -> None:
-        """Save now, and return when it is done; collective.
+        """Save now, and return when the checkpoint is complete; collective.
 
-        Where workers go on without one that was lost (``asp``, ``ssp``) it only warns: a rank that
-        is gone cannot take part, also if it goes meanwhile.
+        In asynchronous modes (``asp``, ``ssp``), training continues after a rank is lost. There it
+        only warns if a rank is missing or is lost during the save.
 
         Raises:
-            CheckpointError: it could not be saved; on every rank.
-            ConfigError: some state cannot be saved safely.
-            StepInFlight: between a step's backward pass and its optimizer step.
+            CheckpointError: the save failed; raised on every rank.
+            ConfigError: a state cannot be saved safely.
+            StepInFlight: called between a step's backward pass and its optimizer step.
         """
         self._refuse_if_closed("save")
         if not self._ties.complete():
             return
-        self._tell_if_unrestored()
+        self._warn_if_unrestored()
         try:
             self._take_over()
             self._start(self._stride.step)
@@ -210,33 +208,33 @@ class Checkpointer:
         except EvenstrideError as error:
             if not self._ties.forgives(error):
                 raise
-            # The lost rank's part will never come, so the thread that waits for it is left behind.
+            # The lost rank never writes its part, so the thread that waits for it is abandoned.
             self._saver.abandon()
             self._tally.forgive()
 
     def wait(self) -> None:
-        """Wait until the save that is going on, if any, has ended; however it did."""
+        """Wait until the running save, if any, has ended, whether it succeeds or fails."""
         self._take_over()
 
     def restore(self, allow: Collection[str] = ()) -> Restored | None:
-        """Restore the newest checkpoint that is whole; collective; before the training loop.
+        """Restore the newest intact checkpoint; collective. Call it before the training loop.
 
-        Damaged ones are passed over with a warning that names what is damaged, and are not
-        deleted. Every file is checked before anything is overwritten. Ranks that the checkpoint
-        knows go on with their own random numbers; others get seeds of their own.
+        Damaged checkpoints are skipped with a warning that names the damaged file, and are not
+        deleted. Every file is checked before any state is overwritten. Ranks that the checkpoint
+        contains restore their random states; further ranks get seeds of their own.
 
         Args:
-            allow: what may differ from the run that was saved: ``data``, ``global_batch``, and
-                ``seed`` where an epoch begins.
+            allow: what may differ from the saved run: ``data``, ``global_batch``, and, at the
+                start of an epoch, ``seed``.
 
         Returns:
-            What was restored; ``None`` if there is nothing yet.
+            What was restored; ``None`` if the folder has no checkpoint yet.
 
         Raises:
-            ConfigError: the checkpoint is of another run or model; nothing has changed.
-            CheckpointDamaged: there are checkpoints, and none of them is whole; or the newest was
-                not written by evenstride, though its digests are right.
-            CheckpointError: a file cannot be read now, after some tries.
+            ConfigError: the checkpoint belongs to another run or model. No state has changed.
+            CheckpointDamaged: every checkpoint is damaged; or the newest has correct digests, but
+                was not written by evenstride.
+            CheckpointError: a file cannot be read, even after several tries.
         """
         self._refuse_if_closed("restore")
         self._unrestored = False
@@ -244,8 +242,8 @@ class Checkpointer:
         data = self._ties.described()
         if self._ties.dataset() is None and self._ties.rank == 0:
             logger.warning(
-                "restore() was called before the training loader was made, so the data set is not "
-                "compared with that of the checkpoint; make the loader first where you can"
+                "restore() was called before the training loader was created, so the data set "
+                "cannot be compared with the checkpoint's; create the loader first if possible"
             )
         allowed = frozenset((allow,) if isinstance(allow, str) else allow)
         restorer = Restorer(
@@ -254,39 +252,38 @@ class Checkpointer:
         restored, self._lineage = restorer.run()
         if restored is not None:
             self._tally.begin_from(parse_name(restored.folder))
-        elif self._is.source is not None:  # only read, so nothing there is ever deleted
+        elif self._is.source is not None:  # only read: no checkpoint there is ever deleted
             restored, _ = replace(restorer, storage=self._is.source).run()
         self._seen, self._next = self._stride.step, self._is.cadence.after(self._stride.step)
         self._plan_by_clock()
         return restored
 
     def report(self) -> dict[str, float]:
-        """Return what saving has cost this rank so far.
+        """Return the cost of saving on this rank so far.
 
         Returns:
-            ``saved`` and ``failed`` saves, ``put_off`` because the one before was still going on,
-            ``left_out`` after failures; ``copied_s`` and ``blocked_s``, seconds that training has
-            waited for copies and for earlier saves; ``save_s``, seconds of the thread;
-            ``written_bytes``.
+            Counts of saves: ``saved``, ``failed``, ``put_off`` (delayed by the previous save) and
+            ``left_out`` (skipped after failures). ``copied_s`` and ``blocked_s``: seconds that
+            training has waited for copies and for earlier saves. ``save_s``: seconds of the
+            thread. ``written_bytes``.
         """
         return dict(self._tally.count)
 
     def close(self) -> None:
-        """Wait for the save that is going on, and end. May be called again.
+        """Wait for the running save, and close. Further calls have no effect.
 
-        If the last save failed, the state as it is now is saved once more: what was in the way may
-        have gone. So every rank must call it, as they do `step`.
+        If the last save failed, the current state is saved once more, because the cause may be
+        gone. So every rank must call it, like `step`.
 
         Raises:
-            CheckpointError: the newest state could not be saved; on every rank.
+            CheckpointError: the newest state could not be saved; raised on every rank.
         """
         if self._closed:
             return
         self._take_over()
-        # A save is collective: where only this rank knows of the failure, the others would not
-        # join.
+        # A save is collective: if only this rank knows of the failure, the others do not join.
         if self._tally.failed is not None and self._tally.failed.everywhere:
-            with contextlib.suppress(EvenstrideError):  # in mid-step, say: the failure stands
+            with contextlib.suppress(EvenstrideError):  # in mid-step, for example: still failed
                 self._start(self._stride.step)
             self._take_over()
         self._finish()
@@ -313,14 +310,14 @@ class Checkpointer:
     def _refuse_if_closed(self, call: str) -> None:
         if self._closed:
             raise UsageError(
-                f"{call}() was called after close(), when the ranks no longer save together; make "
-                "another Checkpointer, or close this one later"
+                f"{call}() was called on a closed Checkpointer; create another one, or call "
+                "close() later"
             )
 
     def _begin(self, step: int, *, asked: bool) -> None:
         self._next = self._is.cadence.after(step)
         if self._saver.busy:
-            self._tally.put_off()
+            self._tally.postponed()
         self._take_over()
         if asked or not self._tally.leaves_out():
             self._start(step)
@@ -328,15 +325,15 @@ class Checkpointer:
     def _start(self, step: int) -> None:
         begun_s = time.monotonic()
         state = self._ties.state(self._is.training.optimizers)
-        # An unsafe state is refused through an agreement: a rank that raised alone would leave the
-        # others waiting in the save.
+        # All ranks refuse an unsafe state together: if one raised alone, the others would wait in
+        # the save.
         if not self._checked:
             if self._ties.rank == 0:
-                tell_if_unsaved(self._is.training, self._line)
+                warn_if_unsaved(self._is.training, self._line)
             self._ties.agree("the first save", self._show_safe, lambda shown: shown[0])
             self._checked = True
-        # Another try at the same step gets a folder of its own: ranks that lost touch may still
-        # write to the one before.
+        # Another attempt at the same step gets its own folder: disconnected ranks may still write
+        # to the previous one.
         attempt = 0
         if self._name is not None and self._name.step == step:
             attempt = self._name.attempt + 1
@@ -352,7 +349,7 @@ class Checkpointer:
                 run=self._lineage.run,
             )
         job = copy_part(self._name, training, manifest, rank, self._saver.staging)
-        self._plan_by_clock()  # before the thread, which plans another try if it fails
+        self._plan_by_clock()  # before the thread starts, which plans a retry if it fails
         self._saver.start(job, self._lineage)
         self._copied_s = time.monotonic() - begun_s
         self._tally.count["copied_s"] += self._copied_s
@@ -360,13 +357,13 @@ class Checkpointer:
     def _let_go(self, going: tuple[int, ...], why: str) -> None:
         if not going:
             return
-        # The processes end right after this, and with them the thread that writes.
+        # The processes end right after this, and the writing thread with them.
         self._take_over()
         leads = self._ties.leads_host(going)
         self._end()
         if self._tally.error:
             logger.error("evenstride: ranks leave, but %s", self._tally.error)
-            why = f"{why}; but the newest state could not be saved, so later steps are lost"
+            why = f"{why}; the newest state could not be saved, so later steps are lost"
         part(self._stride.close, self._stride.step, self._ties.rank, going, why, leads_host=leads)
 
     def _show_safe(self) -> dict[str, Any]:
@@ -374,11 +371,10 @@ class Checkpointer:
         return {}
 
     def _take_over(self) -> None:
-        """Wait for the save before, if there is one, and take note of how it ended."""
+        """Wait for the previous save, if any, and note its outcome."""
         begun_s = time.monotonic()
         with self._ties.waiting():
-            # Counted as waiting: slow storage must not look like slow training and move the
-            # shares.
+            # Counted as waiting time: slow storage must not look like slow training.
             outcome = self._saver.take(wait=self._ties.until)
         self._tally.count["blocked_s"] += time.monotonic() - begun_s
         if outcome is not None:
@@ -390,7 +386,7 @@ class Checkpointer:
             self._ties.saves.takes(self._copied_s + outcome.took_s)
 
     def _failed(self, outcome: SaveResult) -> None:
-        """A save has failed (its thread): say so once, and ask for another one."""
+        """Report a failed save once, and request another one; called by the save's thread."""
         if self._ties.rank:
             return
         failures = self._tally.failures_in_row
@@ -398,14 +394,14 @@ class Checkpointer:
         self._ask_at_s = min(self._ask_at_s, time.monotonic() + pause_s)
         if not failures:
             logger.warning(
-                "checkpoint %s was not saved: %s; training goes on, and saving is tried again",
+                "checkpoint %s was not saved: %s; training continues, and saving is retried",
                 outcome.name,
                 outcome.error,
             )
 
     def _ask(self) -> None:
         self._ask_at_s = math.inf
-        self._ties.saves.ask("a checkpoint is due by the clock, or a failed one is tried again")
+        self._ties.saves.ask("a checkpoint is due by the clock, or a failed one is retried")
 
     def _plan_by_clock(self) -> None:
         cadence = self._is.cadence
@@ -421,7 +417,7 @@ class Checkpointer:
         self._saver.close()
 
     def _abandon(self, error: BaseException | None) -> None:
-        """End because of an exception: the save that is going on gets a little time."""
+        """End because of an exception, after a short wait for the running save."""
         if not self._closed:
             outcome = self._saver.take(last_wait_s(error))
             if outcome is not None:
@@ -429,7 +425,7 @@ class Checkpointer:
             self._end()
 
     def _close_at_exit(self) -> None:
-        # A program that fails must not wait long for others, which may be gone.
+        # A failing program must not wait long for other ranks, which may be gone.
         if (error := ending_exception()) is not None:
             self._abandon(error)
             return

@@ -1,9 +1,8 @@
-"""How a program that saves ends: by an exception, with an exit code, or because ranks leave.
+"""Ends a program that saves: after an exception, with an exit code, or because ranks leave.
 
-Where ranks will be taken away, the state is saved, so nothing is lost. Those who go end; so do the
-others, because a process group cannot go on without a member: their launcher starts them again, and
-they go on from the checkpoint with the same step. All of them end at the same step, by a decision
-that all know.
+Before ranks leave, the state is saved. All ranks end at the same agreed step, because a process
+group cannot continue without one of its ranks. The launcher restarts the remaining ones, which
+resume from the checkpoint at that step.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from evenstride.runtime.coordination.run_lifecycle import LEFT
 from evenstride.runtime.failures.heartbeat import is_of_collectives
 from evenstride.runtime.launching.torchrun_agent import end_launcher
 
-# How long an end by an exception waits for the save that is going on: others may be gone. Where
-# the exception says so, it could end well only if all that was missing was rank 0's manifest.
+# After an exception, how long to wait for the running save: other ranks may be gone. If the
+# exception says that one is, the save can succeed only if just rank 0's manifest was missing.
 _LAST_WAIT_S, _LOST_WAIT_S = 10.0, 2.0
 
 logger = logging.getLogger("evenstride")
@@ -30,31 +29,30 @@ def last_wait_s(error: BaseException | None) -> float:
 
 
 class _Unflushable:
-    """A stream that cannot be flushed, and otherwise is another one."""
+    """Wraps a stream; flushing it raises an error."""
 
     def __init__(self, stream: Any, error: Exception) -> None:
         self._stream, self._error = stream, error
 
     def flush(self) -> None:
         self._stream.flush()
-        # Where it was raised first is of no use to people: nothing has crashed.
+        # Its traceback would mislead: no code has crashed.
         raise self._error.with_traceback(None)
 
     def __repr__(self) -> str:
-        """Return what Python names as the place of the error, when it shows that one."""
-        return "evenstride: the newest state is unsaved, hence exit code 120"
+        """Return the text that Python prints as the place of the ignored error."""
+        return "evenstride: the newest state is not saved, hence exit code 120"
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
 def end_in_error(error: Exception) -> None:
-    """Let this program, which is ending, end with exit code 120; for functions called at exit.
+    """Make an exiting program end with exit code 120; for functions called at exit.
 
-    The exit code is settled by then, but for one case: where the standard output cannot be
-    flushed at the very end, Python ends with 120 (documented with `sys.exit`). So everything
-    else that is to be done at exit is still done, unlike with `os._exit`; the interpreter shows
-    the error as one that it ignores.
+    The exit code is fixed by then, with one exception: if standard output cannot be flushed at the
+    very end, Python exits with 120 (documented with `sys.exit`). Unlike with `os._exit`, the other
+    exit handlers still run. The interpreter prints the error as an ignored one.
     """
     sys.stdout = _Unflushable(sys.stdout, error)
 
@@ -68,14 +66,14 @@ def part(
     *,
     leads_host: bool,
 ) -> NoReturn:
-    """End this rank's part in the run, because the ranks ``going`` will be taken away.
+    """End this process because the ranks ``going`` are preempted.
 
-    ``close`` parts from the others in order. ``leads_host``: this rank speaks to the launcher for
-    its machine, all of which goes.
+    ``close`` closes the connections to the other ranks. ``leads_host``: the whole machine is
+    preempted, and this rank ends its launcher.
 
     Raises:
-        SystemExit: this rank is one of them; with exit code 143.
-        WorkerLost: others are.
+        SystemExit: this rank is preempted; with exit code 143.
+        WorkerLost: other ranks are.
     """
     close()
     if rank in going:
@@ -85,6 +83,6 @@ def part(
         raise SystemExit(LEFT)
     named = ", ".join(map(str, going))
     raise WorkerLost(
-        f"rank {named} has left as announced after step {step} ({why}); start again to go on from "
-        "that step without it, as an elastic launcher does"
+        f"rank {named} left as announced after step {step} ({why}); restart the run to continue "
+        "from that step without it, as an elastic launcher does"
     )

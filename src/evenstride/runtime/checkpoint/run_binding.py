@@ -1,4 +1,4 @@
-"""What checkpoints need of a `Stride`: who the ranks are, how they agree, and when to save."""
+"""Connects checkpoints to a `Stride`: its ranks, their agreements, and the times to save."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ logger = logging.getLogger("evenstride")
 
 
 class SavedRun(Protocol):
-    """What a `Stride` is to checkpoints, which need not import all that it is made of."""
+    """The part of a `Stride` that checkpoints use, so that they need not import it."""
 
     _session: Any  # a `RankSession`
 
     @property
     def step(self) -> int:
-        """Steps trained, over all restarts."""
+        """Trained steps, over all restarts."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a position."""
+        """Continue from a position."""
 
     def close(self) -> None:
-        """Part from the other ranks."""
+        """Close the connections to the other ranks."""
 
 
 class RunBinding:
-    """One rank's ties to its team.
+    """One rank's connection to its team.
 
-    With a folder for a hand-over it waits, when made, until the run before has saved.
+    With a handoff folder, its creation waits until the previous run has saved.
     """
 
     def __init__(self, run: SavedRun) -> None:
@@ -76,93 +76,94 @@ class RunBinding:
         self.interval_s = lifecycle.pace.interval_s
         self.remember = lifecycle.remember
         self.waiting: Callable[[], AbstractContextManager[None]] = session.state.clock.waiting
-        """Returns a context in which this rank's time is not its own work."""
+        """Returns a context whose time counts as waiting time, not as busy time."""
         self._survivors: Survivors | None = session.ties.survivors
         self._sync: object = session.sync
         self.lockstep: bool = session.free is None
-        """Whether all ranks are at the same step whenever one is."""
+        """Whether all ranks are at the same step at the same time."""
         self._described: tuple[Any, dict[str, Any]] | None = None
         self._hand_over: Handoff | None = None
         if (folder := self.environment.hand_over) is not None:
-            everyone = tuple(range(self.world_size))
-            self._hand_over = Handoff(folder, self.saves, self.rank, everyone, self.agree)
-            # Here, when all that is slow to start has started: the other run trains until now.
+            ranks = tuple(range(self.world_size))
+            self._hand_over = Handoff(folder, self.saves, self.rank, ranks, self.agree)
+            # Here, after the slow part of starting up: the other run trains until now.
             self._hand_over.wait()
 
     def agree(
         self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
     ) -> Plain:
-        """Return the leader's verdict on what all ranks show; collective."""
+        """Return the leader's answer to the values of all ranks; collective."""
         with self.waiting():
-            verdict: Plain = self._calls.agree(call, show, judge)
-            return verdict
+            answer: Plain = self._calls.agree(call, show, judge)
+            return answer
 
     def own_group(self) -> dist.ProcessGroup | None:
-        """Return a Gloo group of all ranks for us alone; collective; ``None`` with one process."""
+        """Return a Gloo group for checkpoints alone; collective; ``None`` with one process."""
         group: dist.ProcessGroup | None = self._calls.own_group("gloo")
         return group
 
     def dataset(self) -> Any:
-        """Return the data set of the training loader; ``None`` if there is none."""
+        """Return the data set of the training loader; ``None`` without a loader."""
         loader = self._loaders.latest
         return None if loader is None else loader.dataset
 
     def described(self) -> dict[str, Any]:
-        """Return what the data set is like; see `describe`."""
+        """Return the description of the data set; see `describe`."""
         dataset = self.dataset()
-        # Describing a data set loads samples, so it is done once for each.
+        # Describing a data set loads samples, so each is described once.
         if self._described is None or self._described[0] is not dataset:
             self._described = dataset, describe(dataset, self.run.state_dict()["seed"])
         return self._described[1]
 
     def committed(self) -> int:
-        """Return the steps that this process has committed, which `saves` counts in."""
+        """Return the number of steps that this process has committed; the unit of `saves`."""
         steps: int = self._progress.step
         return steps
 
     def pending(self) -> bool:
-        """Return whether a save or a departure may be due by now; cheap."""
+        """Return whether a save or a departure may be due now; cheap."""
         if self._hand_over is not None:
             self._hand_over.look()
         return self.saves.pending(self.committed())
 
     def due(self) -> bool:
-        """Return whether to save after this step; alike on all ranks, and once."""
+        """Return whether to save after this step; the same on all ranks, and true once."""
         due = self.saves.due(self.committed())
         if due and self._hand_over is not None:
             self._hand_over.agree_on_end(self.committed())
         return due
 
     def complete(self) -> bool:
-        """Return whether all ranks are there to save together; warn if they are not.
+        """Return whether no rank is missing; warn otherwise.
 
-        At the end of an epoch all ranks know that alike.
+        At the end of an epoch the answer is the same on all ranks.
         """
         absent = () if self._survivors is None else self._survivors.absent()
-        self._tell_of(absent)
+        self._warn_of(absent)
         return not absent
 
     def forgives(self, error: EvenstrideError) -> bool:
-        """Return whether a rank was lost during a save, and the others go on without it.
+        """Return whether a rank was lost during a save and the others continue without it.
 
-        All of them come to this, since none can have saved without it.
+        The answer is the same on all ranks, because no rank can save without the lost one.
         """
         if self._survivors is None or not isinstance(error, WorkerLost | CheckpointError):
             return False
         absent = self._survivors.blamed(error)
-        self._tell_of(absent)
+        self._warn_of(absent)
         return bool(absent)
 
-    def _tell_of(self, absent: tuple[int, ...]) -> None:
+    def _warn_of(self, absent: tuple[int, ...]) -> None:
         if absent and self.rank == min(set(range(self.world_size)) - set(absent)):
             logger.warning(
-                "nothing is saved, as worker(s) %s are gone and cannot take part; training goes "
-                "on; start the run again to have all of them, from the newest checkpoint on",
+                "no checkpoint is saved, because worker(s) %s are lost and a save needs all "
+                "workers; training continues; restart the run to continue from the newest "
+                "checkpoint with all workers",
                 ", ".join(map(str, absent)),
             )
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Wait for a save in modes in which the others go on without a rank; else return at once.
+        """Wait for a save in modes that continue without a lost rank; else return at once.
 
         Raises:
             WorkerLost: a rank is lost.
@@ -171,69 +172,69 @@ class RunBinding:
             self._survivors.until(done, "saving")
 
     def state(self, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-        """Return the `Stride`'s state to be saved; the optimizers have theirs here then."""
+        """Return the `Stride`'s state to save, and bring the optimizers' states to this rank."""
         state = self.run.state_dict()
         if not self.lockstep and state["position"]:
             raise StepInFlight(
-                "a checkpoint was asked for in mid-epoch, and in this mode of synchronisation "
-                "workers do not keep step, so that they have different weights; call save() on "
-                "every rank after the loop over an epoch has ended. A limit of steps "
-                "(EVENSTRIDE_MAX_STEPS) cuts an epoch, which cannot be saved"
+                "a checkpoint was requested in mid-epoch, but in this synchronisation mode the "
+                "weights of the workers differ during an epoch; call save() on every rank after "
+                "the loop over an epoch. An epoch that EVENSTRIDE_MAX_STEPS cuts short cannot be "
+                "saved"
             )
-        # Last: it is collective and may average weights, and a refused save must not do that.
+        # Last: it is collective and may average weights, which a refused save must not do.
         with self.waiting():
-            if isinstance(self._sync, ServedWorker):  # also those that have not stepped here yet
+            if isinstance(self._sync, ServedWorker):  # also optimizers that have not stepped yet
                 self._sync.bring_home(optimizers)
             elif isinstance(self._sync, LocalTraining | DelayedTraining):
                 self._sync.bring_home()
         return state
 
     def with_own(self, extra: Any) -> Any:
-        """Return the user's further objects to be saved, and the mode's own."""
+        """Return the user's additional objects to save, and those of the synchronisation mode."""
         sync = self._sync
         if isinstance(sync, LocalTraining) and sync.remembers and isinstance(extra or {}, Mapping):
             return {**(extra or {}), "evenstride-outer": sync}
         return extra
 
     def begin(self, save_s: float, notices: str | None, saving: Saving | None) -> None:
-        """Note that this run is saved from now on, and watch for notices.
+        """Start saving this run, and watch for notices.
 
-        ``save_s`` is what the first save is taken to need. ``notices`` says where to look for them;
-        ``None`` is what the environment says. Where workers do not keep step, they are not watched
-        for: no rank could save when one leaves, and its samples are trained by others anyway. So a
-        signal does there what it does without us.
+        ``save_s`` is the assumed duration of the first save. ``notices`` names the sources;
+        ``None`` means those of the environment. Asynchronous modes do not watch for notices: no
+        rank could save in mid-epoch, and other workers train the samples of a lost one. There a
+        signal keeps its usual effect.
         """
         lifecycle = self._lifecycle
         if self.saves.save_s is not None:
             raise ConfigError(
-                "this Stride has a Checkpointer already, and the ranks agree on one save at a "
-                "time; close() that one first, or give it all that is to be saved (extra=)"
+                "this Stride already has a Checkpointer, and only one can be active; close() that "
+                "one first, or pass it all objects to save (extra=)"
             )
         if self.lockstep:
             lifecycle.watch(notices)
         elif self.rank == 0 and (asked := notices or lifecycle.notices) not in ("auto", "off"):
             logger.warning(
-                "notices=%s has no effect in this mode of synchronisation, in which nothing can be "
-                "saved in mid-epoch: a worker that is told to leave ends at once, and the others "
-                "train its samples; leave notices out, or use bsp",
+                "notices=%s has no effect in this synchronisation mode, which cannot save in "
+                "mid-epoch: a preempted worker ends at once, and the others train its samples; "
+                "remove notices, or use bsp",
                 asked,
             )
         lifecycle.pace.save_by(saving or Saving())
         self.saves.takes(save_s)
 
     def end(self) -> None:
-        """Note that it is saved no longer: signals do again what they did before."""
+        """Stop saving this run, and restore the signal handlers."""
         if self._hand_over is not None:
             self._hand_over.ended()
         self.saves.takes(None)
         self._lifecycle.notified.close()
 
     def recall(self, remembered: Plain) -> None:
-        """Take up what an earlier run knew of the workers, before the first step; collective."""
+        """Load what an earlier run learned about the workers; collective; before the first step."""
         at = self._progress
         if self._hand_over is not None:
             self._hand_over.went_on(epoch=at.epoch, position=at.position, step=at.earlier + at.step)
-        # A recalled split is an opening one: no step may have been drawn by another.
+        # A recalled split is the opening split, so it must come before the first drawn step.
         if not at.step:
             self._recall(remembered)
 
@@ -241,13 +242,13 @@ class RunBinding:
 def describe(dataset: Any, seed: int) -> dict[str, Any]:
     """Return kind and length of a data set, and a digest of its first, middle and last sample.
 
-    The samples are loaded under seeds of their own, so that random augmentation is the same each
-    time. Samples that differ nevertheless when loaded twice, that hold anything but tensors,
-    arrays, numbers and texts, or that cannot be loaded here, have no digest; neither have `Shards`.
+    The samples are loaded with fixed seeds, so that random augmentation is the same each time.
+    The digest is left out if two loads differ, if loading fails, or if a sample holds other types
+    than tensors, arrays, numbers and strings. `Shards` have no digest either.
 
     Args:
-        dataset: that the training loader reads; ``None`` if there is no loader.
-        seed: of the run.
+        dataset: the training loader's; ``None`` without a loader.
+        seed: the run's seed.
 
     Cost:
         Loads three samples, twice.
@@ -261,16 +262,16 @@ def describe(dataset: Any, seed: int) -> dict[str, Any]:
         length = len(dataset)
     except TypeError:
         return {"kind": kind}
-    told = {"kind": kind, "length": length}
+    described = {"kind": kind, "length": length}
     if isinstance(dataset, Shards | ShardReader) or not length:
-        return told
+        return described
     try:
-        # Random augmentation here must not move the run's own random numbers.
+        # Random augmentation here must not advance the run's own random numbers.
         with generators_kept():
             first, second = _digest(dataset, length, seed), _digest(dataset, length, seed)
-    except Exception:  # whatever a data set raises, training will meet it, or it never happens
-        return told
-    return {**told, "samples": first} if first == second else told
+    except Exception:  # if the error matters, training raises it
+        return described
+    return {**described, "samples": first} if first == second else described
 
 
 def _digest(dataset: Any, length: int, seed: int) -> str:

@@ -1,4 +1,4 @@
-"""What lies in a checkpoint's folder: manifest, index, tensors, and who may delete them.
+"""The files of a checkpoint: manifest, index and tensors, and the rules for deleting them.
 
-Start with `manifest`. Nothing here is a pickle, so loading runs no code.
+Start with `manifest`. No file is a pickle, so loading runs no code.
 """

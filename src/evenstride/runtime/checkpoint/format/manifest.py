@@ -1,12 +1,11 @@
-"""The manifest of a checkpoint: what makes it complete, and what tells that it is whole.
+"""The manifest of a checkpoint: it makes the checkpoint complete, and reveals damage.
 
-A checkpoint is a folder whose name no other attempt has. Its manifest is written last, and says for
-every other file how long it is and what its digest is; a digest of the manifest itself is its last
-line. So a checkpoint is complete if its manifest is there and right, wherever and however the
-writing of another one ended.
+A checkpoint is a folder with a unique name. Its manifest is written last. It holds the size and the
+digest of every other file; its last line is its own digest. So a checkpoint is complete if and only
+if its manifest exists and is intact, even if another save failed.
 
-A digest tells damage, not forgery: a manifest with a fitting digest can hold anything. So the type
-and the range of every value are checked before anything in it is used (`ManifestSchema`).
+A digest reveals damage, not forgery: a manifest with a correct digest can hold anything. So the
+type and the range of every value are checked before any value is used (`ManifestSchema`).
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from evenstride.runtime.loading.position import POSITION_VERSION
 FORMAT = 1
 MANIFEST, METADATA = "manifest.json", "metadata.json"
 CHUNK_BYTES = 4 << 20
-# Ten thousand ranks and as many remembered workers need a tenth of this. Nothing longer is written,
-# so nothing longer is read.
+# Ten thousand ranks and as many remembered workers need a tenth of this. Longer manifests are
+# neither written nor read.
 MOST_MANIFEST_BYTES = 64 << 20
 
 _NAME = re.compile(r"step-([0-9]{9,18})-([0-9a-f]{12})-([0-9]{1,9})")
@@ -51,10 +50,10 @@ _LISTED_FILE = r"^(metadata\.json|tensors-[0-9]{5,9}\.bin|items-[0-9]{5,9}\.json
 
 
 class NotWhole(CheckpointDamaged):
-    """A checkpoint's manifest is missing, or is not what was written.
+    """A checkpoint's manifest is missing, or differs from the one that was written.
 
-    ``ended`` tells whether it was written to its end and damaged later. If not, the process that
-    saved it may have died in the middle.
+    ``ended``: it was written completely and damaged later. Otherwise, the saving process may have
+    died during the save.
     """
 
     def __init__(self, message: str, *, ended: bool) -> None:
@@ -64,15 +63,15 @@ class NotWhole(CheckpointDamaged):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The name of one attempt to save, which no other attempt ever has.
+    """The unique name of one attempt to save.
 
-    Names are in order: of a later run after those of an earlier one, even if that one, stopped for
-    a while, should save a later step afterwards; within a run by step and attempt.
+    Names are ordered by run, step and attempt. Those of a later run come last, even if an earlier,
+    suspended run saves a later step afterwards.
     """
 
     step: int  # of the state, over all restarts
     generation: str  # of the run: twelve hexadecimal digits that grow from run to run
-    attempt: int  # counts the attempts of that run at that step
+    attempt: int  # counts the run's attempts at that step
 
     def __lt__(self, other: Name) -> bool:
         return self._order < other._order
@@ -89,10 +88,10 @@ class Name:
 
 
 def parse_name(text: str) -> Name | None:
-    """Return the attempt that a folder is of; ``None`` if it is not ours."""
+    """Return the attempt to which a folder belongs; ``None`` if it is not a checkpoint's."""
     match = _NAME.fullmatch(text)
     name = Name(int(match[1]), match[2], int(match[3])) if match else None
-    return name if str(name) == text else None  # another folder could have the same name otherwise
+    return name if str(name) == text else None  # else two folders could parse to the same name
 
 
 def is_our_file(name: str) -> bool:
@@ -104,7 +103,7 @@ def tensors_file(rank: int) -> str:
 
 
 def items_file(rank: int) -> str:
-    """Return the name of the file with what a rank has saved besides tensors, as JSON lines."""
+    """Return the name of the file with a rank's state other than tensors, as JSON lines."""
     return f"items-{rank:05d}.jsonl"
 
 
@@ -118,25 +117,28 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
-    format: int  # version of all of it
-    step: int  # steps trained
-    created_unix_s: float  # when it was begun, by the leader's clock
-    world_size: int  # ranks that saved it
+    format: int  # the format's version
+    step: int  # trained steps
+    created_unix_s: float  # start of the save, by the leader's clock
+    world_size: int  # number of ranks that saved it
     versions: dict[str, str]  # of evenstride and torch
+
     stride: dict[str, Any]  # the `Stride`'s own state
-    data: dict[str, Any]  # of the data set: kind, length and a digest of some samples
-    workers: dict[str, Any]  # what was known of them, for the first split of the next run
+    data: dict[str, Any]  # the data set's kind and length, and a digest of some samples
+    workers: dict[str, Any]  # learned about the workers, for the first split of the next run
     files: dict[str, FileInfo]  # the other files, by name
-    # checkpoints that the same training run wrote before its last restart, and has not deleted yet
+
+    # Checkpoints that the same training run wrote before its last restart and still keeps.
     earlier: tuple[str, ...] = ()
-    # identifies the training run, over all restarts; empty in files of an earlier version
+
+    # Identifies the training run, over all restarts. It is empty in files of an earlier version.
     run: str = ""
 
 
 class _Schema(BaseModel):
-    """Types are taken exactly; what a later version adds is passed over."""
+    """Requires exact types; ignores fields that a later version adds."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
 
@@ -147,7 +149,7 @@ class FileSchema(_Schema):
 
 
 class DealingSchema(_Schema):
-    """What is left of an epoch of data in shards."""
+    """The part of an epoch of sharded data that is not trained yet."""
 
     begun: Natural
     rest: list[Pair]
@@ -183,7 +185,7 @@ class PositionSchema(_Schema):
             stretches = sorted(s for s in (*self.left.rest, *opened) if s[0] != s[1])
             ends = [0, *(end for stretch in stretches for end in stretch), self.length or 0]
             if any(before > after for before, after in pairwise(ends)):
-                raise ValueError("what is left of the shards overlaps, or is not in the data")
+                raise ValueError("the rest of the shards overlaps, or exceeds the data")
         return self
 
 
@@ -204,7 +206,7 @@ class ProfileSchema(_Schema):
 
 
 class LossesSchema(_Schema):
-    """How many workers were lost so far, and how many were expected to be."""
+    """The number of workers lost so far, and the expected number."""
 
     failures: Natural
     expected: Annotated[float, Field(ge=0)]
@@ -241,32 +243,31 @@ def check_plain(plain: Any) -> None:
     """Check the content of a manifest, as JSON types.
 
     Raises:
-        CheckpointDamaged: names the first value that no evenstride writes.
+        CheckpointDamaged: names the first invalid value.
     """
     try:
         ManifestSchema.model_validate(plain)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(str(part)[:40] for part in first["loc"]) or "all of it"
+        where = ".".join(str(part)[:40] for part in first["loc"]) or "the whole manifest"
         raise CheckpointDamaged(
-            f"its manifest has an impossible value: {where}: {first['msg'][:80]}"
+            f"its manifest has an invalid value: {where}: {first['msg'][:80]}"
         ) from None
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return a manifest as the bytes of its file: two lines, the second the first one's digest.
+    """Return a manifest as the bytes of its file: the manifest, and its digest on a second line.
 
     Raises:
-        CheckpointError: `decode` would not read it.
+        CheckpointError: `decode` would refuse it.
     """
     body = to_bytes(asdict(manifest))
-    # A manifest that restore() would refuse must fail the save, while training can still repeat
-    # it.
+    # A manifest that restore() refuses must fail the save, which training can still repeat.
     check_plain(from_bytes(body, "the manifest"))
     if len(body) > MOST_MANIFEST_BYTES - 1024:
         raise CheckpointError(
-            f"the manifest would be {len(body)} bytes long, and at most {MOST_MANIFEST_BYTES} can "
-            "be read; save from fewer ranks"
+            f"the manifest would have {len(body)} bytes, more than the {MOST_MANIFEST_BYTES} that "
+            "can be read; save from fewer ranks"
         )
     return body + _seal(body)
 
@@ -279,12 +280,12 @@ def decode(data: bytes) -> Manifest:
     """Return the manifest in the bytes of a file.
 
     Raises:
-        NotWhole: they are not all there, or not those that were written.
-        CheckpointDamaged: they are what was written, and not by evenstride.
+        NotWhole: bytes are missing, or differ from those that were written.
+        CheckpointDamaged: they are intact, but evenstride did not write them.
     """
     plain = from_bytes(_unsealed(data), "its manifest")
     if isinstance(plain, dict):
-        # Before the schema, which a manifest of a later version need not fit.
+        # Before the schema, which a manifest of a later version need not match.
         _require_readable("format", plain.get("format"), FORMAT)
         stride = plain.get("stride")
         version = stride.get("version") if isinstance(stride, dict) else None
@@ -300,10 +301,10 @@ def decode(data: bytes) -> Manifest:
 
 
 def _unsealed(data: bytes) -> bytes:
-    """Return the first line of a manifest, whose digest is the second one.
+    """Return the first line of a manifest after comparing it with the digest in the second.
 
     Raises:
-        NotWhole: it is not; it has not ended if the bytes are the beginning of a whole manifest.
+        NotWhole: they differ; ``ended`` is false if the bytes are the start of an intact manifest.
     """
     body, newline, end = data.partition(b"\n")
     body += newline
@@ -313,7 +314,7 @@ def _unsealed(data: bytes) -> bytes:
     if len(data) > MOST_MANIFEST_BYTES:
         raise NotWhole(f"its manifest has more than {MOST_MANIFEST_BYTES} bytes", ended=True)
     if not newline or (seal.startswith(end) and _is_json(body)):
-        raise NotWhole("its manifest is not complete, so its saving did not end", ended=False)
+        raise NotWhole("its manifest is incomplete, so the save did not finish", ended=False)
     raise NotWhole("its manifest differs from what was written", ended=True)
 
 
@@ -328,17 +329,18 @@ def _is_json(body: bytes) -> bool:
 def _require_readable(what: str, found: Any, known: int) -> None:
     if type(found) is int and found != known:
         raise ConfigError(
-            f"the checkpoint has {what} {found}, and this evenstride reads {known}; restore it "
-            "with the version that wrote it, or choose another folder to start from scratch"
+            f"the checkpoint has {what} {found}, but this version of evenstride reads {known}; "
+            "restore it with the version that wrote it, or use another folder to start from "
+            "scratch"
         )
 
 
 class Digest:
-    """A digest that grows: XXH3 of 128 bits.
+    """An incremental 128-bit XXH3 digest.
 
-    It is to tell damage, of which it misses one in 2**128 (a CRC one in four thousand million); who
-    may write here may write a fitting digest, too, whatever its kind. A cryptographic one was half
-    of what a save costs; this one is thirty times as fast. It lets go of the interpreter lock.
+    It misses one damage in 2**128 (a CRC one in four thousand million). It does not protect from
+    forgery: anyone with write access can write a correct digest of any kind. A cryptographic digest
+    took half the time of a save; this one is thirty times as fast. It releases the GIL.
     """
 
     def __init__(self) -> None:
@@ -368,53 +370,53 @@ def read_manifest(storage: Storage | PatientReader, name: Name) -> Manifest:
     """Return the manifest of a checkpoint.
 
     Raises:
-        NotWhole: it is not there, or not right.
-        CheckpointDamaged: it was not written by evenstride.
-        CheckpointError: it cannot be read now.
+        NotWhole: it is missing or damaged.
+        CheckpointDamaged: evenstride did not write it.
+        CheckpointError: the storage fails.
     """
     try:
-        # One byte more than allowed, to notice a file that is too long.
+        # One byte more than allowed, to detect a file that is too long.
         data = storage.read(name.file(MANIFEST), 0, MOST_MANIFEST_BYTES + 1)
     except FileNotFoundError as error:
-        raise NotWhole("it has no manifest, so its saving did not end", ended=False) from error
+        raise NotWhole("it has no manifest, so the save did not finish", ended=False) from error
     except NOT_THERE as error:
-        raise NotWhole(f"its manifest cannot be opened: {_told(error)}", ended=True) from error
+        raise NotWhole(f"its manifest cannot be opened: {_reason(error)}", ended=True) from error
     manifest = decode(data)
     if manifest.step != name.step:
         raise NotWhole(
-            f"its manifest is of step {manifest.step}, not of its folder's step", ended=True
+            f"its manifest belongs to step {manifest.step}, not to its folder's step", ended=True
         )
     return manifest
 
 
 def check_file(storage: Storage | PatientReader, name: str, expected: FileInfo) -> str | None:
-    """Return what is wrong with a file, ``None`` if nothing; reads all of it.
+    """Read a whole file, and return a description of its damage; ``None`` if it is intact.
 
     Raises:
-        CheckpointError: it cannot be read now, so nothing is known of it.
+        CheckpointError: the storage fails, so the state of the file is unknown.
     """
     whole = Digest()
     try:
         while whole.size_bytes < expected.size_bytes:
             left = expected.size_bytes - whole.size_bytes
-            # In pieces, as a file may be larger than memory.
+            # In chunks, because a file may be larger than memory.
             chunk = storage.read(name, whole.size_bytes, min(CHUNK_BYTES, left))
             if not chunk:
                 return (
-                    f"{name} has {whole.size_bytes} bytes, and {expected.size_bytes} were written"
+                    f"{name} has {whole.size_bytes} bytes, but {expected.size_bytes} were written"
                 )
             whole.update(chunk)
         longer = storage.read(name, expected.size_bytes, 1)
     except FileNotFoundError:
         return f"{name} is missing"
     except NOT_THERE as error:
-        return f"{name} cannot be opened: {_told(error)}"
+        return f"{name} cannot be opened: {_reason(error)}"
     if longer:
-        return f"{name} has more than {expected.size_bytes} bytes, and so many were written"
+        return f"{name} has more than the {expected.size_bytes} bytes that were written"
     if whole.info().digest != expected.digest:
         return f"{name} differs from what was written"
     return None
 
 
-def _told(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return error.strerror if isinstance(error, NotAFile) and error.strerror else str(error)

@@ -1,8 +1,9 @@
-"""Which checkpoints there are, and which of them go once a newer one is in place.
+"""Lists the checkpoints of a folder, and deletes old ones once a newer one is complete.
 
-A run deletes what it wrote, what it was restored from, and what it wrote before it was restarted,
-if the manifest still proves that. It never deletes anything else that may be intact: a checkpoint
-whose manifest is damaged can often be repaired by hand, since its tensors are still there.
+A run deletes the checkpoints that it wrote, the one that it was restored from, and those that it
+wrote before a restart, if their manifests still prove that. It deletes no other checkpoint that may
+be intact. A checkpoint with a damaged manifest can often be repaired by hand, because its tensors
+still exist.
 """
 
 from __future__ import annotations
@@ -25,23 +26,25 @@ from evenstride.runtime.checkpoint.format.manifest import (
 from evenstride.runtime.checkpoint.format.storage import NotAFile, PatientReader, Storage
 
 COMPLETED = "completed.txt"
-"""A file that says that this folder has held a complete checkpoint. Where it is, a folder without
-one is damaged; where it is not, the first save of the run did not end."""
+"""A file that marks a folder that has held a complete checkpoint. If the folder holds no complete
+checkpoint now, it is damaged; without the file, the run's first save did not finish."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The checkpoints of others that this run may delete, as it goes on from them."""
+    """The checkpoints from before the last restart that this run may delete."""
 
     restored: Name | None = None  # the checkpoint that this run was restored from
-    # older ones that the same training run wrote before it was restarted
+
+    # Older ones that the same training run wrote before it was restarted.
     earlier: frozenset[Name] = frozenset()
-    damaged: frozenset[Name] = frozenset()  # those that cannot be restored
-    # identifies the training run; drawn if training starts from scratch
+    damaged: frozenset[Name] = frozenset()  # checkpoints that cannot be restored
+
+    # Identifies the training run; drawn at random if training starts from scratch.
     run: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def names(self) -> list[str]:
-        """Return all of them in order, for the manifest of the next checkpoint."""
+        """Return their names in order, for the manifest of the next checkpoint."""
         own = {*self.earlier, *([] if self.restored is None else [self.restored])}
         return list(map(str, sorted(own)))
 
@@ -53,13 +56,13 @@ def descended(
     damaged: Collection[Name],
     storage: PatientReader,
 ) -> Lineage:
-    """Return what a run may delete once it has been restored.
+    """Return the checkpoints that a restored run may delete.
 
-    A name proves nothing, whether it is listed or of the same generation: an older checkpoint is
+    A name proves nothing, even if it is listed or has the same generation. An older checkpoint is
     this run's only if its own manifest can be read and names the run. ``complete`` are the attempts
-    in the folder that have a manifest, ``damaged`` those that were passed over.
+    in the folder with a manifest, ``damaged`` those that were skipped.
     """
-    if not manifest.run:  # of an earlier version, which proves nothing
+    if not manifest.run:  # written by an earlier version, which proves nothing
         return Lineage(restored, damaged=frozenset(damaged))
     older = (name for name in complete if name < restored)
     likely = (n for n in older if n.generation == restored.generation or str(n) in manifest.earlier)
@@ -75,13 +78,13 @@ def _run_of(storage: PatientReader, name: Name) -> str | None:
 
 
 def attempts(storage: Storage | PatientReader) -> tuple[list[Name], list[Name]]:
-    """Return the attempts that have a manifest, and those that have none, newest first.
+    """Return the attempts with a manifest and those without, each newest first.
 
-    Whether a manifest is right is not looked at. Whatever else is in the folder is passed over.
+    The manifests are not checked. Other files in the folder are ignored.
     """
     names = [name for text in storage.list() if (name := parse_name(text)) is not None]
     names.sort(reverse=True)
-    # Not exists(): many file systems of fsspec take any error for a file that is not there.
+    # Not exists(): with many fsspec file systems it returns False after any error.
     ended = {name: MANIFEST in storage.list(str(name)) for name in names}
     return [n for n in names if ended[n]], [n for n in names if not ended[n]]
 
@@ -89,12 +92,12 @@ def attempts(storage: Storage | PatientReader) -> tuple[list[Name], list[Name]]:
 def to_delete(
     complete: Sequence[Name], begun: Sequence[Name], newest: Name, keep: int, lineage: Lineage
 ) -> list[Name]:
-    """Return the attempts that ``newest``, whose manifest is in place, makes superfluous.
+    """Return the attempts to delete now that ``newest`` has its manifest.
 
-    Those are complete attempts of this run beyond the newest ``keep``, and attempts of this life
-    that never ended. Until this life has written ``keep`` checkpoints itself, twice as many stay:
-    the restored one may be the only one that is known to be whole. ``complete`` are the attempts
-    with a manifest, newest first, and ``begun`` those without.
+    These are complete attempts of this run beyond the newest ``keep``, and attempts since the last
+    restart that never finished. Twice as many are kept until ``keep`` checkpoints have been written
+    since the restart: the restored one may be the only one that is known to be intact. ``complete``
+    are the attempts with a manifest, newest first, and ``begun`` those without.
 
     >>> a, b, c = (Name(step, "0" * 12, 0) for step in (1, 2, 3))
     >>> list(map(str, to_delete([c, b, a], [], newest=c, keep=2, lineage=Lineage())))
@@ -112,11 +115,11 @@ def to_delete(
 
 
 def next_generation(storage: Storage, now_unix_s: float, drawn: int) -> str:
-    """Return the generation of a run that begins now: later than any that has saved.
+    """Return the generation of a run that starts now: later than any that has saved.
 
-    Eight digits are the time in seconds, as far as the clocks of all machines agree; where the
-    clock of a run before was ahead, one more than its number. Four are ``drawn``, a random number
-    of 16 bits, so that two runs that begin in the same second do not have the same one.
+    Its first eight digits are the time in seconds, or one more than the largest number of an
+    earlier run with a faster clock. The last four are ``drawn``, a random number of 16 bits, so
+    that two runs that start in the same second differ.
     """
     known = [int(name.generation[:8], 16) for text in storage.list() if (name := parse_name(text))]
     number = max(int(now_unix_s), *(number + 1 for number in known), 0)
@@ -124,15 +127,15 @@ def next_generation(storage: Storage, now_unix_s: float, drawn: int) -> str:
 
 
 def later_run(storage: Storage, mine: Name) -> Name | None:
-    """Return an attempt of a run that began later than this one, if there is any."""
+    """Return an attempt of a run that started later than this one, if any."""
     names = (name for text in storage.list() if (name := parse_name(text)) is not None)
     return next((name for name in names if name.generation > mine.generation), None)
 
 
 def delete(storage: Storage, name: Name) -> None:
-    """Delete an attempt: its manifest first, so that no half of it is ever taken for complete.
+    """Delete an attempt: its manifest first, so that a partial one never looks complete.
 
-    Files that are not ours stay, and so does the folder then.
+    Files that evenstride did not write are kept, and so is their folder.
     """
     storage.delete(name.file(MANIFEST))
     for file in storage.list(str(name)):
@@ -142,21 +145,21 @@ def delete(storage: Storage, name: Name) -> None:
 
 
 def prune(storage: Storage, newest: Name, keep: int, lineage: Lineage) -> None:
-    """Note that there is a complete checkpoint, and delete what it makes superfluous."""
-    # First: whatever is lost later, restore() knows that there was a whole checkpoint.
+    """Mark the folder as having a complete checkpoint, and delete those that are not needed."""
+    # First: whatever is lost later, restore() knows that a complete checkpoint existed.
     if COMPLETED not in storage.list():
-        told = f"{newest} is complete. If no checkpoint here can be read, restore() raises.\n"
-        storage.write(COMPLETED, [told.encode()])
+        note = f"{newest} is complete. If no checkpoint here can be read, restore() raises.\n"
+        storage.write(COMPLETED, [note.encode()])
     complete, begun = attempts(storage)
-    if newest not in complete:  # a store that does not list yet what it has: another time
+    if newest not in complete:  # the store does not list the new files yet: after the next save
         return
     superfluous = to_delete(complete, begun, newest, keep, lineage)
     foreign = (name for name in begun if name < newest and name not in superfluous)
     for name in [*superfluous, *(n for n in foreign if _is_remnant(storage, n))]:
-        with contextlib.suppress(NotAFile):  # a link or a file of that name is not ours
+        with contextlib.suppress(NotAFile):  # evenstride made no link or file of that name
             delete(storage, name)
 
 
 def _is_remnant(storage: Storage, name: Name) -> bool:
-    """Return whether an attempt was never complete: the manifest is written after the table."""
+    """Return whether an attempt never finished: the manifest is written after the index."""
     return METADATA not in storage.list(str(name))

@@ -1,8 +1,8 @@
-"""States as JSON and tensors: nothing in a checkpoint is a pickle, so loading one runs no code.
+"""Encodes states as JSON and tensors, without pickles, so that loading a checkpoint runs no code.
 
-`pack` takes the tensors out of a nested state and turns the rest into JSON types; what JSON has
-no word for is an object with the key ``$`` that names its kind. `unpack` knows those kinds and no
-others. Types are taken exactly: a subclass might carry what is not seen here.
+`pack` takes the tensors out of a nested state and turns the rest into JSON types. Other types
+become an object whose key ``$`` names the type. `unpack` knows only those types. Types must match
+exactly, because a subclass may carry further data.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ DTYPES: dict[str, torch.dtype] = {
     for value in vars(torch).values()
     if isinstance(value, torch.dtype)
 }
-"""Every dtype by the name that it has in a checkpoint."""
+"""Every dtype by its name in checkpoints."""
 
 _KIND = "$"
 Tensors = dict[str, torch.Tensor]
 
 
 def pack(state: Any, path: str, tensors: Tensors) -> Any:
-    """Return a state as JSON types, with its tensors put into ``tensors`` by their paths.
+    """Return a state as JSON types, and put its tensors into ``tensors`` by their paths.
 
-    The state is nested dictionaries, lists and tuples of plain values and tensors. ``path`` is its
-    own, shown in errors, and the beginning of its tensors' paths.
+    The state is nested dictionaries, lists and tuples of plain values and tensors. ``path`` is the
+    state's name in errors and the prefix of its tensors' paths.
     """
     if state is None or type(state) in (bool, int, str):
         return state
@@ -44,7 +44,7 @@ def pack(state: Any, path: str, tensors: Tensors) -> Any:
         return _array(state, path, tensors)
     if isinstance(state, np.generic):
         return pack(state.item(), path, tensors)
-    # JSON turns other keys into texts, so such a dictionary is packed as pairs further down.
+    # JSON turns other keys into strings, so such a dictionary is packed as pairs further down.
     if type(state) is dict and all(type(key) is str for key in state) and _KIND not in state:
         return {key: pack(value, f"{path}/{key}", tensors) for key, value in state.items()}
     if type(state) is list:
@@ -62,7 +62,7 @@ def unpack(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Return the state that `pack` was given.
 
     Raises:
-        CheckpointDamaged: it is not something that `pack` returns.
+        CheckpointDamaged: `pack` cannot have returned it.
     """
     try:
         return _unpack(plain, tensors)
@@ -95,11 +95,13 @@ def _unpack(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         TypeError,
         ValueError,
     ) as error:
-        raise CheckpointDamaged(f"a {str(kind)[:40]!r} in a checkpoint cannot be read") from error
+        raise CheckpointDamaged(
+            f"a checkpoint contains an invalid value of type {str(kind)[:40]!r}"
+        ) from error
 
 
 def to_bytes(plain: Any) -> bytes:
-    """Return JSON types as the bytes of a file, in one line."""
+    """Return JSON types as the bytes of a file with one line."""
     return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
@@ -107,10 +109,10 @@ def from_bytes(data: bytes, what: str) -> Any:
     """Return the JSON types in the bytes of a file.
 
     Raises:
-        CheckpointDamaged: they are something else, a pickle for example.
+        CheckpointDamaged: they are not JSON, but a pickle, for example.
     """
     try:
-        # Python's JSON also takes NaN and Infinity, which are never written here.
+        # Python's parser also accepts NaN and Infinity, which are never written here.
         return json.loads(data, parse_constant=_refuse_constant)
     except (RecursionError, ValueError) as error:
         raise CheckpointDamaged(f"{what} is not valid JSON") from error
@@ -133,7 +135,7 @@ def _tensor(tensor: torch.Tensor, path: str, tensors: Tensors) -> Any:
 
 def _array(array: np.ndarray[Any, Any], path: str, tensors: Tensors) -> Any:
     try:
-        # Reshaped, because ascontiguousarray gives an array without dimensions one.
+        # Reshaped, because ascontiguousarray adds a dimension to an array without any.
         tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     except TypeError as error:
         raise _refused(array, path) from error
@@ -146,19 +148,19 @@ def _require_plain(tensor: torch.Tensor, path: str) -> None:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, DTensor):
         raise _refused(tensor, path)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-        told = "a meta" if tensor.is_meta else "a sparse or quantised"
+        layout = "a meta" if tensor.is_meta else "a sparse or quantised"
         raise ConfigError(
-            f"{path} is {told} tensor, and checkpoints hold dense tensors with values; convert it "
-            "in state_dict(), or leave it out"
+            f"{path} is {layout} tensor, but checkpoints hold only dense tensors with values; "
+            "convert it in state_dict(), or leave it out"
         )
 
 
 def _refused(value: object, path: str) -> ConfigError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     return ConfigError(
-        f"{path} is a {kind}, which could not be loaded again without running code from the "
-        "checkpoint; it may hold numbers, strings, None, tensors, arrays, and dictionaries, lists "
-        "and tuples of them; leave it out of state_dict(), and make it anew in load_state_dict()"
+        f"{path} is a {kind}, which cannot be loaded without running code from the checkpoint. "
+        "A state may hold numbers, strings, None, tensors, arrays, and dictionaries, lists and "
+        "tuples of them. Leave the object out of state_dict(), and create it in load_state_dict()"
     )
 
 
@@ -174,7 +176,7 @@ def _values(state: Iterable[Any], path: str, tensors: Tensors) -> Any:
 
 
 _PACKERS: dict[type, tuple[str, Callable[[Any, str, Tensors], Any]]] = {
-    # Only infinities and nan come here; JSON has all others.
+    # Only infinities and NaN come here; JSON has all others.
     float: ("float", lambda state, *_: str(state)),
     bytes: ("bytes", lambda state, *_: base64.b64encode(state).decode()),
     complex: ("complex", lambda state, *rest: _values((state.real, state.imag), *rest)),

@@ -1,6 +1,6 @@
-"""Where checkpoints are kept: a few operations that any file system and object store has.
+"""Stores checkpoints, with the few operations that every file system and object store supports.
 
-Nothing is renamed and nothing locked, as object stores can do neither. Names are relative to the
+Files are not renamed or locked, because object stores cannot do that. Names are relative to the
 checkpoints' folder, with ``/`` between a checkpoint's folder and its files.
 """
 
@@ -23,10 +23,10 @@ _T = TypeVar("_T")
 
 Bytes = bytes | bytearray | memoryview
 
-# A storage that fails gets time: this many tries, with a pause that doubles.
+# An operation is tried this many times, with pauses that double.
 _TRIES, FIRST_PAUSE_S = 4, 0.5
 
-# Trying again does not help before somebody has done something about it.
+# A retry does not help against these errors before the user has removed their cause.
 _LASTING = {
     errno.EACCES,
     errno.EDQUOT,
@@ -41,10 +41,10 @@ _LASTING = {
 
 
 class NotAFile(OSError):
-    """A file's name belongs to something else: a folder, a pipe, a device or a symbolic link."""
+    """The name belongs to a folder, a pipe, a device or a symbolic link instead of a file."""
 
 
-# Errors of a storage that say that there is no such file. All others may pass.
+# A storage raises these if the file does not exist. All other errors may be temporary.
 NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, NotAFile)
 
 
@@ -53,7 +53,7 @@ def tried(
     is_final: Callable[[Exception], bool],
     pause: Callable[[float], object] = time.sleep,
 ) -> _T:
-    """Make a call, again after a pause where it raises an error that may pass; raise the last."""
+    """Make a call, and retry it after errors that may be temporary; raise the last error."""
     pause_s = FIRST_PAUSE_S
     for _ in range(_TRIES - 1):
         try:
@@ -70,38 +70,38 @@ class Storage(Protocol):
     """A folder of files, on a disk or in an object store."""
 
     def write(self, name: str, chunks: Iterable[Bytes]) -> None:
-        """Write a file, replacing what is there; it is durable when this returns.
+        """Write or replace a file; it is durable when this returns.
 
         Raises:
-            Exception: any; there may be a part of the file then, or all of it.
+            Exception: any; the file may then exist completely or in part.
         """
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Return ``length`` bytes from ``start`` on, fewer at the end; all if ``None``.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            NotAFile: there is something else of that name.
+            FileNotFoundError: the file does not exist.
+            NotAFile: the name does not belong to a regular file.
         """
 
     def list(self, folder: str = "") -> list[str]:
-        """Return the names in a folder, without its own; empty if there is no such folder."""
+        """Return the names in a folder, without its own; empty if the folder does not exist."""
 
     def delete(self, name: str) -> None:
-        """Delete a file, if there is one."""
+        """Delete a file, if it exists."""
 
     def delete_folder(self, folder: str) -> None:
-        """Delete a folder if it is empty, where the store knows folders at all."""
+        """Delete a folder if it is empty and the store has folders."""
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file."""
+        """Return whether the file exists."""
 
 
 class LocalStorage:
-    """A folder of the file system; made when first written to.
+    """A folder of the file system; created by the first write.
 
-    A file, and its entry in the folder, are on the disk when `write` returns. Symbolic links below
-    the folder are not followed, and only regular files are opened: a pipe would block for ever.
+    A file and its entry in the folder are on the disk when `write` returns. Symbolic links below
+    the folder are not followed. Only regular files are opened, because a pipe would block forever.
     """
 
     def __init__(self, root: Path) -> None:
@@ -117,7 +117,7 @@ class LocalStorage:
             for chunk in chunks:
                 _write_all(file.fileno(), memoryview(chunk))
             os.fsync(file.fileno())
-        # The name is in the folder, which fsync of the file does not cover.
+        # fsync of the file does not cover its name, which is in the folder.
         _sync_folder(path.parent)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
@@ -141,7 +141,7 @@ class LocalStorage:
 
     def delete(self, name: str) -> None:
         folder, _, file = name.rpartition("/")
-        # By the open folder: a path could lead through a link that replaced the folder meanwhile.
+        # Relative to the open folder: a link could replace the folder of a path meanwhile.
         with contextlib.suppress(FileNotFoundError), self._opened(folder) as at:
             os.unlink(file, dir_fd=at)
 
@@ -168,9 +168,9 @@ class LocalStorage:
     def _open(self, name: str) -> io.FileIO:
         folder, _, file = name.rpartition("/")
         with self._opened(folder) as at:
-            # Opening a device can have effects, so look before and after.
+            # Opening a device can have side effects, so check before and after.
             if stat.S_ISREG(os.stat(file, dir_fd=at, follow_symlinks=False).st_mode):
-                # Without O_NONBLOCK a pipe that has replaced the file would block for ever.
+                # Without O_NONBLOCK, a pipe that has replaced the file would block forever.
                 fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
                 opened = io.FileIO(fd)
                 if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -186,9 +186,9 @@ class LocalStorage:
 
 
 class PatientReader:
-    """Reads a storage, and tries again where it fails.
+    """Reads a storage, and retries failed reads.
 
-    A file that is not there is an answer. Any other error may pass, and tells nothing about the
+    A missing file is a result. Any other error may be temporary and says nothing about the
     checkpoint: it is raised after the last try, and the file does not count as damaged.
     """
 
@@ -202,11 +202,11 @@ class PatientReader:
         """Return a part of a file; see `Storage.read`.
 
         Raises:
-            CheckpointError: it cannot be read now.
+            CheckpointError: all tries have failed.
         """
         remedy = (
-            "It may be undamaged, so no older checkpoint is restored. Make it readable and start "
-            "again, or move this checkpoint to another folder to go on from the one before"
+            "It may be intact, so no older checkpoint is restored. Make it readable and restart, "
+            "or move this checkpoint to another folder to continue from the previous one"
         )
         call = partial(self._storage.read, name, start, length)
         return self._tried(f"{name} in {self} cannot be read", remedy, call)
@@ -215,24 +215,22 @@ class PatientReader:
         """Return the names in a folder.
 
         Raises:
-            CheckpointError: it cannot be listed now.
+            CheckpointError: all tries have failed.
         """
-        remedy = (
-            "A run that starts from scratch might replace them. Make it readable, and start again"
-        )
+        remedy = "A run that starts from scratch could replace them. Make it readable, and restart"
         what = f"the checkpoints in {self} cannot be listed"
         return self._tried(what, remedy, partial(self._storage.list, folder))
 
     def _tried(self, what: str, remedy: str, call: Callable[[], _T]) -> _T:
         try:
-            # That a file is not there is an answer, which would be the same at the next try.
+            # A missing file is a result: a retry would not change it.
             return tried(call, lambda error: isinstance(error, NOT_THERE))
         except NOT_THERE:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"{what}: {type(error).__name__}: {error}. It was tried {_TRIES} times. "
-                f"Nothing was restored, changed or deleted. {remedy}"
+                f"{what} after {_TRIES} tries: {type(error).__name__}: {error}. "
+                f"No file or state was restored, changed or deleted. {remedy}"
             ) from error
 
 
@@ -245,7 +243,7 @@ def _sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
-    except OSError as error:  # some network file systems cannot, and have no need to
+    except OSError as error:  # some network file systems neither support nor need it
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -253,10 +251,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 class FsspecStorage:
-    """A folder of an fsspec file system; ``url`` is as the user wrote it, for messages.
+    """A folder of an fsspec file system; ``url`` is the user's own, for messages.
 
-    A file is there as a whole or not at all where the store works like that, as object stores do;
-    nothing here relies on it. Listings are never taken from a cache.
+    Object stores write files atomically; this code does not rely on that. Listings never come from
+    a cache.
     """
 
     def __init__(self, fs: Any, root: str, url: str) -> None:
@@ -267,7 +265,7 @@ class FsspecStorage:
 
     def write(self, name: str, chunks: Iterable[Bytes]) -> None:
         path = self._path(name)
-        # Not every store knows folders.
+        # Not every store has folders.
         with contextlib.suppress(NotImplementedError):
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         file = self._fs.open(path, "wb")
@@ -314,11 +312,11 @@ class FsspecStorage:
 
 
 def _give_up(file: Any) -> None:
-    """Drop a file that is half written: to close it would complete the upload of what is there."""
+    """Discard a partly written file: closing it would complete the upload."""
     with contextlib.suppress(Exception):
         file.discard()
     with contextlib.suppress(AttributeError):
-        file.closed = True  # the garbage collector would close it as well
+        file.closed = True  # else the garbage collector would close it
 
 
 def _open_remote(url: str) -> Storage:
@@ -328,14 +326,14 @@ def _open_remote(url: str) -> Storage:
     except ImportError as error:
         raise ConfigError(
             f"checkpoints at {url} need fsspec, which is not installed; run pip install "
-            "'evenstride[remote]', or give a path of the file system"
+            "'evenstride[remote]', or use a path of the file system"
         ) from error
     try:
         fs, root = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise ConfigError(
-            f"checkpoints cannot be kept at {url}: {error}; install the fsspec package for "
-            f"{scheme}:// (s3fs, gcsfs, adlfs, ...), or give a path of the file system"
+            f"checkpoints cannot be stored at {url}: {error}; install the fsspec package for "
+            f"{scheme}:// (s3fs, gcsfs, adlfs, ...), or use a path of the file system"
         ) from error
     return FsspecStorage(fs, root, url)
 
@@ -345,7 +343,7 @@ def location(folder: str | os.PathLike[str]) -> str:
     text = os.fspath(folder) if isinstance(folder, str | os.PathLike) else ""
     if not isinstance(text, str) or not text:
         raise ConfigError(
-            f"checkpoints cannot be kept in {folder!r}; give a path, or a URL such as "
+            f"checkpoints cannot be stored in {folder!r}; expected a path, or a URL such as "
             "s3://bucket/folder"
         )
     text = text.removeprefix("file://")
@@ -357,16 +355,16 @@ def open_storage(folder: str | os.PathLike[str]) -> Storage:
     text = location(folder)
     if "://" not in text:
         path = Path(text)
-        # Unlike a Path's methods, this says no where it may not look: every save will tell.
+        # Unlike a Path's methods, this returns False without permission; a save reports that.
         if os.path.isfile(path):  # noqa: PTH113
             raise ConfigError(
-                f"checkpoints cannot be kept in {path}, which is a file; give a folder, which is "
-                "made if it is not there"
+                f"checkpoints cannot be stored in {path}, which is a file; use a folder, which "
+                "need not exist yet"
             )
         return LocalStorage(path)
     return _open_remote(text)
 
 
 def lasting(error: BaseException) -> bool:
-    """Return whether an error will still be there in a few seconds, such as a full disk."""
+    """Return whether an error, such as a full disk, persists for more than a few seconds."""
     return isinstance(error, OSError) and error.errno in _LASTING

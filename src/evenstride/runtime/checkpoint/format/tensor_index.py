@@ -1,7 +1,7 @@
-"""The table of a checkpoint's contents: torch's `Metadata` as JSON, and back.
+"""The index of a checkpoint: torch's `Metadata` as JSON, and back.
 
-Whatever it says is checked before it is used: every tensor is covered once, and no byte of a file
-is used twice. So a table cannot ask for more memory than there are bytes to fill it with.
+It is checked before it is used: every tensor must be covered exactly once, and no byte of a file
+may be used twice. So an index cannot request more memory than the files have bytes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from torch.distributed.checkpoint.metadata import (
 from evenstride.errors import CheckpointDamaged, CheckpointError
 from evenstride.runtime.checkpoint.format.state_codec import DTYPES, from_bytes, to_bytes
 
-# torch's own limit is near; a size with zeros could still ask for impossible strides.
+# Close to torch's own limits; a size with zeros could still need impossible strides.
 _MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 2**62
-# Four million parts. Nothing longer is written, so nothing longer is read.
+# Four million parts. A longer index is neither written nor read.
 MOST_TABLE_BYTES = 256 << 20
 
 
 class ByteRange(NamedTuple):
-    """Where an item's bytes are."""
+    """The location of an item's bytes."""
 
     file: str
     start_bytes: int
@@ -39,10 +39,10 @@ class ByteRange(NamedTuple):
 
 
 def encode_table(metadata: Metadata, places: dict[MetadataIndex, ByteRange]) -> bytes:
-    """Return what is in a checkpoint, and where, as the bytes of a file.
+    """Return the index as the bytes of a file.
 
     Raises:
-        CheckpointError: it is longer than what can be read again.
+        CheckpointError: it is too long to be read again.
     """
     tensors: dict[str, Any] = {}
     items: dict[str, Any] = {}
@@ -59,49 +59,49 @@ def encode_table(metadata: Metadata, places: dict[MetadataIndex, ByteRange]) -> 
     data = to_bytes({"tensors": tensors, "items": items})
     if len(data) > MOST_TABLE_BYTES:
         raise CheckpointError(
-            f"the table of contents would be {len(data)} bytes long, and at most "
-            f"{MOST_TABLE_BYTES} can be read; save from fewer ranks"
+            f"the checkpoint index would have {len(data)} bytes, more than the "
+            f"{MOST_TABLE_BYTES} that can be read; save from fewer ranks"
         )
     return data
 
 
 def decode_table(data: bytes, file_bytes: dict[str, int]) -> Metadata:
-    """Return the table in the bytes of a file; ``storage_data`` is a `ByteRange` for each index.
+    """Return the index in the bytes of a file; ``storage_data`` is a `ByteRange` for each entry.
 
     ``file_bytes`` are the sizes of the checkpoint's files, by name.
 
     Raises:
-        CheckpointDamaged: it is not a table, or does not fit the files.
+        CheckpointDamaged: it is not an index, or does not match the files.
     """
-    plain = from_bytes(data, "the table of contents")
+    plain = from_bytes(data, "the checkpoint index")
     entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     places: dict[MetadataIndex, ByteRange] = {}
     try:
         for key, place in plain["items"].items():
             entries[key] = BytesStorageMetadata()
             places[MetadataIndex(key)] = _checked(ByteRange(*place), file_bytes)
-        for key, told in plain["tensors"].items():
+        for key, listed in plain["tensors"].items():
             if key in entries:
-                raise CheckpointDamaged(f"the table of contents lists {key[:200]} twice")
-            entries[key] = _tensor_entry(key, told, file_bytes, places)
+                raise CheckpointDamaged(f"the checkpoint index lists {key[:200]} twice")
+            entries[key] = _tensor_entry(key, listed, file_bytes, places)
     except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointDamaged):
             raise
-        raise CheckpointDamaged("the table of contents lacks what it must hold") from error
+        raise CheckpointDamaged("the checkpoint index has missing or invalid entries") from error
     _refuse_shared_bytes(places.values())
     return Metadata(entries, storage_data=places)
 
 
 def _tensor_entry(
-    key: str, told: Any, file_bytes: dict[str, int], places: dict[MetadataIndex, ByteRange]
+    key: str, listed: Any, file_bytes: dict[str, int], places: dict[MetadataIndex, ByteRange]
 ) -> TensorStorageMetadata:
-    dtype, size = DTYPES[told["dtype"]], _size(told["size"])
+    dtype, size = DTYPES[listed["dtype"]], _size(listed["size"])
     chunks: list[ChunkStorageMetadata] = []
-    for offset, sizes, file, start_bytes in told["chunks"]:
+    for offset, sizes, file, start_bytes in listed["chunks"]:
         offset, sizes = _whole_numbers(offset), _whole_numbers(sizes)
         ends = zip(offset, sizes, size, strict=True)
         if any(o + s > whole for o, s, whole in ends):
-            raise CheckpointDamaged(f"the table of contents has a part outside of {key}")
+            raise CheckpointDamaged(f"the checkpoint index has a part outside of {key}")
         place = ByteRange(file, start_bytes, prod(sizes) * dtype.itemsize)
         places[MetadataIndex(key, offset)] = _checked(place, file_bytes)
         chunks.append(ChunkStorageMetadata(torch.Size(offset), torch.Size(sizes)))
@@ -109,28 +109,28 @@ def _tensor_entry(
     return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), chunks)
 
 
-def _size(told: Any) -> list[int]:
-    size = _whole_numbers(told)
+def _size(listed: Any) -> list[int]:
+    size = _whole_numbers(listed)
     if len(size) > _MOST_DIMENSIONS or prod(max(one, 1) for one in size) > _MOST_ELEMENTS:
-        raise CheckpointDamaged("the table of contents has a size that no tensor has")
+        raise CheckpointDamaged("the checkpoint index has an impossible tensor size")
     return size
 
 
 def _require_covered(key: str, size: Sequence[int], chunks: list[ChunkStorageMetadata]) -> None:
-    """Refuse parts that leave a hole or overlap: every element has to be there once."""
+    """Refuse parts with gaps or overlaps: each element must occur exactly once."""
     elements = [prod(chunk.sizes) for chunk in chunks]
     if sum(elements) != prod(size):
-        raise CheckpointDamaged(f"the table of contents lacks parts of {key}")
+        raise CheckpointDamaged(f"the checkpoint index lacks parts of {key}")
     if prod(size) and not all(elements):
-        raise CheckpointDamaged(f"the table of contents has an empty part of {key}")
+        raise CheckpointDamaged(f"the checkpoint index has an empty part of {key}")
     if prod(size) and any(_overlaps(chunks)):
-        raise CheckpointDamaged(f"the table of contents has parts of {key} that overlap")
+        raise CheckpointDamaged(f"the checkpoint index has overlapping parts of {key}")
 
 
 def _overlaps(chunks: list[ChunkStorageMetadata]) -> Iterator[bool]:
-    """Yield for each part whether it overlaps one that begins before it.
+    """Yield for each part whether it overlaps an earlier one.
 
-    Takes ``O(n log n)`` for parts that are cut along one dimension, as those of FSDP are.
+    Takes ``O(n log n)`` for parts that are split along one dimension, as FSDP's are.
     """
     dims = range(len(chunks[0].offsets))
     along = max(dims, key=lambda dim: len({c.offsets[dim] for c in chunks}), default=None)
@@ -149,23 +149,23 @@ def _overlap(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> bool:
 
 
 def _refuse_shared_bytes(places: Iterable[ByteRange]) -> None:
-    """Refuse a table in which two parts have the same bytes: they would need more memory."""
+    """Refuse two parts with the same bytes: they would need more memory than the files."""
     used = sorted(place for place in places if place.size_bytes)
     for one, after in pairwise(used):
         if one.file == after.file and one.start_bytes + one.size_bytes > after.start_bytes:
-            raise CheckpointDamaged(f"the table of contents uses bytes of {one.file} twice")
+            raise CheckpointDamaged(f"the checkpoint index uses bytes of {one.file} twice")
 
 
 def _whole_numbers(values: Any) -> list[int]:
     if not isinstance(values, list | tuple):
-        raise CheckpointDamaged("the table of contents has an invalid size")
+        raise CheckpointDamaged("the checkpoint index contains an invalid size")
     if not all(type(value) is int and 0 <= value < 2**62 for value in values):
-        raise CheckpointDamaged("the table of contents has an invalid size")
+        raise CheckpointDamaged("the checkpoint index contains an invalid size")
     return list(values)
 
 
 def _checked(place: ByteRange, file_bytes: dict[str, int]) -> ByteRange:
     start_bytes, size_bytes = _whole_numbers(place[1:])
     if start_bytes + size_bytes > file_bytes[place.file]:
-        raise CheckpointDamaged(f"the table of contents goes beyond the end of {place.file}")
+        raise CheckpointDamaged(f"the checkpoint index exceeds the end of {place.file}")
     return place

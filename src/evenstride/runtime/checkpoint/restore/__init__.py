@@ -1,4 +1,4 @@
-"""Find the newest whole checkpoint, and put its state back at any number of ranks.
+"""Finds the newest intact checkpoint, and restores its state with any number of ranks.
 
 Start with `restorer`.
 """

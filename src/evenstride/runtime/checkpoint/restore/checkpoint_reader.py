@@ -1,8 +1,8 @@
-"""Reading a checkpoint through torch's own load, at any number of ranks.
+"""Reads a checkpoint through torch's own load, with any number of ranks.
 
-`torch.distributed.checkpoint.load` finds out which stored parts overlap with which of this rank's;
-here only those bytes are read, and copied where they belong. Tensors are bytes, everything else
-is JSON: nothing is unpickled.
+`torch.distributed.checkpoint.load` determines which stored parts overlap with this rank's tensors.
+This module reads only those bytes and copies them into the tensors. All other state is JSON, so
+no pickle is loaded.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from evenstride.runtime.checkpoint.format.tensor_index import (
     decode_table,
 )
 
-# What is read at once, and across what gap two reads are made into one: a request to an object
-# store takes as long as some megabytes.
+# The largest read, and the largest gap between two reads that are merged into one: a request to an
+# object store takes as long as reading some megabytes.
 SPAN_BYTES, GAP_BYTES = 64 << 20, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A tensor's rows that are asked for, and where they are in the file."""
+    """Requested rows of a tensor, and their location in the file."""
 
     item: ReadItem
     file: str
@@ -55,28 +55,28 @@ class _Read:
 
 
 class Reader(StorageReader):
-    """Reads the parts of one checkpoint that a plan asks for; its manifest is known to be right."""
+    """Reads the parts of one checkpoint that a plan requests; its manifest is already checked."""
 
     def __init__(self, storage: PatientReader, name: Name, manifest: Manifest) -> None:
         self._storage, self._name, self._manifest = storage, name, manifest
         self._metadata: Metadata | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is kept from load to load."""
+        """Do nothing: no state is kept between loads."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the table of contents.
+        """Return the index.
 
         Raises:
-            CheckpointDamaged: its digest is not that of the manifest.
+            CheckpointDamaged: its digest differs from that in the manifest.
         """
         del args, kwargs
-        # torch's load and `item` ask for it again and again.
+        # torch's load and `item` request it repeatedly.
         if self._metadata is not None:
             return self._metadata
         info = self._manifest.files.get(METADATA)
         if info is None or info.size_bytes > MOST_TABLE_BYTES:
-            raise CheckpointDamaged("the size of its table of contents is impossible")
+            raise CheckpointDamaged("its index is missing or too large")
         data = self._storage.read(self._name.file(METADATA), 0, info.size_bytes)
         if digest([data]) != info.digest:
             raise CheckpointDamaged(f"{self._name.file(METADATA)} differs from what was written")
@@ -87,7 +87,7 @@ class Reader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing to set up."""
+        """Do nothing: there is nothing to set up."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -96,17 +96,17 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan asks for into its tensors.
+        """Read the requested parts into the plan's tensors.
 
         Raises:
-            CheckpointError: a file cannot be read; with the storage's own words.
+            CheckpointError: a file cannot be read; with the storage's own message.
         """
         try:
             for span in _spans(self._reads(plan)):
                 self._read_span(span, planner)
         except CheckpointError:
             raise
-        except Exception as error:  # as a text: not every store's errors can be sent to others
+        except Exception as error:  # as text: some stores' errors cannot be sent to other ranks
             raise CheckpointError(
                 f"{self._name} cannot be read from {self._storage}: {type(error).__name__}: {error}"
             ) from None
@@ -116,19 +116,19 @@ class Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return false: torch cannot make one by itself."""
+        """Return false: torch cannot create a reader from an identifier."""
         del checkpoint_id
         return False
 
     def item(self, key: str) -> Any:
-        """Return one of the items that are not tensors, as JSON types.
+        """Return an item that is not a tensor, as JSON types.
 
         Raises:
-            CheckpointDamaged: it is not there, or not JSON.
+            CheckpointDamaged: it is missing, or not JSON.
         """
         place = self.read_metadata().storage_data.get(MetadataIndex(key))
         if place is None:
-            raise CheckpointDamaged(f"the table of contents does not list {key}")
+            raise CheckpointDamaged(f"the checkpoint index does not list {key}")
         return from_bytes(self._bytes(place), key)
 
     def _place(self, item: ReadItem) -> ByteRange:
@@ -139,20 +139,20 @@ class Reader(StorageReader):
         file = self._name.file(place.file)
         data = self._storage.read(file, place.start_bytes, place.size_bytes)
         if len(data) != place.size_bytes:
-            raise CheckpointDamaged(f"{file} is shorter than when it was checked")
+            raise CheckpointDamaged(f"{file} has become shorter since it was checked")
         return data
 
     def _reads(self, plan: LoadPlan) -> list[_Read]:
         reads: list[_Read] = []
         for item in plan.items:
             reads += self._split(item)
-        # In the files' order, so that reads which are near each other can be made one.
+        # In the order of the files, so that neighbouring reads can be merged.
         return sorted(reads, key=lambda read: (read.file, read.start_bytes))
 
     def _split(self, item: ReadItem) -> Iterator[_Read]:
-        """Yield the reads of an item: whole rows of the stored block, not too many at once."""
+        """Yield the reads of an item: whole rows of the stored block, in limited numbers."""
         entry = self.read_metadata().state_dict_metadata[item.storage_index.fqn]
-        assert isinstance(entry, TensorStorageMetadata), "asked for as a tensor"
+        assert isinstance(entry, TensorStorageMetadata), "the plan requests a tensor"
         offset = torch.Size(item.storage_index.offset or ())
         sizes = next(tuple(c.sizes) for c in entry.chunks if c.offsets == offset)
         place, dtype = self._place(item), entry.properties.dtype
@@ -184,7 +184,7 @@ class Reader(StorageReader):
 
 
 def _rows_of(item: ReadItem, skip: int, rows: int) -> ReadItem:
-    """Return an item for some of its rows, whose stored block begins with them."""
+    """Return an item for some of its rows; its stored block begins with them."""
     into = (item.dest_offsets[0] + skip, *item.dest_offsets[1:])
     return replace(
         item,
@@ -197,7 +197,7 @@ def _rows_of(item: ReadItem, skip: int, rows: int) -> ReadItem:
 def _copy(read: _Read, data: bytearray, offset: int, planner: LoadPlanner) -> None:
     count = read.size_bytes // read.dtype.itemsize
     flat = torch.frombuffer(data, dtype=torch.uint8, count=read.size_bytes, offset=offset)
-    if offset % read.dtype.itemsize:  # a view of another type must begin at a multiple of it
+    if offset % read.dtype.itemsize:  # torch requires an aligned start for a view as another dtype
         flat = flat.clone()
     block: Tensor = flat.view(read.dtype)[:count].view(read.sizes)
     for dim, (first, length) in enumerate(
@@ -211,7 +211,7 @@ def _copy(read: _Read, data: bytearray, offset: int, planner: LoadPlanner) -> No
 
 
 def _spans(reads: list[_Read]) -> Iterator[list[_Read]]:
-    """Yield reads of one file that are near each other together."""
+    """Group neighbouring reads of the same file."""
     span: list[_Read] = []
     end_bytes = 0
     for read in reads:
@@ -231,8 +231,8 @@ def _spans(reads: list[_Read]) -> Iterator[list[_Read]]:
 def read(targets: dict[str, Tensor], reader: Reader, group: dist.ProcessGroup | None) -> None:
     """Load a checkpoint into tensors by key, in place, or raise on every rank.
 
-    Collective over the group, alone if ``None``. All tensors must be in the checkpoint. They need
-    not be the same on every rank.
+    Collective over the group; local if it is ``None``. All tensors must be in the checkpoint. They
+    may differ from rank to rank.
     """
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     state: dict[str, Any] = dict(targets)

@@ -1,7 +1,7 @@
-"""What is saved of a run, taken apart into tensors and items; and the state of its generators.
+"""The saved state of a run as tensors and other items, and the states of its random generators.
 
 Keys are paths: ``model/layer.weight``, ``optimizer/state/layer.weight/exp_avg``,
-``extra/ema/module.weight``. Names of parameters are those of the plain model, whatever wraps it.
+``extra/ema/module.weight``. Parameters have the names of the unwrapped model.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class SavedObjects:
     """The objects whose state is saved."""
 
     model: nn.Module  # plain, or wrapped by DDP or FSDP2
-    optimizers: tuple[Optimizer, ...]  # of its parameters
-    schedulers: tuple[Any, ...]  # with `state_dict` and `load_state_dict`
-    extra: Mapping[str, Any]  # likewise, by name
+    optimizers: tuple[Optimizer, ...]  # of the model's parameters
+    schedulers: tuple[Any, ...]  # objects with `state_dict` and `load_state_dict`
+    extra: Mapping[str, Any]  # more such objects, by name
 
     def others(self) -> Iterator[tuple[str, Any]]:
-        """Yield what has a state of its own besides model and optimizer, by its key."""
+        """Yield the schedulers and extra objects with their keys."""
         for n, scheduler in enumerate(self.schedulers):
             yield f"{SCHEDULER}/{n}", scheduler
         for name, each in self.extra.items():
@@ -54,20 +54,21 @@ class SavedObjects:
 class Sources:
     """The tensors of a state."""
 
-    shared: Mapping[str, Tensor]  # the same on every rank, or sharded; dealt out
-    # of which rank 0's count, such as buffers, which every rank updates itself
+    shared: Mapping[str, Tensor]  # the same on every rank, or sharded; saved by all ranks
+
+    # Saved from rank 0 only, such as buffers, which every rank updates by itself.
     leader: Mapping[str, Tensor]
 
     def outline(self) -> str:
-        """Return a text that is equal on ranks whose tensors fit together."""
+        """Return a string that is equal on ranks with the same keys, shapes and dtypes."""
         both = ((key, t) for part in (self.shared, self.leader) for key, t in part.items())
-        told = repr([(key, tuple(t.shape), str(t.dtype)) for key, t in both])
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        outline = repr([(key, tuple(t.shape), str(t.dtype)) for key, t in both])
+        return hashlib.sha256(outline.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The state of a run: tensors by key, and for each part its other values as JSON types."""
+    """The state of a run: tensors by key, and the other values of each object as JSON types."""
 
     sources: Sources
     items: Mapping[str, Any]
@@ -76,27 +77,27 @@ class Collected:
 def training_of(model: Any, optimizer: Any, scheduler: Any, extra: Any) -> SavedObjects:
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"model is a {type(model).__name__}; give the torch.nn.Module that is trained"
+            f"model is a {type(model).__name__}; pass the torch.nn.Module that is trained"
         )
     optimizers = _several(optimizer)
     for each in optimizers:
         if not isinstance(each, Optimizer):
             raise ConfigError(
-                f"optimizer is a {type(each).__name__}; give a torch.optim.Optimizer, or several"
+                f"optimizer is a {type(each).__name__}; pass one or several torch.optim.Optimizer"
             )
     mine = {id(parameter) for parameter in model.parameters()}
     groups = [group for each in optimizers for group in each.param_groups]
     if not all(id(parameter) in mine for group in groups for parameter in group["params"]):
         raise ConfigError(
-            "the optimizer has parameters that are not the model's, so they have no name to be "
-            "saved by; give the model they belong to, several as one torch.nn.ModuleDict"
+            "the optimizer has parameters that are not the model's, so they cannot be saved by "
+            "name; pass the model that contains them; put several in one torch.nn.ModuleDict"
         )
     training = SavedObjects(model, optimizers, _several(scheduler), dict(extra or {}))
     for key, each in training.others():
         if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
             raise ConfigError(
                 f"{key} is a {type(each).__name__} without state_dict() and load_state_dict(); "
-                "give it both, or leave it out"
+                "add both methods, or leave it out"
             )
     return training
 
@@ -108,7 +109,7 @@ def _several(given: Any) -> tuple[Any, ...]:
 
 
 def collect(training: SavedObjects) -> Collected:
-    """Return the state of a run as it is now; its tensors are the run's own, not copies."""
+    """Return the current state of a run; its tensors are the run's own, not copies."""
     model: dict[str, Tensor] = {}
     items = {MODEL: pack(get_model_state_dict(training.model), MODEL, model)}
     shared, leader = _by_owner(model, training.model)
@@ -136,10 +137,9 @@ def collect_others(
 def _by_owner(
     tensors: dict[str, Tensor], owner: object
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return what all ranks have alike, parameters, and the rest, which may differ by rank."""
+    """Return the parameters, equal on all ranks, and the other tensors, which may differ."""
     parameters = owner.parameters() if isinstance(owner, nn.Module) else ()
-    # By address: the tensors of a state dict are detached, so they are not the parameters
-    # themselves.
+    # By address: a state dict holds detached tensors, not the parameters themselves.
     addresses = {p.data_ptr() for p in parameters if not isinstance(p, DTensor)}
     shared: dict[str, Tensor] = {}
     leader: dict[str, Tensor] = {}
@@ -150,10 +150,10 @@ def _by_owner(
 
 
 def optimizer_state(training: SavedObjects, *, begun: bool = False) -> dict[str, Any]:
-    """Return the state of all optimizers by parameter names; tensors are their own.
+    """Return the state of all optimizers by parameter names; the tensors are not copies.
 
-    ``begun`` lets optimizers that have no state yet make one, as torch does it: by a step at a
-    learning rate of 0, which also calls the optimizer's hooks.
+    With ``begun``, an optimizer without state creates it as torch does: by a step with learning
+    rate 0, which also calls the optimizer's hooks.
     """
     if not training.optimizers:
         return {"state": {}, "param_groups": []}
@@ -163,8 +163,8 @@ def optimizer_state(training: SavedObjects, *, begun: bool = False) -> dict[str,
 
 
 @contextlib.contextmanager
-def begun_for_good(training: SavedObjects) -> Iterator[None]:
-    """Let optimizers that had no state have none again if something goes wrong inside."""
+def state_cleared_on_error(training: SavedObjects) -> Iterator[None]:
+    """On an error inside, clear the state of optimizers that had none before."""
     without = [optimizer for optimizer in training.optimizers if not optimizer.state]
     try:
         yield
@@ -176,7 +176,7 @@ def begun_for_good(training: SavedObjects) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_step(training: SavedObjects) -> Iterator[None]:
-    """Let torch believe that gradients are there, so that it does not step the optimizers."""
+    """Set a gradient, so that torch does not step the optimizers to create their state."""
     given = []
     for optimizer in training.optimizers:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -191,7 +191,7 @@ def _no_step(training: SavedObjects) -> Iterator[None]:
 
 
 def capture_random(device: torch.device) -> dict[str, Any]:
-    """Return the state of all generators of this rank: torch, its CUDA device, numpy and Python."""
+    """Return the state of this rank's random generators: torch, its CUDA device, numpy, Python."""
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "torch": _to_bytes(torch.get_rng_state()),
@@ -202,10 +202,10 @@ def capture_random(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random(state: Any, device: torch.device) -> None:
-    """Put all generators into a state that `capture_random` returned.
+    """Restore all random generators to a state of `capture_random`.
 
     Raises:
-        CheckpointDamaged: it is not such a state.
+        CheckpointDamaged: the state is invalid.
     """
     try:
         torch.set_rng_state(_to_tensor(state["torch"]))
@@ -214,11 +214,11 @@ def restore_random(state: Any, device: torch.device) -> None:
         np.random.set_state(_of_numpy(*state["numpy"]))
         random.setstate(state["python"])
     except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointDamaged("the state of a random generator cannot be read") from error
+        raise CheckpointDamaged("the state of a random generator is invalid") from error
 
 
 def check_random(state: Any, device: torch.device) -> None:
-    """Raise as `restore_random` would; the generators are left as they are."""
+    """Raise like `restore_random`, without changing the generators."""
     own = capture_random(device)
     try:
         restore_random(state, device)
@@ -227,22 +227,22 @@ def check_random(state: Any, device: torch.device) -> None:
 
 
 def _of_numpy(kind: Any, keys: Any, position: Any, has_gauss: Any, cached: Any) -> Any:
-    """Return a state for numpy, which checks neither the numbers nor the position in them."""
+    """Return a state for numpy, after checks of numbers and position that numpy does not make."""
     whole = [*keys, position, has_gauss]
     if kind != "MT19937" or not all(type(number) is int for number in whole):
-        raise ValueError("not a state of a Mersenne twister")
+        raise ValueError("invalid state of a Mersenne twister")
     if len(keys) != 624 or not 0 <= position <= 624 or not isinstance(cached, float):
-        raise ValueError("not a state of a Mersenne twister")
+        raise ValueError("invalid state of a Mersenne twister")
     return kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached
 
 
 def derive_random(seed: int, step: int, rank: int) -> None:
-    """Seed all generators for a rank that the checkpoint has no state of.
+    """Seed all generators of a rank whose state is not in the checkpoint.
 
-    The seed is a function of the run's seed, the step and the rank, so that a restart repeats
-    itself and no two ranks draw the same numbers.
+    The seed is a function of the run's seed, the step and the rank. So restarts are reproducible,
+    and no two ranks draw the same numbers.
     """
-    # numpy and Python have the same generator: with one seed they would draw the same numbers.
+    # numpy and Python use the same generator: with one seed they would draw the same numbers.
     for_torch, for_numpy, for_python = (
         np.random.SeedSequence([seed % 2**64, step, rank, n]).generate_state(4) for n in range(3)
     )
@@ -256,6 +256,6 @@ def _to_bytes(state: torch.Tensor) -> bytes:
 
 
 def _to_tensor(state: Any) -> torch.Tensor:
-    if not isinstance(state, bytes):  # of a number, bytearray() would make as many zeros
+    if not isinstance(state, bytes):  # bytearray(n) would create n zeros
         raise TypeError(f"the state of a generator is a {type(state).__name__}")
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)

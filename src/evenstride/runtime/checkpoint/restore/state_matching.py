@@ -1,6 +1,6 @@
-"""Whether a checkpoint fits the model and the optimizer there are, and putting its state there.
+"""Checks that a checkpoint matches the model and the optimizers, and loads its state into them.
 
-All that can be refused is refused before the first tensor is overwritten.
+All checks come before the first tensor is overwritten.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from evenstride.runtime.checkpoint.restore.saved_state import (
     optimizer_state,
 )
 
-# Keys that a refusal names.
+# The most keys that an error names.
 _FEW = 5
 _STATE = f"{OPTIMIZER}/state/"
 _FORMS = {"float": "number", "tuple": "list", "size": "list"} | dict.fromkeys(
@@ -40,20 +40,21 @@ _OPTIMIZER_KEYS = ("state", "param_groups")
 
 @dataclass(frozen=True, slots=True)
 class RestoreTargets:
-    """What a checkpoint is loaded into."""
+    """The tensors and states into which a checkpoint is loaded."""
 
-    tensors: dict[str, Tensor]  # that are read into, by key
-    optimizer: dict[str, Any]  # the optimizer's state as it is here
-    states: dict[str, Any]  # of all objects, by key, with these tensors in them
+    tensors: dict[str, Tensor]  # filled by the load, by key
+    optimizer: dict[str, Any]  # the optimizers' present state
+    states: dict[str, Any]  # states of all objects by key; they contain `tensors`
 
 
 def targets_for(
     training: SavedObjects, metadata: Metadata, item: Callable[[str], Any]
 ) -> RestoreTargets:
-    """Return where everything in a checkpoint goes; ``item`` reads one of its items.
+    """Return the targets of a whole checkpoint; ``item`` reads one of its items.
 
     Raises:
         CheckpointDamaged: the checkpoint was not written by evenstride.
+        ConfigError: it does not match the model, an optimizer or a scheduler.
     """
     saved = {
         key: entry
@@ -84,7 +85,7 @@ def targets_for(
 
 
 def _require_used(key: str, item: Any, saved: Collection[str]) -> None:
-    """Refuse an item that leaves out tensors that were saved with it, or names others."""
+    """Refuse an item that does not name exactly the tensors that were saved with it."""
     named, left = set[str](), [item]
     while left:
         plain = left.pop()
@@ -93,20 +94,22 @@ def _require_used(key: str, item: Any, saved: Collection[str]) -> None:
         elif isinstance(plain, dict | list):
             left += plain.values() if isinstance(plain, dict) else plain
     if differing := named ^ set(saved):
-        raise CheckpointDamaged(f"{key} and its tensors differ by {min(differing)[:200]}")
+        raise CheckpointDamaged(f"{key} does not match its tensors: {min(differing)[:200]}")
 
 
 def _require_convertible(
     tensors: dict[str, Tensor], saved: dict[str, TensorStorageMetadata]
 ) -> None:
-    """Refuse a dtype that torch cannot read, or cannot convert to that of the tensor here."""
+    """Refuse a dtype that torch cannot read, or cannot convert to this run's dtype."""
     pairs = {(saved[key].properties.dtype, tensor.dtype): key for key, tensor in tensors.items()}
     for (stored, wanted), key in pairs.items():
         try:
             one = torch.zeros(stored.itemsize, dtype=torch.uint8).view(stored)
             torch.empty(1, dtype=wanted).copy_(one)
         except (RuntimeError, TypeError) as error:
-            raise CheckpointDamaged(f"{key} has the dtype {stored}, and {wanted} here") from error
+            raise CheckpointDamaged(
+                f"{key} has dtype {stored}, which cannot be converted to {wanted}"
+            ) from error
 
 
 def _under(saved: dict[str, TensorStorageMetadata], key: str) -> dict[str, TensorStorageMetadata]:
@@ -114,19 +117,18 @@ def _under(saved: dict[str, TensorStorageMetadata], key: str) -> dict[str, Tenso
 
 
 def require_like(own: Any, saved: Any, where: str) -> None:
-    """Refuse a state that is not of the form of the one here, as JSON types.
+    """Refuse a saved state whose structure differs from this run's, both as JSON types.
 
-    Dictionaries and lists have to be such, tensors the same ones, numbers numbers. A number, text
-    or list may be ``None`` on one side, and values that only one side has are left alone, but for
-    tensors.
+    Dictionaries, lists, tensors and numbers must match. A number, text or list may be ``None`` on
+    one side. Values that only one side has are ignored, except for tensors.
 
     Raises:
-        CheckpointDamaged: it is not.
+        CheckpointDamaged: the structures differ.
     """
     if own is None or (saved is None and _form(own) in ("number", "text", "list")):
         return
     if _form(own) != _form(saved):
-        raise CheckpointDamaged(f"{where[:200]} is a {_form(saved)} and should be a {_form(own)}")
+        raise CheckpointDamaged(f"{where[:200]} is a {_form(saved)}; expected a {_form(own)}")
     if _form(own) == "dictionary":
         theirs = _fields(saved)
         for key, mine in _fields(own).items():
@@ -140,7 +142,7 @@ def require_like(own: Any, saved: Any, where: str) -> None:
 
 
 def _fields(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return what a dictionary holds by texts, also where it was packed as pairs."""
+    """Return the entries of a dictionary with string keys, even if it was packed as pairs."""
     if "$" not in plain:
         return plain
     pairs = plain.get("v")
@@ -149,7 +151,7 @@ def _fields(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _values(plain: Any) -> list[Any]:
-    """Return what a list holds, also where it was packed as a tuple."""
+    """Return the values of a list, even if it was packed as a tuple."""
     values = plain.get("v") if isinstance(plain, dict) else plain
     return values if isinstance(values, list) else []
 
@@ -166,7 +168,7 @@ def _form(plain: Any) -> str:
 
 
 def _target(entry: TensorStorageMetadata, like: Tensor | None) -> Tensor:
-    """Return an empty tensor for a stored one: where and sharded as one there is of its shape."""
+    """Return an empty tensor for a stored one, on the device of ``like`` if the shapes match."""
     if like is not None and like.shape == entry.size:
         return torch.empty_like(like, dtype=entry.properties.dtype)
     return torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -174,9 +176,9 @@ def _target(entry: TensorStorageMetadata, like: Tensor | None) -> Tensor:
 
 def _require_same(here: dict[str, Tensor], saved: dict[str, TensorStorageMetadata]) -> None:
     missing = [f"{key} is not in the checkpoint" for key in here if key not in saved]
-    unknown = [f"{key} is in the checkpoint only" for key in saved if key not in here]
+    unknown = [f"{key} is only in the checkpoint" for key in saved if key not in here]
     shapes = [
-        f"{key} is {tuple(here[key].shape)} here and {tuple(entry.size)} in the checkpoint"
+        f"{key} has shape {tuple(here[key].shape)} here and {tuple(entry.size)} in the checkpoint"
         for key, entry in saved.items()
         if key in here and here[key].shape != entry.size
     ]
@@ -188,9 +190,9 @@ def _refuse(differences: list[str]) -> None:
         return
     more = f", and {len(differences) - _FEW} more" if len(differences) > _FEW else ""
     raise ConfigError(
-        "the checkpoint is of another model, optimizer or scheduler: "
-        f"{'; '.join(differences[:_FEW])}{more}; make them as they were when it was saved, or "
-        "choose another folder to start anew. Nothing was loaded"
+        "the checkpoint belongs to another model, optimizer or scheduler: "
+        f"{'; '.join(differences[:_FEW])}{more}. No state was loaded. Create them as when it was "
+        "saved, or use another folder to start from scratch"
     )
 
 
@@ -208,28 +210,28 @@ def _require_item(key: str, metadata: Metadata) -> None:
         return
     known = objects_in(metadata)
     raise ConfigError(
-        f"{key} was not saved: the checkpoint has {', '.join(known) or 'no such object'}; leave it "
-        "out of the Checkpointer for this restore, or choose another folder to start anew"
+        f"{key} is not in the checkpoint, which has {', '.join(known) or 'no such object'}; leave "
+        "it out of the Checkpointer for this restore, or use another folder to start from scratch"
     )
 
 
 def _require_same_names(key: str, own: Any, saved: Any, kind: str) -> None:
-    """Refuse a scheduler of another kind: torch takes any state, and fails at a later step."""
+    """Refuse a scheduler of another kind: torch loads any state, and fails at a later step."""
     if not (isinstance(own, dict) and isinstance(saved, dict)):
         return
     lacks = [f"{name} is not in the checkpoint" for name in own if name not in saved]
-    extra = [f"{name} is in the checkpoint only" for name in saved if name not in own]
+    extra = [f"{name} is only in the checkpoint" for name in saved if name not in own]
     if lacks or extra:
         _refuse([f"{key} is another kind of scheduler ({kind} here): {(lacks + extra)[0]}"])
 
 
 def _optimizer_targets(
-    training: SavedObjects, told: Any, saved: dict[str, TensorStorageMetadata]
+    training: SavedObjects, item: Any, saved: dict[str, TensorStorageMetadata]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    _require_optimizer_item(told)
-    # Tensors are read in place, so an optimizer without a state has to make one first.
-    here = optimizer_state(training, begun=bool(told["state"]))
-    _require_groups(here, told)
+    _require_optimizer_item(item)
+    # Tensors are read in place, so an optimizer without state must create it first.
+    here = optimizer_state(training, begun=bool(item["state"]))
+    _require_groups(here, item)
     known: dict[str, Tensor] = {}
     own = pack(here, OPTIMIZER, known)
     parameters = _by_name(training, here)
@@ -241,36 +243,36 @@ def _optimizer_targets(
         elif key in known and known[key].shape == entry.size:
             tensors[key] = known[key]
         elif name in here["state"] or name not in parameters:
-            differences.append(f"{key} {tuple(entry.size)} has no counterpart here")
-        else:  # a parameter that was trained then, and has not been here
+            differences.append(f"{key} {tuple(entry.size)} is only in the checkpoint")
+        else:  # a parameter that was trained before the save, but not yet in this run
             tensors[key] = _target(entry, parameters[name].detach())
     lacking = [
         f"{key} is not in the checkpoint"
         for key in known
         if key.startswith(_STATE)
         and key not in saved
-        and _parameter_of(key, parameters) in told["state"]
+        and _parameter_of(key, parameters) in item["state"]
     ]
     _refuse(differences + lacking)
-    require_like(own["state"], told["state"], f"{OPTIMIZER}/state")
-    mine, theirs = (list(map(_settings, each["param_groups"])) for each in (own, told))
+    require_like(own["state"], item["state"], f"{OPTIMIZER}/state")
+    mine, theirs = (list(map(_settings, each["param_groups"])) for each in (own, item))
     require_like(mine, theirs, f"{OPTIMIZER}/param_groups")
     return here, tensors
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a group's settings but for tensors: a learning rate may become one, or a number."""
+    """Return a group's settings without tensors: a learning rate may be a tensor or a number."""
     return {key: value for key, value in group.items() if not _form(value).startswith("tensor")}
 
 
-def _require_optimizer_item(told: Any) -> None:
-    """Refuse what is not the state of an optimizer by the names of its parameters."""
-    state, groups = (told.get(k) if isinstance(told, dict) else None for k in _OPTIMIZER_KEYS)
+def _require_optimizer_item(item: Any) -> None:
+    """Refuse an item that is not an optimizer's state by parameter names."""
+    state, groups = (item.get(k) if isinstance(item, dict) else None for k in _OPTIMIZER_KEYS)
     if not (isinstance(state, dict) and isinstance(groups, list)):
-        raise CheckpointDamaged("the optimizer's state is not a dictionary with its two parts")
+        raise CheckpointDamaged("the optimizer's state lacks 'state' or 'param_groups'")
     for each in (*state.values(), *groups):
         if not isinstance(each, dict):
-            raise CheckpointDamaged("the optimizer's state has something else than dictionaries")
+            raise CheckpointDamaged("the optimizer's state has entries that are not dictionaries")
 
 
 def _parameter_of(key: str, parameters: dict[str, Tensor]) -> str:
@@ -278,21 +280,21 @@ def _parameter_of(key: str, parameters: dict[str, Tensor]) -> str:
     name = key.removeprefix(_STATE).partition("/")[0]
     if name in parameters:
         return name
-    # Names can hold a slash, so one may be the beginning of another: the longest is meant.
+    # Names may contain a slash, so one may be a prefix of another: the longest match counts.
     fitting = (other for other in parameters if key.startswith(f"{_STATE}{other}/"))
     return max(fitting, key=len, default=name)
 
 
-def _require_groups(here: dict[str, Any], told: dict[str, Any]) -> None:
+def _require_groups(here: dict[str, Any], saved: dict[str, Any]) -> None:
     mine = [group["params"] for group in here["param_groups"]]
-    theirs = [group.get("params") for group in told["param_groups"]]
+    theirs = [group.get("params") for group in saved["param_groups"]]
     if not all(isinstance(group, list) for group in theirs):
-        raise CheckpointDamaged("the optimizer's parameter groups have no lists of parameters")
+        raise CheckpointDamaged("an optimizer's parameter group has no list of parameters")
     if mine != theirs:
         _refuse(
             [
                 f"the optimizer has parameter groups of {[len(g) for g in mine]} parameters here "
-                f"and of {[len(g) for g in theirs]} in the checkpoint, or in another order"
+                f"and of {[len(g) for g in theirs]} in the checkpoint, or their order differs"
             ]
         )
 
@@ -301,13 +303,13 @@ def _by_name(training: SavedObjects, state: dict[str, Any]) -> dict[str, Tensor]
     groups = [group for optimizer in training.optimizers for group in optimizer.param_groups]
     return {
         name: parameter
-        for told, group in zip(state["param_groups"], groups, strict=True)
-        for name, parameter in zip(told["params"], group["params"], strict=True)
+        for named, group in zip(state["param_groups"], groups, strict=True)
+        for name, parameter in zip(named["params"], group["params"], strict=True)
     }
 
 
 def put(training: SavedObjects, targets: RestoreTargets) -> None:
-    """Give every object its state, once the tensors have been loaded into the targets."""
+    """Load every object's state, after the tensors have been loaded into the targets."""
     set_model_state_dict(training.model, targets.states[MODEL])
     if training.optimizers:
         _put_optimizers(training, targets.states[OPTIMIZER], targets.optimizer)
@@ -321,19 +323,19 @@ def _put_optimizers(training: SavedObjects, state: dict[str, Any], here: dict[st
         return
     parameters = _by_name(training, here)
     fresh = [name for name in parameters if name not in state["state"]]
-    for name in fresh:  # torch wants a state for every parameter
+    for name in fresh:  # torch requires a state for every parameter
         state["state"][name] = here["state"].get(name, {})
     set_optimizer_state_dict(training.model, training.optimizers, optim_state_dict=state)
-    # What was put in for torch goes again: these parameters have not been stepped yet.
+    # Remove these placeholders: the optimizer has not updated these parameters yet.
     for name in fresh:
         for optimizer in training.optimizers:
             optimizer.state.pop(parameters[name], None)
 
 
 def _put_groups(training: SavedObjects, state: dict[str, Any]) -> None:
-    """Restore settings such as the learning rate; there is no other state."""
+    """Restore only settings such as the learning rate, because there is no other state."""
     groups = iter(state["param_groups"])
     for optimizer in training.optimizers:
         own = optimizer.state_dict()["param_groups"]
-        told = [{**next(groups), "params": group["params"]} for group in own]
-        optimizer.load_state_dict({"state": {}, "param_groups": told})
+        saved = [{**next(groups), "params": group["params"]} for group in own]
+        optimizer.load_state_dict({"state": {}, "param_groups": saved})

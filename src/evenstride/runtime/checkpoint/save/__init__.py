@@ -1,4 +1,4 @@
-"""Copy a rank's state aside and write it while training goes on.
+"""Copies a rank's state and writes the copy during training.
 
-Start with `checkpoint_writer`, whose `Saver` is the thread that writes.
+Start with `checkpoint_writer`; its `Saver` writes in a thread.
 """

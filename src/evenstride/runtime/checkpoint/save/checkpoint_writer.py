@@ -1,8 +1,8 @@
-"""Writing a checkpoint through torch's own save, in a thread beside training.
+"""Writes a checkpoint through torch's own save, in a thread that runs during training.
 
-`torch.distributed.checkpoint.save` gathers the ranks' plans, has them written, and tells every rank
-of a failure on any. What a file looks like, and that the manifest comes last, is ours: first the
-tensors and items of all ranks, then the table of contents, and last the manifest.
+`torch.distributed.checkpoint.save` gathers the ranks' plans, runs them, and reports a failure on
+any rank to all ranks. This module defines the files and their order: first the tensors and items of
+all ranks, then the index, and last the manifest.
 """
 
 from __future__ import annotations
@@ -57,28 +57,28 @@ from evenstride.runtime.checkpoint.format.storage import (
     tried,
 )
 from evenstride.runtime.checkpoint.format.tensor_index import ByteRange, encode_table
-from evenstride.runtime.checkpoint.save.save_job import Laid, SaveJob, Staging, told
+from evenstride.runtime.checkpoint.save.save_job import Laid, SaveJob, Staging, one_line
 from evenstride.runtime.checkpoint.save.save_statistics import SaveResult
 
 logger = logging.getLogger("evenstride")
 
-# Training threads come first where there are too few cores for all.
+# With too few cores for all threads, those of training have priority.
 _NICENESS = 10
 
 
 class ManifestUncertain(CheckpointError):
-    """Writing the manifest failed, and it may be in place nevertheless."""
+    """Writing the manifest failed, but it may exist nevertheless."""
 
 
 class Written(NamedTuple):
-    """What a rank tells the leader of each item: where it is, and of the file that it is in."""
+    """A rank's report to the leader about an item: its location and its file."""
 
     place: ByteRange
     info: FileInfo
 
 
 class Planner(DefaultSavePlanner):
-    """Plans to write what a job holds; the pieces were dealt out when they were copied."""
+    """Plans to write a job; its pieces were assigned to ranks when they were copied."""
 
     def __init__(self, job: SaveJob) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -90,20 +90,20 @@ class Planner(DefaultSavePlanner):
         storage_meta: StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Take note of the role; the state is the job's."""
+        """Note the role; the state is the job's."""
         del storage_meta
         self.state_dict, self.is_coordinator = state_dict, is_coordinator
 
     def create_local_plan(self) -> SavePlan:
-        """Return this rank's plan, or raise why its part could not be copied."""
+        """Return this rank's plan, or raise the error that prevented copying its part."""
         job = self._job
-        # Raised inside torch's save, which tells every rank; outside, the others would wait for
+        # Raised inside torch's save, which informs all ranks; outside, the others would wait for
         # this plan.
         if job.error is not None:
             raise job.error
         items = [_write_item(laid) for laid in job.staged.laid]
         items += [WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO) for key in job.items]
-        # What the leader compares travels with the plan, so it takes no message of its own.
+        # The plan carries the values that the leader compares, which saves a separate message.
         self.plan = SavePlan(items, planner_data=(job.outline, str(job.name)))
         return self.plan
 
@@ -112,8 +112,9 @@ class Planner(DefaultSavePlanner):
         odd = [r for r, p in enumerate(all_plans) if p.planner_data != all_plans[0].planner_data]
         if odd:
             raise RanksDisagree(
-                f"the states of rank 0 and rank {odd[0]} differ in names, shapes, kinds or step, "
-                "so they cannot be saved as one; make the same model and optimizer on every rank"
+                f"the states of rank 0 and rank {odd[0]} differ in names, shapes, dtypes or step, "
+                "so they cannot be saved together; create the same model and optimizer on every "
+                "rank"
             )
         return super().create_global_plan(all_plans)
 
@@ -130,9 +131,9 @@ def _write_item(laid: Laid) -> WriteItem:
 
 
 class Writer(StorageWriter):
-    """Writes a job's files; on the leader the table of contents and the manifest, too.
+    """Writes a job's files; on the leader also the index and the manifest.
 
-    While ``hurry`` is set, training waits: a failed write is then tried again without a pause.
+    While ``hurry`` is set, training waits, so a failed write is retried without a pause.
     """
 
     def __init__(self, storage: Storage, job: SaveJob, hurry: threading.Event) -> None:
@@ -140,10 +141,10 @@ class Writer(StorageWriter):
         self.written_bytes = 0
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is kept from save to save."""
+        """Do nothing: no state is kept between saves."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up."""
+        """Do nothing: there is nothing to set up."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -152,16 +153,15 @@ class Writer(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's files, and tell where everything is.
+        """Write this rank's files, and return the locations of all items.
 
         Raises:
-            CheckpointError: a file cannot be written; with the storage's own words.
+            CheckpointError: a file cannot be written; with the storage's own message.
         """
-        del plan, planner  # all in the job
+        del plan, planner  # the job has all data
         job, results = self._job, []
         if job.staged.laid:
-            # Copies from a CUDA device were only queued; before they arrive the buffer holds old
-            # bytes.
+            # Copies from a CUDA device are only queued; the buffer holds old bytes until they end.
             job.staged.wait()
             file = tensors_file(job.rank)
             info = self._write(file, job.staged.chunks)
@@ -175,64 +175,63 @@ class Writer(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the table of contents, and then the manifest.
+        """Write the index, and then the manifest.
 
         Raises:
-            ManifestUncertain: the manifest was not written, as far as is known.
-            CheckpointError: the table was not written.
+            ManifestUncertain: writing the manifest failed, but it may exist.
+            CheckpointError: the index was not written.
         """
         written = {result.index: result.storage_data for mine in results for result in mine}
-        files = {told.place.file: told.info for told in written.values()}
-        places = {index: told.place for index, told in written.items()}
+        files = {item.place.file: item.info for item in written.values()}
+        places = {index: item.place for index, item in written.items()}
         files[METADATA] = self._write(METADATA, lambda: [encode_table(metadata, places)])
         self._require_all(files)
-        # As late as possible, since a run may take over while the files are written.
+        # As late as possible, because another run may take over while the files are written.
         self._require_latest_run()
         whole = encode(replace(self._job.manifest, files=files))
         try:
             self._write(MANIFEST, lambda: [whole])
         except CheckpointError as error:
-            # A store may have kept what it reported as failed, and then the checkpoint is
-            # complete.
+            # A store may have written it despite the error; then the checkpoint is complete.
             raise ManifestUncertain(str(error)) from None
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return false: torch cannot make one by itself."""
+        """Return false: torch cannot create a writer from an identifier."""
         del checkpoint_id
         return False
 
     def _require_all(self, files: Iterable[str]) -> None:
-        """Refuse to complete a checkpoint of which this rank does not see all files.
+        """Refuse to complete a checkpoint if this rank does not see all its files.
 
-        Where each machine has a disk of its own at the same path, every rank writes without an
-        error, and nobody could ever restore.
+        If each machine has its own disk at the same path, all writes succeed, but the checkpoint
+        could not be restored.
         """
         try:
             there = self._storage.list(str(self._job.name))
         except Exception as error:
-            raise CheckpointError(f"{self._storage} cannot be listed: {_told(error)}") from None
+            raise CheckpointError(f"{self._storage} cannot be listed: {_named(error)}") from None
         missing = sorted(set(files) - set(there))
         if missing:
             raise CheckpointError(
                 f"rank {self._job.rank} does not see {missing[0]}, which another rank has written "
-                f"to {self._storage}; give a folder that all ranks share"
+                f"to {self._storage}; use a folder that all ranks share"
             )
 
     def _require_latest_run(self) -> None:
-        """Refuse to complete a checkpoint behind the back of a run that took over.
+        """Refuse to complete a checkpoint if a later run uses the folder.
 
-        A process that was stopped for a while may find that its run was started again elsewhere.
+        While a process was suspended, its run may have been restarted elsewhere.
         """
         try:
             later = later_run(self._storage, self._job.name)
         except Exception as error:
-            raise CheckpointError(f"{self._storage} cannot be listed: {_told(error)}") from None
+            raise CheckpointError(f"{self._storage} cannot be listed: {_named(error)}") from None
         if later is not None:
             raise CheckpointError(
-                f"a run that began later saves to {self._storage} as well ({later}); end one of "
-                "them, and give every run a folder of its own, or delete that one if no run has "
-                "made it"
+                f"a run that started later also saves to {self._storage} ({later}); end one of "
+                "them, and use a separate folder for each run. If no other run exists, delete "
+                f"{later}"
             )
 
     def _write_items(self, file: str) -> list[WriteResult]:
@@ -246,11 +245,11 @@ class Writer(StorageWriter):
         return results
 
     def _write(self, file: str, chunks: Callable[[], Iterable[Bytes]]) -> FileInfo:
-        """Write a file, again after a pause if the store is busy."""
+        """Write a file, with retries after errors that may be temporary."""
         name = self._job.name.file(file)
 
         def write_once() -> FileInfo:
-            # A new digest for each try, which writes the file from its first byte on.
+            # A new digest for each try, because a retry writes the whole file again.
             digest = Digest()
             self._storage.write(name, digest.through(chunks()))
             return digest.info()
@@ -258,15 +257,15 @@ class Writer(StorageWriter):
         try:
             info = tried(write_once, lasting, self._hurry.wait)
         except Exception as error:
-            # A text, because not every store's errors can be sent to another rank.
+            # As text, because some stores' errors cannot be sent to another rank.
             raise CheckpointError(
-                f"{name} was not written to {self._storage}: {_told(error)}"
+                f"{name} was not written to {self._storage}: {_named(error)}"
             ) from None
         self.written_bytes += info.size_bytes
         return info
 
 
-def _told(error: Exception) -> str:
+def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
@@ -277,14 +276,14 @@ def _result(index: MetadataIndex, place: ByteRange, info: FileInfo) -> WriteResu
 def write(job: SaveJob, writer: Writer, group: dist.ProcessGroup | None) -> None:
     """Save a checkpoint, or raise on every rank.
 
-    Collective over the group, alone if it is ``None``.
+    Collective over the group; local if it is ``None``.
     """
     planner = Planner(job)
     state = {laid.key: job.staged.view(laid) for laid in job.staged.laid}
     if group is None and job.manifest.world_size > 1:
         raise CheckpointError(
-            f"rank {job.rank} would save alone what {job.manifest.world_size} ranks have; save "
-            "before close()"
+            f"rank {job.rank} cannot save the state of {job.manifest.world_size} ranks alone; "
+            "save before close()"
         )
     if group is not None:
         save(state, storage_writer=writer, planner=planner, process_group=group)
@@ -296,10 +295,10 @@ def write(job: SaveJob, writer: Writer, group: dist.ProcessGroup | None) -> None
 
 
 class Saver:
-    """Saves in a thread of its own, at most one at a time; every rank has one.
+    """Saves in its own thread, one save at a time; every rank has one.
 
-    ``group`` is of all ranks and for nothing else, ``None`` with one process. ``failed`` is called,
-    in the thread, when a save has failed.
+    ``group`` has all ranks and no other use; ``None`` with one process. The thread calls ``failed``
+    when a save has failed.
     """
 
     def __init__(
@@ -313,7 +312,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._outcome: SaveResult | None = None
         self._hurry = threading.Event()
-        # What is copied here is written by the thread, so a save has to end before the next copy.
+        # The thread writes from this buffer, so a save must end before the next copy.
         self.staging = Staging()
 
     @property
@@ -321,10 +320,10 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, job: SaveJob, lineage: Lineage) -> None:
-        """Begin to save; what ``job`` refers to must not change until it has ended."""
-        assert self._thread is None, "the outcome of the save before was not taken"
+        """Start a save; the data of ``job`` must not change until it ends."""
+        assert self._thread is None, "the outcome of the previous save was not taken"
         self._hurry.clear()
-        # A daemon: it may wait for a lost rank, and must not keep the program from its end.
+        # A daemon: it may wait for a lost rank, and must not keep the program from ending.
         self._thread = threading.Thread(
             target=self._run, args=(job, lineage), name="evenstride-checkpoint", daemon=True
         )
@@ -335,14 +334,14 @@ class Saver:
         timeout_s: float | None = None,
         wait: Callable[[Callable[[], bool]], object] = lambda _: None,
     ) -> SaveResult | None:
-        """Wait for the save to end and return how; ``None`` if there was none, or it goes on.
+        """Wait for the save, and return its outcome; ``None`` without a save or after the timeout.
 
-        ``timeout_s`` of ``None`` is no limit. Before that, ``wait`` waits until something is so; it
-        may raise.
+        ``timeout_s=None`` waits without a limit. ``wait`` is called first with a condition to wait
+        for; it may raise.
         """
         if self._thread is None:
             return None
-        # Training waits from here on, so a write that fails is tried again without a pause.
+        # Training waits from here on, so a failed write is retried without a pause.
         self._hurry.set()
         wait(lambda: not self.busy)
         self._thread.join(timeout_s)
@@ -352,11 +351,11 @@ class Saver:
         return outcome
 
     def abandon(self) -> None:
-        """Wait no longer for a save that cannot end: its thread waits for a rank that is lost."""
+        """Stop waiting for a save that cannot end, because its thread waits for a lost rank."""
         self._thread, self._failed = None, lambda _: None
 
     def close(self) -> None:
-        """Let go of the group and of the memory for copies."""
+        """Release the group and the memory for copies."""
         self.group = None
         self.staging.drop()
 
@@ -366,10 +365,9 @@ class Saver:
         writer = Writer(self._storage, job, self._hurry)
         try:
             write(job, writer, self.group)
-        except BaseException as failure:  # whatever it is, it must not end with the thread
-            error = told(failure)
-            # torch's save raises this class on all ranks alike; any other error is this rank's
-            # alone.
+        except BaseException as failure:  # any error must become the outcome of the save
+            error = one_line(failure)
+            # torch's save raises this class on all ranks; any other error concerns only this one.
             everywhere = self.group is None or isinstance(failure, CheckpointException)
             self._tidy(job, failure, everywhere)
         took_s = time.monotonic() - begun_s
@@ -385,21 +383,21 @@ class Saver:
         except Exception as error:
             logger.warning(
                 "checkpoint %s is saved, but older ones could not be deleted from %s (%s); this is "
-                "tried again after the next one",
+                "retried after the next save",
                 name,
                 self._storage,
-                told(error),
+                one_line(error),
             )
 
     def _tidy(self, job: SaveJob, failure: BaseException, everywhere: bool) -> None:
-        """Give back the space of an attempt that failed, unless it may be complete after all."""
-        # The manifest may be there, and then these files belong to a complete checkpoint.
+        """Delete the files of a failed attempt, unless it may be complete nevertheless."""
+        # The manifest may exist, and then these files belong to a complete checkpoint.
         if any(isinstance(error, ManifestUncertain) for error in _causes(failure)):
             return
-        if not everywhere:  # then another rank may have written the manifest
+        if not everywhere:  # the leader may have written the manifest
             return
         with contextlib.suppress(Exception):
-            # Each rank deletes its own; the folder goes with the last, as it must be empty.
+            # Each rank deletes its own files; the last one also deletes the empty folder.
             for file in (tensors_file(job.rank), items_file(job.rank)):
                 self._storage.delete(job.name.file(file))
             self._storage.delete_folder(str(job.name))
@@ -412,6 +410,6 @@ def _causes(failure: BaseException) -> list[BaseException]:
 
 
 def _step_back() -> None:
-    """Give this thread a lower priority, where threads have one of their own (Linux)."""
+    """Lower the priority of this thread, where threads have their own (Linux)."""
     with contextlib.suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

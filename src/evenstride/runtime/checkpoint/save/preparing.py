@@ -1,6 +1,6 @@
-"""Before the first save: ranks check and compare what the user asked for, and try the folder.
+"""Checks and compares the arguments of all ranks, and tests the folder, before the first save.
 
-At the end are two warnings of what a script forgot to restore or to save.
+Also warns if a script forgot to restore a checkpoint or to save a scheduler.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from evenstride.runtime.checkpoint.restore.saved_state import (
     training_of,
 )
 from evenstride.runtime.checkpoint.run_binding import RunBinding
-from evenstride.runtime.checkpoint.save.save_job import told
+from evenstride.runtime.checkpoint.save.save_job import one_line
 from evenstride.runtime.coordination.agreement import Plain, require_equal
 from evenstride.runtime.environment import Environment
 from evenstride.runtime.trial import note, sentence
@@ -48,25 +48,25 @@ from evenstride.runtime.trial import note, sentence
 logger = logging.getLogger("evenstride")
 
 _LONGEST_NAME = 40
-# How deep a scheduler may be inside what is saved: Accelerate's has torch's, which has others.
+# How deep a scheduler may be nested in a saved object: Accelerate's wraps torch's, for example.
 _DEPTH = 3
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """How often to save: by steps, by time, or as often as is best."""
+    """The interval between saves: in steps, in seconds, or computed."""
 
-    steps: int = 0  # between two saves; 0 if they go by time
-    interval_s: float = 0.0  # between two saves, by the leader's clock; 0 if they go by steps
+    steps: int = 0  # 0 if the interval is a time
+    interval_s: float = 0.0  # by the leader's clock; 0 if the interval is in steps
     auto: bool = False  # whether the interval follows from the cost of a save
-    saving: Saving | None = None  # how it does; `None` for the usual way
+    saving: Saving | None = None  # how it is computed; `None` for the default
 
     def __str__(self) -> str:
-        """Return it as a user would say it; alike only where it is alike.
+        """Return a readable text, equal on all ranks if and only if their settings are equal.
 
-        An object of the user's own that does not say what it is shows its address, which is another
-        one on each rank and is left out.
+        The default ``repr`` of a user's object shows its address, which differs between ranks. So
+        the address is left out.
         """
         if self.auto:
             return f"auto, by {_ADDRESS.sub('', repr(self.saving))}" if self.saving else "auto"
@@ -75,17 +75,17 @@ class SaveInterval:
         return f"every {repr(self.interval_s).removesuffix('.0')} s"
 
     def after(self, step: int) -> float:
-        """Return the next step at which a save is due; infinity if they go by time."""
+        """Return the next step at which a save is due; infinity if the interval is a time."""
         return (step // self.steps + 1) * self.steps if self.steps else math.inf
 
     @property
     def by_clock(self) -> bool:
-        """Whether somebody has to look at a clock."""
+        """Whether saves are due by a clock."""
         return not self.steps
 
 
 def parse_every(every: Any) -> SaveInterval:
-    """Return the cadence of what a user asked for."""
+    """Return the interval for a user's ``every``."""
     if every == "auto":
         return SaveInterval(auto=True)
     if isinstance(every, Saving):
@@ -98,21 +98,21 @@ def parse_every(every: Any) -> SaveInterval:
     if interval_s:
         return SaveInterval(interval_s=interval_s)
     raise ConfigError(
-        f"every={every!r} says nothing; give a number of steps of at least 1, a duration such as "
-        '"30s", "5min" or a timedelta, "auto", or a Saving'
+        f"invalid value every={every!r}: expected a number of steps of at least 1, a duration such "
+        'as "30s", "5min" or a timedelta, "auto", or a Saving'
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TrialFolder:
-    """Where checkpoints are written, and where else one may be restored from."""
+    """The folder for checkpoints, and another one from which the first may be restored."""
 
     folder: str
     replaced: str = ""  # the script's folder, if `folder` replaces it
-    source: str = ""  # the same, if a run without checkpoints starts from it; only read
+    source: str = ""  # the script's folder, if a run without checkpoints starts from it; only read
 
-    def tell(self) -> None:
-        """Say where checkpoints go, if it is not where the script says (one rank only)."""
+    def announce(self) -> None:
+        """Log the folder if it is not the script's (one rank only)."""
         if not self.replaced:
             return
         read = bool(self.source)
@@ -122,7 +122,7 @@ class TrialFolder:
 
 
 def redirect_of(folder: str | os.PathLike[str], environment: Environment) -> TrialFolder:
-    """Return where the checkpoints of a script's folder are kept, which is elsewhere in a trial."""
+    """Return the folder for a script's checkpoints; a trial run has its own."""
     theirs = location(folder)
     if environment.checkpoints is None:
         return TrialFolder(theirs)
@@ -131,15 +131,15 @@ def redirect_of(folder: str | os.PathLike[str], environment: Environment) -> Tri
 
 
 def _name(folder: str) -> str:
-    """Return a readable name that no other folder has."""
-    # Folders of several parents may have one name, so a digest of the whole path tells them apart.
+    """Return a readable, unique name for a folder."""
+    # Folders with different parents may have the same name, so a digest of the path is added.
     last = re.sub(r"[^\w.=+-]+", "-", PurePosixPath(folder).name)[-_LONGEST_NAME:]
     return f"{last or 'checkpoints'}-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointerArguments:
-    """What a user gave a `Checkpointer`, and the environment that it is made in."""
+    """The arguments of a `Checkpointer`, and its environment."""
 
     folder: str | os.PathLike[str]
     every: Any
@@ -153,27 +153,27 @@ class CheckpointerArguments:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What all ranks have agreed on."""
+    """The settings on which all ranks have agreed."""
 
     storage: Storage
     cadence: SaveInterval
     training: SavedObjects
-    generation: str  # of this run: hexadecimal digits, more than those of any run before
-    source: PatientReader | None = None  # that a run without checkpoints starts from
+    generation: str  # of this run: a hexadecimal number, larger than that of any earlier run
+    source: PatientReader | None = None  # from which a run without checkpoints starts
 
     @property
     def reader(self) -> PatientReader:
-        """What checkpoints are restored from."""
+        """The storage from which checkpoints are restored."""
         return PatientReader(self.storage)
 
 
 def prepare(asked: CheckpointerArguments, ties: RunBinding) -> Prepared:
-    """Check what was asked, alike on every rank, and try to write to the folder; collective.
+    """Check that the arguments are valid and equal on all ranks, and test the folder; collective.
 
-    A folder that cannot be written yet is a warning: it may have been repaired when the first save
-    is due.
+    A folder that cannot be written only causes a warning, because it may be writable when the first
+    save is due.
     """
-    # `agree` passes JSON only, so the objects are handed out past it.
+    # `agree` passes only JSON, so the objects are returned through this list.
     made: list[Prepared] = []
     token = uuid.uuid4().hex
 
@@ -191,13 +191,13 @@ def prepare(asked: CheckpointerArguments, ties: RunBinding) -> Prepared:
 
     def judge(shown: list[Plain]) -> Plain:
         require_equal([mine["asked"] for mine in shown], "Checkpointer()")
-        redirect_of(asked.folder, asked.environment).tell()
-        _tell_of_problems(made[0].storage, shown)
+        redirect_of(asked.folder, asked.environment).announce()
+        _warn_of_problems(made[0].storage, shown)
         return {"generation": _generation(made[0].storage)}
 
     try:
         generation = ties.agree("Checkpointer()", show, judge)["generation"]
-    # Only after the agreement, in which the leader looks for the probes of all ranks.
+    # Only after the agreement, in which the leader checks the probes of all ranks.
     finally:
         if made:
             with contextlib.suppress(Exception):
@@ -208,17 +208,15 @@ def prepare(asked: CheckpointerArguments, ties: RunBinding) -> Prepared:
 def _checked(asked: CheckpointerArguments) -> Prepared:
     cadence = parse_every(asked.every)
     if not isinstance(asked.keep, int) or isinstance(asked.keep, bool) or asked.keep < 1:
-        raise ConfigError(
-            f"keep={asked.keep!r} checkpoints cannot be kept; give a whole number of at least 1"
-        )
+        raise ConfigError(f"invalid value keep={asked.keep!r}: expected an integer of at least 1")
     training = training_of(asked.model, asked.optimizer, asked.scheduler, asked.extra)
     if any("/" in name for name in training.extra):
         raise ConfigError(
-            f"extra has the names {sorted(training.extra)}; they are parts of paths, so use "
-            "others, without '/'"
+            f"extra has the names {sorted(training.extra)}; names must not contain '/', because "
+            "they become parts of paths"
         )
     _refuse_closures(training)
-    # The result is not needed; what cannot be packed is refused now, not at the first save.
+    # The result is not used: an unsafe state is refused now instead of at the first save.
     collect_others(training)
     redirect = redirect_of(asked.folder, asked.environment)
     source = PatientReader(open_storage(redirect.source)) if redirect.source else None
@@ -226,13 +224,13 @@ def _checked(asked: CheckpointerArguments) -> Prepared:
 
 
 def _refuse_closures(training: SavedObjects) -> None:
-    """Refuse optimizers whose state torch cannot make anew: it takes a step without a closure."""
+    """Refuse optimizers whose step needs a closure: torch cannot re-create their state."""
     for optimizer in training.optimizers:
         closure = inspect.signature(type(optimizer).step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise ConfigError(
                 f"{type(optimizer).__name__} needs a closure for each step, so torch cannot "
-                "restore its state; use another optimizer, or save it by hand (guide, checkpoints)"
+                "restore its state; use another optimizer, or save it yourself (guide, checkpoints)"
             )
 
 
@@ -240,7 +238,7 @@ def _generation(storage: Storage) -> str:
     now_s, drawn = time.time(), uuid.uuid4().int % 2**16
     try:
         return next_generation(storage, now_s, drawn)
-    except Exception:  # the folder cannot be listed, which every save will tell
+    except Exception:  # the folder cannot be listed, which every save reports
         return f"{int(now_s):08x}{drawn:04x}"
 
 
@@ -249,20 +247,20 @@ def _probe_name(token: str) -> str:
 
 
 def _probe(storage: Storage, token: str) -> Plain:
-    """Write a small file; the leader then looks whether it sees those of all ranks."""
+    """Write a small file; the leader then checks that it sees the files of all ranks."""
     try:
         storage.write(_probe_name(token), [b"evenstride\n"])
     except Exception as error:
-        return {"token": token, "problem": told(error)}
+        return {"token": token, "problem": one_line(error)}
     return {"token": token, "problem": ""}
 
 
-def _tell_of_problems(storage: Storage, shown: list[Plain]) -> None:
+def _warn_of_problems(storage: Storage, shown: list[Plain]) -> None:
     for rank, mine in enumerate(shown):
         if mine["problem"]:
             logger.warning(
-                "rank %d cannot write checkpoints to %s: %s; training goes on, and every save is "
-                "tried; make the folder writable",
+                "rank %d cannot write checkpoints to %s: %s; training continues, and each save "
+                "tries again; make the folder writable",
                 rank,
                 storage,
                 mine["problem"],
@@ -275,36 +273,36 @@ def _tell_of_problems(storage: Storage, shown: list[Plain]) -> None:
                 unseen.append(rank)
     if unseen:
         logger.warning(
-            "what rank %d wrote to %s is not seen by rank 0, so checkpoints would be in parts on "
-            "several disks; give a folder that all ranks share",
+            "rank 0 does not see the file that rank %d wrote to %s, so checkpoints would be "
+            "scattered over several disks; use a folder that all ranks share",
             unseen[0],
             storage,
         )
 
 
-def tell_if_unrestored(storage: Storage, generation: str, line: str) -> None:
+def warn_if_unrestored(storage: Storage, generation: str, line: str) -> None:
     """Warn if a folder has checkpoints of an earlier run, which this one has not restored.
 
-    ``line`` is where the script made its `Checkpointer`.
+    ``line`` is where the script created its `Checkpointer`.
     """
-    with contextlib.suppress(Exception):  # a folder that cannot be listed fails at the save
+    with contextlib.suppress(Exception):  # if the folder cannot be listed, the save raises
         complete, _ = attempts(storage)
         earlier = [name for name in complete if name.generation != generation]
         if earlier:
             logger.warning(
-                "%s has checkpoints of an earlier run, the newest %s, but restore() was not called "
+                "%s has checkpoints of an earlier run (newest: %s), but restore() was not called "
                 "before the first step, so this run starts from scratch. Call "
-                "checkpoint.restore() after %s, or choose another folder",
+                "checkpoint.restore() after %s, or use another folder",
                 storage,
                 earlier[0],
                 line,
             )
 
 
-def tell_if_unsaved(training: SavedObjects, line: str) -> None:
+def warn_if_unsaved(training: SavedObjects, line: str) -> None:
     """Warn if an optimizer has a learning-rate scheduler that is not saved with it.
 
-    Looks for one among all objects, which takes tens of milliseconds, unless it is saved.
+    If no scheduler is saved, it searches all Python objects, which takes tens of milliseconds.
     """
     saved = [scheduler for _, each in training.others() for scheduler in _within(each, _DEPTH)]
     covered = {id(scheduler.optimizer) for scheduler in saved}
@@ -312,7 +310,7 @@ def tell_if_unsaved(training: SavedObjects, line: str) -> None:
         if id(optimizer) not in covered and (kind := _scheduled_by(optimizer)):
             logger.warning(
                 "the %s of an optimizer is not saved, so a restored run would start its schedule "
-                "again. Give it to the Checkpointer at %s: scheduler=scheduler",
+                "again. Pass it to the Checkpointer at %s: scheduler=scheduler",
                 kind,
                 line,
             )
@@ -320,9 +318,9 @@ def tell_if_unsaved(training: SavedObjects, line: str) -> None:
 
 
 def _scheduled_by(optimizer: Optimizer) -> str:
-    """Return the kind of an optimizer's scheduler; empty if it has none."""
+    """Return the class name of an optimizer's scheduler; empty without one."""
     for one in gc.get_referrers(optimizer):
-        # An object's attributes may be a dictionary of their own. So are a script's variables.
+        # The referrer may be a dictionary of an object's attributes, or of a script's variables.
         owners = gc.get_referrers(one) if type(one) is dict and "last_epoch" in one else [one]
         for owner in owners:
             if issubclass(type(owner), LRScheduler) and vars(owner).get("optimizer") is optimizer:
@@ -331,7 +329,7 @@ def _scheduled_by(optimizer: Optimizer) -> str:
 
 
 def _within(each: object, depth: int) -> Iterator[LRScheduler]:
-    """Yield the schedulers that an object is or holds."""
+    """Yield the object if it is a scheduler, and the schedulers that it holds."""
     if isinstance(each, LRScheduler):
         yield each
     if not depth:

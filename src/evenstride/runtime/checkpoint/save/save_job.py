@@ -1,12 +1,11 @@
-"""One rank's part of a save: which pieces it writes, copied aside so that training can go on.
+"""One rank's part of a save: the pieces that it writes, copied so that training can continue.
 
-Tensors that several ranks have are dealt out by bytes. All ranks lay them end to end and cut the
-line into as many equal stretches as there are ranks; where a cut falls into a tensor, it is moved
-to the next row. So every rank knows its part without asking, copies and writes no more than that,
-and no part is larger than another one by more than a row.
+Tensors that several ranks hold are split by bytes. All ranks concatenate them in the same order and
+cut the sequence into one equal range per rank. A cut inside a tensor is moved to the next row. So
+every rank knows its part without communication, and the sizes of two parts differ by at most a row.
 
-The copy is the file: one buffer, kept from save to save, that the pieces lie in one after the
-other. Writing it takes the interpreter for moments only.
+The copy is the content of the file: one buffer, reused by each save, that holds the pieces in
+order. Writing it holds the GIL only for moments.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from evenstride.runtime.checkpoint.restore.saved_state import (
 
 Shape = tuple[int, ...]
 
-# Every dtype can be viewed at a multiple of it.
+# A view as any dtype may start at a multiple of it.
 _ALIGN_BYTES = 64
 
 
@@ -54,15 +53,15 @@ class TensorBlock:
 
 
 def pieces_of(sources: Sources, rank: int, world_size: int) -> list[TensorBlock]:
-    """Return what this rank writes."""
+    """Return the blocks that this rank writes."""
     plain = [
         TensorBlock(key, tensor, (0,) * tensor.dim(), tuple(tensor.shape))
         for key, tensor in sources.shared.items()
         if not isinstance(tensor, DTensor)
     ]
-    pieces = list(deal(plain, rank, world_size))
+    pieces = list(part_of(plain, rank, world_size))
     for (index, count), blocks in _replicas(sources.shared).items():
-        pieces += deal(blocks, index, count)
+        pieces += part_of(blocks, index, count)
     pieces += [
         TensorBlock(key, tensor, (0,) * tensor.dim(), tuple(tensor.shape))
         for key, tensor in sources.leader.items()
@@ -71,23 +70,23 @@ def pieces_of(sources: Sources, rank: int, world_size: int) -> list[TensorBlock]
     return pieces
 
 
-def deal(blocks: list[TensorBlock], index: int, count: int) -> Iterator[TensorBlock]:
-    """Yield what one of ``count`` ranks that have the same blocks, in one order, writes of them."""
+def part_of(blocks: list[TensorBlock], index: int, count: int) -> Iterator[TensorBlock]:
+    """Yield the part that one of ``count`` ranks with the same blocks in the same order writes."""
     total_bytes, start_bytes = sum(piece.data.nbytes for piece in blocks), 0
     for piece in blocks:
         cuts = total_bytes * index // count, total_bytes * (index + 1) // count
         yield from _within(piece, start_bytes, *cuts)
         if not piece.data.numel() and index == 0 and not prod(piece.whole):
-            yield piece  # empty altogether, so that it is known to be there
+            yield piece  # the whole tensor is empty, but the index must list it
         start_bytes += piece.data.nbytes
 
 
 def _within(piece: TensorBlock, start_bytes: int, first: int, end: int) -> Iterator[TensorBlock]:
-    """Yield the rows of a block whose first byte is in a stretch of the line, if there are any."""
+    """Yield the rows of a block whose first byte is in a range, if any."""
     data = piece.data
     if not data.numel():
         return
-    # Rows are taken along the first dimension that has several, so that they stay contiguous.
+    # Rows along the first dimension with several elements, so that they stay contiguous.
     dim = next((d for d, size in enumerate(data.shape) if size > 1), None)
     rows = 1 if dim is None else data.shape[dim]
     row_bytes = data.nbytes // rows
@@ -107,9 +106,9 @@ def _ceil(distance: int, row_bytes: int) -> int:
 
 
 def _replicas(tensors: Mapping[str, Tensor]) -> dict[tuple[int, int], list[TensorBlock]]:
-    """Return this rank's blocks of the sharded tensors, by who else has the same blocks.
+    """Return this rank's blocks of sharded tensors, grouped by their replication.
 
-    The key is this rank's index among them, and their number.
+    The key is this rank's index among the ranks with the same blocks, and the number of these.
     """
     groups: dict[tuple[int, int], list[TensorBlock]] = {}
     for key, tensor in tensors.items():
@@ -122,23 +121,23 @@ def _replicas(tensors: Mapping[str, Tensor]) -> dict[tuple[int, int], list[Tenso
 def _place(key: str, tensor: DTensor) -> tuple[int, int]:
     mesh, index, count = tensor.device_mesh, 0, 1
     coordinate = mesh.get_coordinate()
-    assert coordinate is not None, "asked of ranks in the mesh only"
+    assert coordinate is not None, "called only on ranks of the mesh"
     for dim, placement in enumerate(tensor.placements):
         if isinstance(placement, Replicate):
             index, count = index * mesh.size(dim) + coordinate[dim], count * mesh.size(dim)
         elif placement.is_partial():
             raise ConfigError(
-                f"{key} is a sum that the ranks have not made yet ({placement}), so no rank has "
-                "its value; save what is sharded or replicated"
+                f"{key} is a pending sum over the ranks ({placement}), so no rank has its value; "
+                "save only sharded or replicated tensors"
             )
     return index, count
 
 
 def _blocks(key: str, tensor: Any) -> Iterator[TensorBlock]:
-    """Yield the blocks that a sharded tensor says it has here, by torch's own protocol."""
+    """Yield this rank's blocks of a sharded tensor, by torch's own protocol."""
     items: list[WriteItem] = tensor.__create_write_items__(key, tensor)
     for item in items:
-        assert item.tensor_data is not None, "a tensor's write items are of tensors"
+        assert item.tensor_data is not None, "write items of a tensor have tensor data"
         chunk = item.tensor_data.chunk
         data = tensor.to_local() if len(items) == 1 else tensor.__get_tensor_shard__(item.index)
         yield TensorBlock(key, data, tuple(chunk.offsets), tuple(tensor.shape))
@@ -146,7 +145,7 @@ def _blocks(key: str, tensor: Any) -> Iterator[TensorBlock]:
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """Where a piece lies in a file."""
+    """The location of a piece in a file."""
 
     key: str  # of the tensor
     offset: Shape  # of the piece in the whole tensor
@@ -166,7 +165,7 @@ class Staged:
 
     laid: tuple[Laid, ...]
     buffer: Tensor  # (N,) uint8 on the CPU; the file
-    wait: Callable[[], object]  # returns once the copies have arrived; for the thread that writes
+    wait: Callable[[], object]  # returns when the copies are complete; for the writing thread
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the file's bytes."""
@@ -180,7 +179,7 @@ class Staged:
 
 
 class Staging:
-    """Copies pieces into a buffer that is kept: each copy makes the one before invalid."""
+    """Copies pieces into a reused buffer: each copy invalidates the previous one."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
@@ -188,14 +187,13 @@ class Staging:
     def copy(self, pieces: list[TensorBlock]) -> Staged:
         """Return a copy of the pieces.
 
-        From CUDA devices it is queued in the current stream, so that only the device's own time is
-        taken.
+        Copies from CUDA devices are queued in the current stream and do not block the CPU.
         """
         laid, size_bytes = lay_out(pieces)
         on_cuda = [piece.data.device for piece in pieces if piece.data.is_cuda]
         if len(self._buffer) < size_bytes:
-            self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes first
-            # Pinned, or a copy from the device would hold up the training thread.
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old buffer first
+            # Pinned, or a copy from the device would block the training thread.
             self._buffer = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=bool(on_cuda))
         buffer = self._buffer[:size_bytes]
         with torch.no_grad():
@@ -204,12 +202,12 @@ class Staging:
         return Staged(laid, buffer, partial(_arrived, _marks(on_cuda)))
 
     def drop(self) -> None:
-        """Give the buffer back."""
+        """Free the buffer."""
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
 
 def lay_out(pieces: list[TensorBlock]) -> tuple[tuple[Laid, ...], int]:
-    """Return where the pieces lie in a file, and the file's size in bytes."""
+    """Return the locations of the pieces in a file, and the file's size in bytes."""
     laid: list[Laid] = []
     end_bytes = 0
     for piece in pieces:
@@ -242,19 +240,19 @@ def _arrived(marks: list[torch.cuda.Event]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SaveJob:
-    """One rank's part of one save, copied aside."""
+    """One rank's part of one save, as a copy."""
 
     name: Name
     rank: int
     staged: Staged
-    items: Mapping[str, bytes]  # what else it saves, each as JSON in bytes, by key
-    outline: str  # equal on ranks whose states fit together
-    manifest: Manifest  # all but the files; the leader's counts
-    error: EvenstrideError | None = None  # why this rank's part could not be copied, if so
+    items: Mapping[str, bytes]  # its state other than tensors, as encoded JSON, by key
+    outline: str  # equal on ranks with matching states
+    manifest: Manifest  # without the files; the leader's is used
+    error: EvenstrideError | None = None  # why this rank's part could not be copied
 
 
 def manifest_of(state: dict[str, Any], step: int, world_size: int) -> Manifest:
-    """Return what a manifest says of a `Stride`'s own state; the leader adds what it knows."""
+    """Return a manifest with a `Stride`'s own state; the leader adds the other fields."""
     return Manifest(
         format=FORMAT,
         step=step,
@@ -271,16 +269,16 @@ def manifest_of(state: dict[str, Any], step: int, world_size: int) -> Manifest:
 def copy_part(
     name: Name, training: SavedObjects, manifest: Manifest, rank: int, staging: Staging
 ) -> SaveJob:
-    """Return this rank's part of a save, copied.
+    """Return a copy of this rank's part of a save.
 
-    What goes wrong is part of the job, so that all ranks hear of it when it is written.
+    An error becomes part of the job, so that all ranks learn of it when it is written.
     """
     error: EvenstrideError | None = None
     try:
         found = collect(training)
         staged = staging.copy(pieces_of(found.sources, rank, manifest.world_size))
         items = {key: to_bytes(value) for key, value in found.items.items() if rank == 0}
-        # The one item that differs from rank to rank, so each writes its own.
+        # The only item that differs between ranks, so each writes its own.
         own = f"{RANDOM}/{rank}"
         items[own] = to_bytes(pack(capture_random(training.device), own, {}))
     except Exception as failure:
@@ -289,15 +287,15 @@ def copy_part(
     return SaveJob(name, rank, staged, items, found.sources.outline(), manifest, error)
 
 
-def told(failure: BaseException) -> str:
-    """Return what went wrong, in one line: with the rank, if torch tells it."""
+def one_line(failure: BaseException) -> str:
+    """Return an error's message in one line, with the rank if torch names it."""
     if isinstance(failure, CheckpointException) and failure.failures:
         rank, wrapped = next(iter(sorted(failure.failures.items())))
-        return f"rank {rank}: {told(wrapped[0])}"
+        return f"rank {rank}: {one_line(wrapped[0])}"
     text = " ".join(str(failure).split())
     ours = type(failure).__module__.startswith("evenstride")
     return text if ours and text else f"{type(failure).__name__}: {text}"
 
 
 def _ours(failure: Exception) -> CheckpointError:
-    return CheckpointError(f"the state could not be copied: {told(failure)}")
+    return CheckpointError(f"the state could not be copied: {one_line(failure)}")

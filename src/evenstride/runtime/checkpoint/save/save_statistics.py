@@ -1,4 +1,4 @@
-"""How the saves of a run have gone so far, and what is unsaved."""
+"""Counts the saves of a run, and reports the state that is not saved."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COUNTS = (
     "save_s",
     "written_bytes",
 )
-"""What is counted of saves; see `Checkpointer.report`."""
+"""The counters of saves; see `Checkpointer.report`."""
 
-# After failures in a row so many due steps are left out before the next try.
+# After several failures in a row, at most this many due saves are skipped before the next try.
 _MOST_LEFT_OUT = 7
 
 
 def left_out(failures: int) -> int:
-    """Return how many due steps are left out after so many failures in a row: 0, 1, 3, then 7.
+    """Return the number of due saves to skip after some failures in a row: 0, 1, 3, then 7.
 
     >>> [left_out(failures) for failures in range(6)]
     [0, 0, 1, 3, 7, 7]
@@ -36,17 +36,17 @@ def left_out(failures: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SaveResult:
-    """How a save ended."""
+    """The outcome of a save."""
 
     name: Name
-    error: str  # why it failed; empty if it did not
+    error: str  # why it failed; empty if it succeeded
     took_s: float
     written_bytes: int  # by this rank
-    everywhere: bool = True  # whether all ranks know that it ended like this
+    everywhere: bool = True  # whether all ranks know this outcome
 
 
 class SaveStatistics:
-    """One rank's account of its saves to a place; ``speaks`` if this rank tells people."""
+    """One rank's statistics of its saves to a folder; ``speaks`` if this rank logs."""
 
     def __init__(self, place: str, *, speaks: bool) -> None:
         self._place, self._speaks = place, speaks
@@ -54,9 +54,9 @@ class SaveStatistics:
         self.count: dict[str, float] = dict.fromkeys(COUNTS, 0)
         self.failures_in_row = 0
         self.failed: SaveResult | None = None
-        """The last save, if it failed: what was due then is unsaved."""
+        """The last save, if it failed: its state is not saved."""
         self.newest: Name | None = None
-        """The newest checkpoint that this run has saved, or was restored from."""
+        """The newest checkpoint that this run has saved or was restored from."""
 
     def note(self, outcome: SaveResult) -> None:
         self.count["save_s"] += outcome.took_s
@@ -67,40 +67,40 @@ class SaveStatistics:
             self.failed = outcome
         else:
             if self.failures_in_row and self._speaks:
-                logger.info("checkpoints are saved again: %s", outcome.name)
+                logger.info("saving checkpoints works again: %s", outcome.name)
             self.failures_in_row, self.failed, self.newest = 0, None, outcome.name
             self.count["saved"] += 1
         self._left_out = left_out(self.failures_in_row)
 
     def forgive(self) -> None:
-        """Forget that the last save failed: the run ends for another reason."""
+        """Forget that the last save failed: the cause is a lost rank."""
         self.failed = None
 
     def begin_from(self, checkpoint: Name | None) -> None:
         """Note the checkpoint that the run was restored from."""
         self.newest = checkpoint
 
-    def put_off(self) -> None:
-        """Count a save that is due while the one before is still going on."""
+    def postponed(self) -> None:
+        """Count a save that is due while the previous one is still running."""
         self.count["put_off"] += 1
         if self.count["put_off"] == 1 and self._speaks:
             logger.warning(
-                "a checkpoint is due and the one before is still being written, so training "
-                "waits; save less often, or to a faster place (how long is in report())"
+                "a checkpoint is due and the previous one is still being written, so training "
+                "waits; save less often, or to faster storage (report() has the waiting time)"
             )
 
     def due_in_vain(self) -> None:
-        """Say once that saves are due and not made, where workers do not keep step."""
+        """Warn once, in an asynchronous mode, that a save is due and `step` does not save."""
         if self._speaks and not self._in_vain and not self.count["saved"]:
             logger.warning(
-                "a checkpoint is due, and step() saves nothing in this mode of synchronisation, in "
-                "which workers do not keep step; call save() on every rank where an epoch has "
-                "ended"
+                "a checkpoint is due, but step() does not save in this synchronisation mode, in "
+                "which the workers are at different steps; call save() on every rank at the end of "
+                "an epoch"
             )
         self._in_vain = True
 
     def leaves_out(self) -> bool:
-        """Return whether a save that is due is left out, because those before failed."""
+        """Return whether to skip a due save after earlier failures."""
         if not self._left_out:
             return False
         self._left_out -= 1
@@ -109,19 +109,19 @@ class SaveStatistics:
 
     @property
     def error(self) -> str:
-        """What is unsaved and why, in one sentence; empty if nothing is."""
+        """The unsaved step and the cause, in one sentence; empty if all is saved."""
         if self.failed is None:
             return ""
-        known = "there is none yet" if self.newest is None else f"it is {self.newest}"
+        known = "none exists yet" if self.newest is None else f"{self.newest}"
         return (
             f"the state of step {self.failed.name.step} could not be saved to {self._place}: "
-            f"{self.failed.error}; free or repair it, and start again from the newest checkpoint "
-            f"({known})"
+            f"{self.failed.error}; free space or repair the storage, and restart from the newest "
+            f"checkpoint ({known})"
         )
 
     @property
     def cost_s(self) -> float:
-        """Seconds of training that a save has cost this rank, on average; 1 before the first."""
+        """The mean training time, in seconds, that a save costs this rank; 1 before the first."""
         saves = self.count["saved"] + self.count["failed"]
         lost_s = self.count["copied_s"] + self.count["blocked_s"]
         return lost_s / saves if saves else 1.0

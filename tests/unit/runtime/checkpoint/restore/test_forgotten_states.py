@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 from evenstride.runtime.checkpoint.restore.saved_state import SavedObjects
-from evenstride.runtime.checkpoint.save.preparing import tell_if_unsaved
+from evenstride.runtime.checkpoint.save.preparing import warn_if_unsaved
 from tests.messages import check_message
 
 
@@ -26,7 +26,7 @@ def test_variables_of_a_script_are_not_taken_for_a_scheduler(
     variables = {"optimizer": training.optimizers[0], "last_epoch": -1}
 
     with caplog.at_level(logging.WARNING, "evenstride"):
-        tell_if_unsaved(training, "train.py:1")
+        warn_if_unsaved(training, "train.py:1")
 
     assert variables["last_epoch"] == -1
     assert not caplog.messages
@@ -40,7 +40,7 @@ def test_a_scheduler_whose_attributes_are_a_dictionary_is_told_of(
     vars(scheduler)["mark"] = 1  # makes Python keep them in one
 
     with caplog.at_level(logging.WARNING, "evenstride"):
-        tell_if_unsaved(training, "train.py:1")
+        warn_if_unsaved(training, "train.py:1")
 
     (line,) = caplog.messages
     check_message(line, "StepLR")

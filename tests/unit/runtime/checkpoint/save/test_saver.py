@@ -17,7 +17,7 @@ from evenstride.runtime.checkpoint.format.manifest import Name, items_file, tens
 from evenstride.runtime.checkpoint.format.retention import Lineage
 from evenstride.runtime.checkpoint.save import checkpoint_writer as module
 from evenstride.runtime.checkpoint.save.checkpoint_writer import ManifestUncertain, Saver
-from evenstride.runtime.checkpoint.save.save_job import told
+from evenstride.runtime.checkpoint.save.save_job import one_line
 from evenstride.runtime.checkpoint.save.save_statistics import SaveResult
 from tests.messages import check_message
 from tests.unit.runtime.checkpoint.kept import MemoryStorage
@@ -182,4 +182,4 @@ def _of_ranks(**failures: BaseException) -> CheckpointException:
     ids=["lines", "ours", "nothing said", "lowest rank", "of a rank"],
 )
 def test_what_went_wrong_is_one_line(failure: BaseException, line: str) -> None:
-    assert told(failure) == line
+    assert one_line(failure) == line
