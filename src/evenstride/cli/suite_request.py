@@ -208,8 +208,8 @@ def _in_force(scenario: Scenario, seen: int) -> int:
     exchange = scenario.exchange
     every = 1 if exchange.every == "leader" else int(exchange.every)
     exchanges = -(-seen // every)
-    cold = exchanges == 1 and exchange.cold_lag is not None
-    lag = int(exchange.cold_lag if cold else exchange.lag)
+    cold_lag = exchange.cold_lag if exchanges == 1 else None
+    lag = exchange.lag if cold_lag is None else cold_lag
     return exchanges * every - 1 + lag
 
 
