@@ -27,7 +27,9 @@ def simulate(
     ] = None,
     policies: Annotated[
         list[str] | None,
-        arguments.policies_option(f"A comma-separated list, or one per option. Default: {_POLICY}."),
+        arguments.policies_option(
+            f"A comma-separated list, or one per option. Default: {_POLICY}."
+        ),
     ] = None,
     seeds: Annotated[str, arguments.seeds_option()] = "1",
     lag: arguments.Lag = None,
