@@ -69,7 +69,7 @@ def below(plan: Plan) -> str:
         sentences.append(f"All are in {place}.")
     if left_out := len(every) - len(candidates):
         sentences.append(
-            f"{left_out} more candidates are nearly equal to one of these, or worse; --json has all."
+            f"{left_out} more candidates are nearly equal to one of these or worse; --json has all."
         )
     return " ".join(sentences)
 
@@ -79,8 +79,9 @@ def story(plan: Plan) -> str:
     one = plan.chosen.outlook
     where = f" in {one.choice.place}" if one.choice.place else ""
     return (
-        f"Chosen: {one.choice.name}{where}, batch {one.choice.batch}, {_epochs(one.epochs)} epochs: "
-        f"{_hours(one.time_s.value)}, {_usd(one.cost_usd.value)} USD. It is {plan.chosen.reason}."
+        f"Chosen: {one.choice.name}{where}, batch {one.choice.batch}, {_epochs(one.epochs)} "
+        f"epochs: {_hours(one.time_s.value)}, {_usd(one.cost_usd.value)} USD. It is "
+        f"{plan.chosen.reason}."
     )
 
 

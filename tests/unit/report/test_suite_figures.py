@@ -99,9 +99,9 @@ def test_a_panel_holds_the_run_the_best_split_and_the_equal_one() -> None:
 
     panel = Panel.of("uniform", ran, stage)
 
-    assert list(panel.steps_s) == ["this policy", "best split", "equal batches"]
-    np.testing.assert_array_equal(panel.steps_s["this policy"], panel.steps_s["equal batches"])
-    assert (panel.steps_s["best split"] < panel.steps_s["equal batches"]).all()
+    assert list(panel.steps_s) == ["this policy", "best split", "equal split"]
+    np.testing.assert_array_equal(panel.steps_s["this policy"], panel.steps_s["equal split"])
+    assert (panel.steps_s["best split"] < panel.steps_s["equal split"]).all()
     assert panel.noisy_s is None  # there is none to show
     assert panel.scenario == "made"
 

@@ -31,7 +31,7 @@ def test_who_has_fewer_samples_instead_is_told_with_its_speed_and_its_share(tmp_
 
     assert only.rank == 2
     assert only.lost == pytest.approx(0.6 * 250, rel=0.03)
-    check_message(only.told, "0.40", "step 150")
+    check_message(only.text, "0.40", "step 150")
 
 
 def test_who_was_waited_for_is_not_told_twice(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_little_and_short_slowness_is_left_out(
     found = slowed(tmp_path, lambda s: (1.0, 1.0, speed if 200 <= s < 200 + steps else 1.0))
 
     assert [one.rank for one in found] == [2] * told
-    assert all(f"in steps 200 to {199 + steps}" in one.told for one in found)
+    assert all(f"in steps 200 to {199 + steps}" in one.text for one in found)
 
 
 def test_who_lost_most_comes_first_and_many_phases_are_told_together(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_who_lost_most_comes_first_and_many_phases_are_told_together(tmp_path: P
     found = slowed(tmp_path, speeds)
 
     assert [one.rank for one in found] == [1, 0]
-    told = r"ran below its best speed in 4 phases, at (0\.49|0\.50) of it in the slowest"
-    assert re.fullmatch(told, found[0].told), found[0].told
+    told = r"ran below its best speed in 4 phases, at (0\.49|0\.50) of it at the slowest"
+    assert re.fullmatch(told, found[0].text), found[0].text
 
 
 def test_nobody_is_told_of_who_was_not_asked_for(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from evenstride.errors import ConfigError
 from evenstride.report.page.paper_figures import figures_of
 from tests.messages import raises_message
-from tests.unit.report.page.conftest import Making
+from tests.unit.report.conftest import Making
 
 pytest.importorskip("matplotlib")
 CHARTS = ("closeup", "curves", "shares", "steptime", "times")

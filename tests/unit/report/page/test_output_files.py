@@ -16,7 +16,7 @@ from evenstride.report.page.html_page import (
     write_page,
 )
 from tests.messages import raises_message
-from tests.unit.report.page.conftest import Making
+from tests.unit.report.conftest import Making
 
 
 def test_a_report_stands_beside_its_trace_unless_told_otherwise(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from benchmarks.report_runs import STARTED_UNIX_S, Made, make
 from evenstride.report.page.page_runs import read_run
 from evenstride.report.page.series_charts import step_times, top_s
 from evenstride.report.page.worker_charts import parts_of
-from tests.unit.report.page.conftest import Making
+from tests.unit.report.conftest import Making
 
 SPIKE = 1203
 

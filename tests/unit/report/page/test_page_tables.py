@@ -6,7 +6,7 @@ import json
 
 from evenstride.report.page.findings import workers_table
 from evenstride.report.page.page_runs import ReportedRun, read_run
-from tests.unit.report.page.conftest import Making
+from tests.unit.report.conftest import Making
 
 
 def shares(run: ReportedRun) -> dict[int, int]:

@@ -66,7 +66,7 @@ def test_the_shortest_runs_have_a_page(tmp_path: Path, steps: int, workers: int)
     path = make(Made(steps, speeds=(1.0, 0.5)[:workers]), tmp_path / "trace.jsonl")
 
     run = read_run(path, "short")
-    assert "What it came to" in page_of([run])
+    assert "Summary" in page_of([run])
     assert "Facts of the run" in page_of([run, run])
 
 
@@ -76,6 +76,6 @@ def test_a_run_of_which_nothing_can_be_read_stands_beside_others(tmp_path: Path)
     runs = [read_run(path, "good"), read_run(tmp_path / "empty.jsonl", "empty")]
 
     page = page_of(runs)
-    check_message(lines_with(page, "told of steps"))
+    check_message(lines_with(page, "recorded steps"))
     assert "nothing was written yet" in page
     assert "Where each worker" in page
