@@ -360,7 +360,9 @@ def _slowdown_text(study: Study, rank: int, phases: Sequence[SpeedPhase]) -> str
         if blamed:
             return ""
         slowest = min(one.speed for one in phases)
-        return f"below its best speed in {len(phases)} phases, at {slowest:.2f} of it at the slowest"
+        return (
+            f"below its best speed in {len(phases)} phases, at {slowest:.2f} of it at the slowest"
+        )
     changes = [_share_change(study, rank, one) for one in phases]
     if blamed and not any(changes):
         return ""

@@ -233,11 +233,11 @@ def test_steps_that_tell_nothing_of_speed_count_where_they_lie(tmp_path: Path) -
 
     run, _ = ran(tmp_path, speeds, 200, workers=2, policy="uniform")
 
-    def untold(_: int, observations: list[dict[str, Any]]) -> None:
+    def withheld(_: int, observations: list[dict[str, Any]]) -> None:
         for one in observations:
             one["modelled"] = not 80 <= one["first_step"] < 120
 
-    blame = blames_of(altered(run, untold))[0]
+    blame = blames_of(altered(run, withheld))[0]
 
     assert len(blame.stretches) == 2
     assert sum(one.caused_s for one in blame.stretches) == pytest.approx(blame.caused_s)

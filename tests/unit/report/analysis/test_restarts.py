@@ -56,9 +56,9 @@ def test_steps_are_counted_by_the_batches_that_were_trained() -> None:
 
 
 def test_a_pass_without_a_batch_has_that_of_its_header() -> None:
-    untold = {name: value for name, value in begins(0, 0.0).items() if name != "global_batch"}
+    withheld = {name: value for name, value in begins(0, 0.0).items() if name != "global_batch"}
 
-    assert kept_before([life(untold), life(begins(0, 0.5, batch=20))]) == (0, 50)
+    assert kept_before([life(withheld), life(begins(0, 0.5, batch=20))]) == (0, 50)
 
 
 def test_the_last_step_of_an_epoch_is_one_whatever_it_has() -> None:

@@ -97,7 +97,7 @@ class Driven:
         self._schedule = Schedule.opening(verdict.shares)
         self._rng = np.random.default_rng(0)
         self._ends_s = np.zeros(len(case.speeds))  # of the step before, on each worker's clock
-        self.clock_s, self._untold = 0.0, list[list[Observation]]([[] for _ in case.speeds])
+        self.clock_s, self._unsent = 0.0, list[list[Observation]]([[] for _ in case.speeds])
 
     def run(self) -> Summary:
         """Train all steps, and return what the leader sums up."""
@@ -107,7 +107,7 @@ class Driven:
             while self.step < due:
                 self._train()
             self._exchange(turns=bool(self.case.turns_to) and self.step == STEPS // 2)
-        replies = [Reply(STEPS, 0, (), Measurements.of(told)) for told in self._untold]
+        replies = [Reply(STEPS, 0, (), Measurements.of(told)) for told in self._unsent]
         self.leader.take_last(STEPS, replies, None)
         summary = summarise(
             self.leader,
@@ -135,7 +135,7 @@ class Driven:
         ends_s = self.clock_s + case.jitter_s * self._rng.random(len(shares))
         wait_s = np.maximum(ends_s - self._ends_s - busy_s, 0.0)
         self._ends_s = ends_s
-        for rank, told in enumerate(self._untold):
+        for rank, told in enumerate(self._unsent):
             one = ((float(busy_s[rank]),), (float(wait_s[rank]),))
             told.append(Observation(rank, int(shares[rank]), step, *one, modelled=step > 0))
         self.step += 1
@@ -143,10 +143,10 @@ class Driven:
     def _exchange(self, *, turns: bool) -> None:
         turn = BatchChange(self.step, self.case.turns_to, 10_000) if turns else None
         replies = []
-        for rank, told in enumerate(self._untold):
+        for rank, told in enumerate(self._unsent):
             count = len(told) // 2 if self.case.lags and rank == 1 else len(told)
             seen = Measurements.of(joined(told[:count]))
-            self._untold[rank] = told[count:]
+            self._unsent[rank] = told[count:]
             replies.append(Reply(self.step, 0, (), seen, drawn=self.step, turn=turn))
         verdict = self.leader.exchange(self.step, replies, 0)
         self.leader.show()

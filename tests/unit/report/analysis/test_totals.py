@@ -46,13 +46,13 @@ def test_samples_of_steps_that_not_all_have_told_of_count_as_far_as_they_did(
     lines = run.writer.path.read_text().splitlines()
     place = max(n for n, line in enumerate(lines) if '"observations"' in line)
     record = json.loads(lines[place])
-    untold = record["event"]["observations"].pop()
+    withheld = record["event"]["observations"].pop()
     lines[place] = json.dumps(record)
     run.writer.path.write_text("\n".join(lines) + "\n")
 
     totals = totals_of(read(run).generations)
 
-    missing = len(untold["busy_s"]) * untold["share"]
+    missing = len(withheld["busy_s"]) * withheld["share"]
     assert missing > 0
     assert totals.samples == 40 * 96 - missing
 
