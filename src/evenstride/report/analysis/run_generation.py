@@ -22,7 +22,7 @@ from evenstride.core.time_model.observation import Measurements, PeakMemory
 
 _FIRST_ROOM = 256
 _MOST_CELLS = 4e8
-"""Largest number of recorded times. A higher step number is impossible and would fill the memory."""
+"""Largest number of recorded times. More would fill the memory, so the step number is wrong."""
 
 
 class StepTable:

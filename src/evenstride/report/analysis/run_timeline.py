@@ -169,9 +169,11 @@ class RunTimeline(TraceFold):
         """What could not be read or understood, one sentence each."""
         found = [*self._tail.unread, *gaps(self.damaged, self._unsound, self._not_replayed)]
         found.append(unrecorded(self._here, self.lives[-1].summary if self.lives else None))
-        for life in self.lives:
-            if life.summary and life.generations:
-                found.append(unlike_summary(life.generations, life.summary))
+        found += [
+            unlike_summary(life.generations, life.summary)
+            for life in self.lives
+            if life.summary and life.generations
+        ]
         return tuple(map(plain, filter(None, found)))
 
     def read(self) -> bool:
