@@ -106,8 +106,8 @@ def _sentence(outcome: Comparison) -> str:
         return "These workers are equally fast, so there is nothing to balance."
     if outcome.disturbed and balanced.step_s >= equal.step_s:
         return (
-            "Other work on this machine took more time than balancing saved, so there is no result. "
-            "Run the demo again when the machine is idle."
+            "Other work on this machine took more time than balancing saved, so there is no result."
+            " Run the demo again when the machine is idle."
         )
     return (
         f"With the equal split, all workers waited for worker {slowest}. evenstride gave it "

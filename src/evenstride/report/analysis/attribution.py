@@ -49,15 +49,15 @@ _MOST_PHASES = 3  # that are reported one by one
 class Stretch:
     """Steps in which a worker made the others wait, within one phase of its speed."""
 
-    first: int  # number of the first step
-    last: int  # number of the last
-    speed: float  # of the worker, as a fraction of its own best
-    caused_s: float  # seconds that the others waited for it, summed over them
-    data_part: float  # fraction of its busy time in which it waited for data
+    first: int  # number of the first step.
+    last: int  # number of the last.
+    speed: float  # of the worker, as a fraction of its own best.
+    caused_s: float  # seconds that the others waited for it, summed over them.
+    data_part: float  # fraction of its busy time in which it waited for data.
     # Excess of its busy time over that of the slowest other worker, as a fraction of the latter,
     # where they waited for it; below 0.02 only its random variation makes them wait
     longer: float = 0.0
-    often: float = 1.0  # fraction of the stretch in which it is usually the slowest
+    often: float = 1.0  # fraction of the stretch in which it is usually the slowest.
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class Blame:
 
     rank: int
     worker: str
-    caused_s: float  # seconds that the others waited for it, summed over them
-    each_s: float  # the same per other worker: the cost in wall-clock time
-    part: float  # `each_s` as a fraction of the time of all steps
-    slowest_steps: int  # number of steps in which it was the slowest
-    stretches: tuple[Stretch, ...]  # phases of its speed, by caused time, largest first
-    reason: str  # one sentence
+    caused_s: float  # seconds that the others waited for it, summed over them.
+    each_s: float  # the same per other worker: the cost in wall-clock time.
+    part: float  # `each_s` as a fraction of the time of all steps.
+    slowest_steps: int  # number of steps in which it was the slowest.
+    stretches: tuple[Stretch, ...]  # phases of its speed, by caused time, largest first.
+    reason: str  # one sentence.
 
 
 def speeds_of(generation: RecordedGeneration, rank: int) -> FloatArray:

@@ -33,43 +33,43 @@ class WorkerView:
     rank: int
     name: str
     state: str  # serving, joining, leaving, ...
-    share: int  # samples per step
-    busy_s: float | None  # busy time of a step; ``None`` if it is unknown
-    wait_s: float | None  # waiting for slower workers, and communication
-    speed: float | None  # as a fraction of its own best
-    since: int | None  # step from which it has had this speed; ``None`` if always
-    caused_s: float  # mean seconds that each other worker waited for it, in this generation
-    peak_bytes: int | None  # of memory, as reported last
-    limit_bytes: int | None  # of memory, as reported last
+    share: int  # samples per step.
+    busy_s: float | None  # busy time of a step; ``None`` if it is unknown.
+    wait_s: float | None  # waiting for slower workers, and communication.
+    speed: float | None  # as a fraction of its own best.
+    since: int | None  # step from which it has had this speed; ``None`` if always.
+    caused_s: float  # mean seconds that each other worker waited for it, in this generation.
+    peak_bytes: int | None  # of memory, as reported last.
+    limit_bytes: int | None  # of memory, as reported last.
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """The current state of a run."""
 
-    run: str  # its trace file
-    policy: str  # its specification
-    sync: str  # synchronisation mode
-    lockstep: bool  # whether workers wait for each other
-    global_batch: int  # samples per step
-    generation: int  # of workers, counted over the whole run from 1
-    lives: int  # number of processes that have written the trace
-    step: int  # number of steps that the leader has committed, in this process
-    epoch: float | None  # epochs trained, fractions included; ``None`` if unknown
-    step_s: float | None  # median time of the latest steps
-    heard_s: float | None  # seconds since the last record of the trace, if known
-    ended: bool  # whether the trace records the end of the run
-    totals: Totals  # sums over the run
-    findings: tuple[str, ...]  # the most important facts, at most three sentences
-    workers: tuple[WorkerView, ...]  # in rank order
-    decision: RecordedDecision | None  # the latest
-    changes: tuple[RecordedDecision, ...]  # the latest changes of the shares, newest first
+    run: str  # its trace file.
+    policy: str  # its specification.
+    sync: str  # synchronisation mode.
+    lockstep: bool  # whether workers wait for each other.
+    global_batch: int  # samples per step.
+    generation: int  # of workers, counted over the whole run from 1.
+    lives: int  # number of processes that have written the trace.
+    step: int  # number of steps that the leader has committed, in this process.
+    epoch: float | None  # epochs trained, fractions included; ``None`` if unknown.
+    step_s: float | None  # median time of the latest steps.
+    heard_s: float | None  # seconds since the last record of the trace, if known.
+    ended: bool  # whether the trace records the end of the run.
+    totals: Totals  # sums over the run.
+    findings: tuple[str, ...]  # the most important facts, at most three sentences.
+    workers: tuple[WorkerView, ...]  # in rank order.
+    decision: RecordedDecision | None  # the latest.
+    changes: tuple[RecordedDecision, ...]  # the latest changes of the shares, newest first.
     # One sentence for each worker that made the others wait, by cost. Then one for each worker
     # that is slow but delays no step, because it has fewer samples
     blames: tuple[str, ...]
-    alerts: tuple[str, ...]  # newest first
-    unread: tuple[str, ...]  # parts of the trace that could not be read
-    not_measured: str = ""  # why steps could not be measured; empty if they were
+    alerts: tuple[str, ...]  # newest first.
+    unread: tuple[str, ...]  # parts of the trace that could not be read.
+    not_measured: str = ""  # why steps could not be measured; empty if they were.
 
     def to_dict(self) -> dict[str, Any]:
         """Return the view as JSON types, with the figures derived from the totals."""

@@ -146,12 +146,12 @@ class Incident:
 class RecordedGeneration:
     """One generation of workers, filled while its trace is read."""
 
-    life: int  # number of the process in the run, from 0
-    number: int  # of the generation in its process, from 0
-    global_batch: int  # samples of a step
-    workers: tuple[str, ...]  # names, in rank order
-    table: StepTable  # times and shares of their steps
-    lockstep: bool = True  # whether workers take steps together and wait for each other
+    life: int  # number of the process in the run, from 0.
+    number: int  # of the generation in its process, from 0.
+    global_batch: int  # samples of a step.
+    workers: tuple[str, ...]  # names, in rank order.
+    table: StepTable  # times and shares of their steps.
+    lockstep: bool = True  # whether workers take steps together and wait for each other.
     # Whether it began with a new process group; else with another global batch
     met: bool = True
     decisions: list[RecordedDecision] = field(default_factory=list)
@@ -162,8 +162,8 @@ class RecordedGeneration:
     held: dict[int, PeakMemory] = field(default_factory=dict)
     # All memory reports, with the seconds since the start of the process
     memory: list[tuple[float, PeakMemory]] = field(default_factory=list)
-    standing: tuple[str, ...] = ()  # state of each rank at the end
-    not_measured: str = ""  # why its steps could not be measured; empty if they were
+    standing: tuple[str, ...] = ()  # state of each rank at the end.
+    not_measured: str = ""  # why its steps could not be measured; empty if they were.
     # Fitted curves of the ``serving`` ranks at the end; ``None`` if not all were measured
     curves: CurveEstimates | None = None
     serving: tuple[int, ...] = ()
@@ -227,17 +227,17 @@ class RecordedGeneration:
         if curves is not None:
             self.curves, self.serving = curves, serving
 
-    def judge(self, yardstick: Yardstick | None) -> None:
+    def judge(self, comparison: Yardstick | None) -> None:
         """Compare newly completed steps with the equal and the best split.
 
         As in the run, the comparison uses the curves at the time when a step was complete. Without
         curves there is no comparison.
         """
         rows = self._fresh()
-        if yardstick is None or not len(rows):
+        if comparison is None or not len(rows):
             return
         slowest_s = self.table.busy_s[rows].max(axis=1)  # only of these, to avoid quadratic cost
-        self.table.judge(rows, yardstick.judge(self.table.share[rows], slowest_s))
+        self.table.judge(rows, comparison.judge(self.table.share[rows], slowest_s))
 
     def _fresh(self) -> npt.NDArray[np.int64]:
         """Return the rows that were completed since the last call."""

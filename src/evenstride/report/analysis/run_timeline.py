@@ -296,14 +296,14 @@ class RunTimeline(TraceFold):
             now.anchors.append((committed_s, event.step))
         now.hold(self._at_s, event.memory)
         if now.lockstep:
-            now.judge(self._yardstick())
+            now.judge(self._comparison())
 
     def _set_equal(self) -> None:
         """Store the equal split. As in the run, later memory reports do not change it."""
         fleet = None if self._control is None else self._control.fleet
         self._equal = () if fleet is None else equal_split(fleet)
 
-    def _yardstick(self) -> Yardstick | None:
+    def _comparison(self) -> Yardstick | None:
         control = self._control
         if control is None or control.fleet is None or control.estimate is None:
             return None

@@ -55,15 +55,15 @@ class ChartMark:
 class ChartPanel:
     """One area of a chart: the lane of a worker if it has a name, else an area with a y axis."""
 
-    marks: tuple[ChartMark, ...]  # later ones above earlier ones
-    title: str  # alternative text
-    height: float  # in pixels
-    y_low: float = 0.0  # lower end of the vertical axis
-    y_high: float = 1.0  # upper end of the vertical axis
-    y_name: str = ""  # label of the vertical axis, with its unit
-    name: str = ""  # of the lane
-    worker: int | None = None  # number of the worker with which the lane is hidden
-    heading: tuple[str, str] | None = None  # above the panel: a run, and the rest of the sentence
+    marks: tuple[ChartMark, ...]  # later ones above earlier ones.
+    title: str  # alternative text.
+    height: float  # in pixels.
+    y_low: float = 0.0  # lower end of the vertical axis.
+    y_high: float = 1.0  # upper end of the vertical axis.
+    y_name: str = ""  # label of the vertical axis, with its unit.
+    name: str = ""  # of the lane.
+    worker: int | None = None  # number of the worker with which the lane is hidden.
+    heading: tuple[str, str] | None = None  # above the panel: a run, and the rest of the sentence.
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ class Chart:
 
     key: str
     title: str
-    words: tuple[str, ...]  # sentences that explain it
-    panels: tuple[ChartPanel, ...]  # at least one
-    x_high: float  # end of the horizontal axis
-    x_name: str  # label of the horizontal axis, with its unit
-    x_low: float = 0.0  # start of the horizontal axis
-    legend: tuple[tuple[str, str], ...] = ()  # style and text of each entry
-    axis: TimeAxis | None = None  # if the horizontal axis is the time of a run
+    words: tuple[str, ...]  # sentences that explain it.
+    panels: tuple[ChartPanel, ...]  # at least one.
+    x_high: float  # end of the horizontal axis.
+    x_name: str  # label of the horizontal axis, with its unit.
+    x_low: float = 0.0  # start of the horizontal axis.
+    legend: tuple[tuple[str, str], ...] = ()  # style and text of each entry.
+    axis: TimeAxis | None = None  # if the horizontal axis is the time of a run.
     # Values by bucket, shown under the pointer
     rows: tuple[dict[str, Any], ...] = ()
 

@@ -130,17 +130,17 @@ class WorkerFigures:
     """The figures of one worker of a run; times are medians of its latest steps."""
 
     worker: str
-    rank: int  # its latest
-    state: str | None  # at the end: serving, gone, ...; ``None`` if unknown
-    share: int  # samples of the last split
-    busy_s: float | None  # busy time of a step
-    wait_s: float | None  # waiting for slower workers, and communication
-    speed: float | None  # at the end, as a fraction of its own best; ``None`` if unknown
+    rank: int  # its latest.
+    state: str | None  # at the end: serving, gone, ...; ``None`` if unknown.
+    share: int  # samples of the last split.
+    busy_s: float | None  # busy time of a step.
+    wait_s: float | None  # waiting for slower workers, and communication.
+    speed: float | None  # at the end, as a fraction of its own best; ``None`` if unknown.
     # Step from which it has had this speed; ``None`` if always, or unknown
     since: int | None
-    caused_s: float  # mean seconds that each other worker waited for it, over the whole run
-    part: float  # `caused_s` as a fraction of the time of all steps
-    slowest_steps: int  # number of steps in which it was the slowest
+    caused_s: float  # mean seconds that each other worker waited for it, over the whole run.
+    part: float  # `caused_s` as a fraction of the time of all steps.
+    slowest_steps: int  # number of steps in which it was the slowest.
 
 
 def figures_of(run: ReportedRun, lane: int) -> WorkerFigures:

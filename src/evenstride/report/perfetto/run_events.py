@@ -46,9 +46,9 @@ class Placed:
     """A generation whose times are nanoseconds since the base of the trace."""
 
     study: Study
-    began_ns: int  # start of its process's clock
-    after_ns: int  # end of the step before its first one, or start of that clock
-    begins_ns: IntArray  # start of each step, ``(steps,)``
+    began_ns: int  # start of its process's clock.
+    after_ns: int  # end of the step before its first one, or start of that clock.
+    begins_ns: IntArray  # start of each step, ``(steps,)``.
     # End of each step, when its gradients were averaged: not before its start, and not after the
     # start of the next step
     ends_ns: IntArray
