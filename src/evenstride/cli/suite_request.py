@@ -69,7 +69,7 @@ def asked_suite(
     if not scenarios:
         raise ConfigError(
             "no scenario given: expected a scenario file, a folder of them, or the name of a "
-            f"built-in scenario, such as {example}; `evenstride simulate --list` prints the names"
+            f"built-in scenario, such as {example}; evenstride simulate --list prints the names"
         )
     files = [scenario_path(text) for text in scenarios]
     return plan(load_all(files), names, numbers, overrides, leave_out=leave_out)

@@ -103,7 +103,7 @@ def test_an_epoch_that_ends_in_time_is_not_told() -> None:
     in_short_epochs = made(steps=21).model_copy(update={"epoch_samples": 1200})
     assert told(in_short_epochs, policies=("dbs",)) == []
     assert (
-        "which here is 20 steps"
+        "after each epoch of 20 steps"
         in told(in_short_epochs.model_copy(update={"steps": 20}), policies=("dbs",))[0]
     )
     assert ScoredScenario.of(in_short_epochs, 0).run("dbs")[1].decisions
@@ -189,15 +189,15 @@ def test_the_help_names_every_policy_and_a_setting(
     told = " ".join(shell(command, "-h").out.replace("│", " ").split())
 
     assert POLICIES_HELP in told
-    assert ("Required, as a list" in told) == (command == "simulate")
+    assert ("Default: adaptive." in told) == (command == "simulate")
 
 
 def test_the_help_knows_the_policies_there_are() -> None:
-    listed, _, setting = POLICIES_HELP.removeprefix("Policies: ").partition(". A setting follows a")
+    listed, _, setting = POLICIES_HELP.removeprefix("Policies: ").partition(". Settings follow a")
     plain = listed.replace("(static:cores, static:flops, static:20,100)", "")
 
     assert tuple(name.strip() for name in plain.split(",")) == POLICY_NAMES
-    policy_from_spec(setting.partition(": ")[2].partition(";")[0])
+    policy_from_spec(setting.partition(": ")[2].removesuffix("."))
 
 
 def test_the_times_are_those_of_the_seeds_together(shell: Shell, file: str, tmp_path: Path) -> None:

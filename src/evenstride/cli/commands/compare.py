@@ -60,7 +60,7 @@ def compare(
     A cell is the mean noise-free efficiency over the seeds; * marks the best of a line.
     informed is a controller that knows the true times, at the same lag. The last column shows
     how far adaptive is ahead of the best other policy, paired by seed, with a 95 % bootstrap
-    interval. `evenstride simulate --list` lists the built-in scenarios.
+    interval. evenstride simulate --list lists the built-in scenarios.
 
     Examples:
         evenstride compare reference h10

@@ -75,18 +75,22 @@ def launch(
         ),
     ] = False,
 ) -> None:
-    """Start a script with torchrun and settings for machines that join, leave or fail.
+    """Start a script with torchrun and settings for machines that join, leave or
+    fail.
 
-    The command prints the torchrun command and becomes it. Run it on every machine. A lost
-    machine costs the steps since the last checkpoint and about 10 s, instead of most of a minute.
+    The command prints the torchrun command and becomes it. Run it on every
+    machine. A lost machine costs the steps since the last checkpoint and
+    about 10 s, instead of most of a minute.
 
-    Each loss counts as a restart, including preemptions. The store must outlive all machines,
-    because torchrun cannot continue without it. With --spot, start it with --store-only on a small
-    machine that stays. Any process that reaches its port can run code on all machines of the job,
-    so restrict access to it.
+    Each loss counts as a restart, including preemptions. The store must
+    outlive all machines, because torchrun cannot continue without it. With
+    --spot, start it with --store-only on a small machine that stays. Any
+    process that reaches its port can run code on all machines of the job, so
+    restrict access to it.
 
-    On one machine, every port listens on loopback. On several machines, the store listens on the
-    address of --store, all other ports on that of --address.
+    On one machine, every port listens on loopback. On several machines, the
+    store listens on the address of --store, all other ports on that of
+    --address.
 
     Options of launch precede the script. Options after it go to the script.
 

@@ -10,7 +10,7 @@ from evenstride.sim.scenario.scenario_file import read_yaml
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 """Folder of the built-in scenarios. Each file has the name of its scenario."""
-_LIST = "`evenstride simulate --list` prints the names of all built-in scenarios"
+_LIST = "evenstride simulate --list prints all names"
 
 
 def scenario_names() -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def test_a_script_that_is_not_there_is_refused_once_and_not_at_each_restart(
     assert isinstance(result.exception, ConfigError)
     check_message(told, name)
     assert "-- -m pkg.module; correct the name" in told
-    assert ("it is a folder" if name == "folder" else str(script.parent)) in told
+    assert ("a folder" if name == "folder" else str(script.parent)) in told
     assert result.stdout == ""
     assert not executed
 

@@ -83,7 +83,8 @@ def test_a_deadline_chooses_the_cheapest_that_keeps_it(plan: Plan) -> None:
 
 
 def test_people_are_told_what_and_why(plan: Plan) -> None:
-    told = plan("--objective", "cost", "--script", "train.py --lr 0.1").out
+    told = plan("--objective", "cost", "--explain", "--script", "train.py --lr 0.1").out
+    told = " ".join(told.split())
 
     assert "Chosen: " in told
     assert "It is the cheapest." in told
@@ -242,7 +243,7 @@ def test_todays_n1_machines_are_told_apart(
     told = shell(*options, "--max-nodes", "1", "--no-transfer").out
 
     assert "Chosen: 1 x n1-standard-8+T4:1" in told
-    assert "- n1-standard-8+T4:1: 0.73 USD/h" in told
+    assert "Price: n1-standard-8+T4:1: 0.73 USD/h" in told
     task = yaml.safe_load((sky / "evenstride.yaml").read_text())
     assert task["resources"]["accelerators"] == "T4:1"
 
@@ -333,8 +334,63 @@ def test_a_plan_is_no_wider_than_the_terminal_but_for_lines_to_run(
     mixed = [row["cluster"] for row in found["candidates"] if " + " in row["cluster"]]
     assert mixed, "so that a name of two types has to be shown"
     assert "…" not in before
-    rows = len(found["candidates"])
-    assert rows <= 12 or f"of the {rows} that" in before
+    table = [line for line in lines if re.match(r"[* ]  \d+ x ", line)]
+    left_out = len(found["candidates"]) - len(table)
+    assert 1 < len(table) <= 12 < left_out
+    assert f"{left_out} more candidates" in before
+
+
+def rows_of(text: str) -> list[str]:
+    """Return the clusters in the table of a plan, the marked one with a star."""
+    return re.findall(r"^([* ]  \d+ x \S+)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "200"])
+def test_there_is_one_table_of_at_most_100_columns(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+
+    shown = plan("--objective", "time").out
+    headings = [line for line in shown.splitlines() if "cluster" in line and "batch" in line]
+    assert len(headings) == 1
+    assert {"cluster", "batch", "time", "USD"} <= set(headings[0].split())
+    table = shown[shown.index(headings[0]) : shown.index("Chosen: ")]
+    assert max(map(len, table.splitlines()[:-2])) <= min(int(columns), 100)
+
+
+def test_nearly_equal_candidates_are_left_out_of_the_table(plan: Plan) -> None:
+    asked = ("--objective", "time", "--no-mixed")
+    shown, found = plan(*asked).out, plan(*asked, "--json").json()
+
+    assert len(rows_of(shown)) < len(found["candidates"])
+    (chosen,) = [row for row in rows_of(shown) if row.startswith("*")]
+    assert (
+        chosen.removeprefix("*").split() == found["candidates"][found["chosen"]]["cluster"].split()
+    )
+
+
+def test_a_machine_at_a_higher_price_for_the_same_speed_is_not_in_the_table(
+    plan: Plan, profile: Path
+) -> None:
+    prices = "type,usd_per_h,accelerator\nsmall,1.0,T4\nlarge,3.5,A100\nlarger,7.0,A100\n"
+    profile.with_name("prices.csv").write_text(prices)
+
+    shown = plan("--objective", "knee").out
+    assert "x large " in shown
+    assert "larger" not in shown.partition("Chosen: ")[0]
+
+
+def test_five_notes_are_shown_and_the_rest_on_request(plan: Plan) -> None:
+    few, all_of_them = (
+        re.findall(r"^- (.*)$", plan("--objective", "time", *more).out, re.MULTILINE)
+        for more in ((), ("--explain",))
+    )
+
+    assert few[:5] == all_of_them[:5] and len(few) == 6
+    assert few[5] == f"{len(all_of_them) - 5} more: --explain"
+    caveats = plan("--objective", "time", "--json").json()["caveats"]
+    assert len(all_of_them) >= len(caveats) > 3
 
 
 def test_the_folder_of_a_search_has_several_runs(tmp_path: Path, shell: Shell) -> None:

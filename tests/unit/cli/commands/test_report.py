@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,11 @@ def run(tmp_path: Path) -> Path:
 def test_the_page_is_written_beside_the_trace_and_its_path_told(shell: Shell, run: Path) -> None:
     answer = shell("report", str(run))
 
-    assert (answer.code, answer.out, answer.err) == (0, f"report {run / 'report.html'}\n", "")
+    *findings, last = answer.out.splitlines()
+    assert (answer.code, last, answer.err) == (0, f"report {run / 'report.html'}", "")
+    assert len(findings) == 3 and findings[0].startswith("Balanced steps take ")
+    page = (run / "report.html").read_text()
+    assert all(unescape(page).count(sentence) == 1 for sentence in findings)
     assert "<h1>today</h1>" in (run / "report.html").read_text()
     assert shell("report", str(run / "trace.jsonl")).code == 0, "a report is overwritten"
 
@@ -65,7 +71,7 @@ def test_figures_are_told_of(shell: Shell, run: Path) -> None:
     pytest.importorskip("matplotlib")
 
     answer = shell("report", str(run), "--figures", "figures")
-    drawn = [line.removeprefix("figure ") for line in answer.out.splitlines()[1:]]
+    drawn = re.findall(r"^figure (.*)$", answer.out, re.MULTILINE)
     assert drawn and all(Path(path).is_file() for path in drawn)
 
 
@@ -141,5 +147,31 @@ def test_what_could_not_be_read_is_told_beside_the_page(shell: Shell, run: Path)
     assert answer.err.startswith("today: line ") and "is not whole" in answer.err
 
 
-def test_no_trace_no_report(shell: Shell) -> None:
+def test_no_trace_no_report(shell: Shell, tmp_path: Path) -> None:
     assert "no trace at nowhere" in shell("report", "nowhere").refusal()
+    (tmp_path / "empty").mkdir()
+    check_message(shell("report", "empty").refusal(), "empty", "trace.jsonl")
+
+
+def test_the_runs_of_a_demo_are_compared_on_a_page_in_its_folder(
+    shell: Shell, tmp_path: Path
+) -> None:
+    for policy in ("uniform", "adaptive"):
+        make(Made(60, policy=policy), tmp_path / "demo" / f"{policy}.jsonl")
+    (tmp_path / "demo" / "news.jsonl").write_text('{"what":"limits"}\n')
+
+    answer = shell("report", "demo")
+    assert answer.out.splitlines()[0].startswith("adaptive trains ")
+    assert answer.out.splitlines()[-1] == "report demo/report.html"
+    assert "Side by side" in Path("demo/report.html").read_text()
+
+
+def test_runs_below_a_folder_share_its_page(shell: Shell, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make(Made(60), tmp_path / "runs" / name / "trace.jsonl")
+
+    told = shell("report", "runs", "--json").json()
+    assert (told["page"], [one["name"] for one in told["runs"]]) == (
+        "runs/report.html",
+        ["a", "b"],
+    )

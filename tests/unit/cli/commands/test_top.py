@@ -80,10 +80,56 @@ def test_columns_are_left_out_before_any_is_cut(run: VirtualRun) -> None:
 
 
 def test_it_tells_who_is_slow_since_when_and_what_it_costs(run: VirtualRun) -> None:
-    text = " ".join(told(run.writer.path, columns=200).split())
+    text = " ".join(told(run.writer.path, "--all", columns=200).split())
 
     assert "0.50 since 40" in text
     check_message(text, "worker 2", "step 40", "0.50", "1.00")
+
+
+def test_it_begins_with_the_key_findings_and_has_the_rest_on_request(run: VirtualRun) -> None:
+    lines = told(run.writer.path, columns=200).splitlines()
+
+    assert lines[3].startswith("Equal steps take ")
+    assert lines[4].startswith("Worker 2 is the slowest: its steps take 2.0 times as long as")
+    assert lines[5].startswith(("Worker ", "The workers waited"))
+    assert lines[6].startswith("rank"), "three sentences, then the table"
+    assert "last decision" not in "\n".join(lines) and "--all" in lines[-1]
+    assert "last decision" in told(run.writer.path, "--all")
+
+
+@pytest.fixture
+def demo(run: VirtualRun, tmp_path: Path) -> Path:
+    """A folder as `evenstride demo` leaves it: two traces, and other files."""
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    run.writer.path.rename(folder / "uniform.jsonl")
+    balanced = VirtualRun(folder / "adaptive.jsonl", lambda _: (1.0, 1.0, 0.5), noise=0.01)
+    balanced.begin()
+    balanced.run(60)
+    (folder / "news.jsonl").write_text('{"what": "limits"}\n')
+    return folder
+
+
+def test_several_runs_are_side_by_side(demo: Path) -> None:
+    lines = told(demo, columns=120).splitlines()
+
+    assert lines[0].startswith("adaptive trains 1.")
+    assert [line.split()[:2] for line in lines if line.startswith(("adaptive ", "uniform "))][
+        1:
+    ] == [["adaptive", "adaptive"], ["uniform", "uniform"]]
+    assert "host/0" not in "\n".join(lines)
+    assert told(demo, "--all", columns=120).count("host/0") == 2
+    shown = json.loads(told(demo, "--json"))
+    assert [one["policy"] for one in shown["runs"]] == ["adaptive", "uniform"]
+
+
+def test_a_folder_with_one_run_below_it_shows_that_run(run: VirtualRun, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "today"
+    folder.mkdir(parents=True)
+    run.writer.path.rename(folder / "trace.jsonl")
+
+    assert str(folder / "trace.jsonl") in told(folder.parent, columns=200)
+    assert json.loads(told(folder.parent, "--json"))["policy"] == "uniform"
 
 
 def test_a_wide_terminal_has_names_and_memory(run: VirtualRun) -> None:
@@ -166,4 +212,4 @@ def test_a_file_that_tells_of_no_run_is_refused(
 
     assert result.exit_code == 1
     check_message(str(result.exception), *message)
-    assert "tells of no run" in str(result.exception)
+    assert "contains no run" in str(result.exception)

@@ -103,7 +103,7 @@ def test_it_waits_for_the_run_follows_it_and_ends_with_it(
     path = tmp_path / "trace.jsonl"
     terminal = Terminal(str(tmp_path))
     terminals.append(terminal)
-    terminal.wait_for("Waiting for it")
+    terminal.wait_for("Waiting for the run")
     run = VirtualRun(path, lambda _: (1.0, 0.5), workers=2)
     run.begin()
     run.run(30)

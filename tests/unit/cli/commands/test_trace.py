@@ -123,6 +123,15 @@ def test_what_cannot_be_is_refused_in_one_line(
     check_message(shell("trace", "today", *arguments).refusal(), *said)
 
 
+def test_of_several_runs_one_must_be_named(run: VirtualRun, shell: Shell, tmp_path: Path) -> None:
+    assert shell("trace", ".").code == 0, "one run below the folder"
+    other = VirtualRun(tmp_path / "older" / "trace.jsonl", lambda _: (1.0,), workers=1)
+    other.begin()
+
+    refusal = shell("trace", ".").refusal()
+    check_message(refusal, "2 runs", "older/trace.jsonl", "today/trace.jsonl")
+
+
 def test_a_run_that_is_not_there_is_refused(shell: Shell) -> None:
     assert "no trace at" in shell("trace", "nowhere").refusal()
 

@@ -65,9 +65,7 @@ def test_equal_workers_gain_little(made: Making) -> None:
 @pytest.mark.parametrize(
     ("speeds", "sync"), [((1.0,), "bsp"), ((1.0, 0.5), "asp")], ids=["one worker", "asp"]
 )
-def test_without_waits_there_is_no_gain(
-    made: Making, speeds: tuple[float, ...], sync: str
-) -> None:
+def test_without_waits_there_is_no_gain(made: Making, speeds: tuple[float, ...], sync: str) -> None:
     run = made(steps=20, policy="uniform", speeds=speeds, header={"sync": sync})
 
     check_message(run.findings)
@@ -99,9 +97,7 @@ def test_several_runs_are_compared_by_speed_and_each_names_its_slowest(made: Mak
     )
 
     ratio = runs["balanced"].totals.samples_per_s / runs["equal"].totals.samples_per_s
-    assert compared == (
-        f"balanced trains {ratio:.2f} times as many samples per second as equal."
-    )
+    assert compared == (f"balanced trains {ratio:.2f} times as many samples per second as equal.")
     assert first == f"equal: {runs['equal'].findings[1]}"
     assert second.startswith("balanced: ")
 
