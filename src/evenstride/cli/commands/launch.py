@@ -75,8 +75,7 @@ def launch(
         ),
     ] = False,
 ) -> None:
-    """Start a script with torchrun and settings for machines that join, leave or
-    fail.
+    """Start a script with torchrun and settings for elastic training.
 
     The command prints the torchrun command and becomes it. Run it on every
     machine. A lost machine costs the steps since the last checkpoint and

@@ -57,9 +57,7 @@ def test_all_policies_that_fit_are_compared_and_ours_comes_first(
     assert all(tuple(row) == FIELDS for row in rows(answer))
 
 
-def test_what_cannot_be_served_is_left_out_and_told_in_one_line_each(
-    shell: Shell, files: list[str]
-) -> None:
+def test_what_cannot_be_served_is_left_out_in_one_line_each(shell: Shell, files: list[str]) -> None:
     answer = shell("compare", *files, "--seeds", "1", "--json")
 
     plain = {row["policy"] for row in rows(answer) if row["scenario"] == "plain"}
@@ -97,9 +95,9 @@ def test_the_last_column_is_our_lead_with_its_interval(shell: Shell, files: list
 
 
 def test_the_sentence_says_where_ours_is_behind(shell: Shell, files: list[str]) -> None:
-    told = shell("compare", *files, "-p", "adaptive,static:48,12", "--seeds", "2", "--lag", "8")
+    output = shell("compare", *files, "-p", "adaptive,static:48,12", "--seeds", "2", "--lag", "8")
 
-    check_message(told.out.splitlines()[-2], "1%")
+    check_message(output.out.splitlines()[-2], "1%")
 
 
 def test_a_plot_is_drawn_for_each_scenario_and_lag(

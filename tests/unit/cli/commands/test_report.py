@@ -20,7 +20,7 @@ def run(tmp_path: Path) -> Path:
     return make(Made(60), tmp_path / "runs" / "today" / "trace.jsonl").parent
 
 
-def test_the_page_is_written_beside_the_trace_and_its_path_told(shell: Shell, run: Path) -> None:
+def test_the_page_is_written_beside_the_trace_and_its_path_printed(shell: Shell, run: Path) -> None:
     answer = shell("report", str(run))
 
     *findings, last = answer.out.splitlines()
@@ -33,10 +33,10 @@ def test_the_page_is_written_beside_the_trace_and_its_path_told(shell: Shell, ru
 
 
 def test_json_has_the_figures_and_the_page_is_written_too(shell: Shell, run: Path) -> None:
-    told = shell("report", str(run), "-o", "page.html", "--json").json()
+    output = shell("report", str(run), "-o", "page.html", "--json").json()
 
-    assert told["page"] == "page.html" and Path("page.html").is_file()
-    (only,) = told["runs"]
+    assert output["page"] == "page.html" and Path("page.html").is_file()
+    (only,) = output["runs"]
     assert (only["name"], only["totals"]["steps"]) == ("today", 60)
 
 
@@ -67,7 +67,7 @@ def test_more_runs_than_a_page_has_room_for_are_refused(shell: Shell, run: Path)
     assert answer.code == 0 and (run / "report.html").is_file()
 
 
-def test_figures_are_told_of(shell: Shell, run: Path) -> None:
+def test_figures_are_reported_of(shell: Shell, run: Path) -> None:
     pytest.importorskip("matplotlib")
 
     answer = shell("report", str(run), "--figures", "figures")
@@ -87,17 +87,17 @@ def test_a_folder_for_figures_that_cannot_be_is_refused_before_a_page_is_written
         assert not (run / "report.html").exists()
 
 
-def test_runs_of_the_same_name_are_told_apart(shell: Shell, run: Path, tmp_path: Path) -> None:
+def test_runs_of_the_same_name_are_distinguished(shell: Shell, run: Path, tmp_path: Path) -> None:
     other = make(Made(60), tmp_path / "older" / "today" / "trace.jsonl").parent
     loose = make(Made(60), tmp_path / "loose.jsonl")
 
-    told = shell("report", str(run), str(other), str(loose), "--json").json()
-    names = [one["name"] for one in told["runs"]]
+    output = shell("report", str(run), str(other), str(loose), "--json").json()
+    names = [one["name"] for one in output["runs"]]
     assert names[:2] == ["runs/today", "older/today"]
     assert names[2].endswith("loose")
     beside = make(Made(60), tmp_path / "loose.json")
-    told = shell("report", str(loose), str(beside), "--json").json()
-    first, second = (one["name"] for one in told["runs"])
+    output = shell("report", str(loose), str(beside), "--json").json()
+    first, second = (one["name"] for one in output["runs"])
     assert second == f"{first} (2)"
 
 
@@ -138,7 +138,7 @@ def test_where_there_is_nothing_to_show_there_is_one_line_and_no_page(
     assert not Path("report.html").exists()
 
 
-def test_what_could_not_be_read_is_told_beside_the_page(shell: Shell, run: Path) -> None:
+def test_what_could_not_be_read_is_reported_beside_the_page(shell: Shell, run: Path) -> None:
     trace = run / "trace.jsonl"
     trace.write_bytes(trace.read_bytes()[:-20])
 
@@ -170,8 +170,8 @@ def test_runs_below_a_folder_share_its_page(shell: Shell, tmp_path: Path) -> Non
     for name in ("a", "b"):
         make(Made(60), tmp_path / "runs" / name / "trace.jsonl")
 
-    told = shell("report", "runs", "--json").json()
-    assert (told["page"], [one["name"] for one in told["runs"]]) == (
+    output = shell("report", "runs", "--json").json()
+    assert (output["page"], [one["name"] for one in output["runs"]]) == (
         "runs/report.html",
         ["a", "b"],
     )

@@ -148,7 +148,7 @@ def test_the_table_leaves_out_what_cannot_be_found_where_nothing_changes(
 
 
 @pytest.mark.parametrize(
-    ("event", "told"),
+    ("event", "output"),
     [
         ("at: 39, workers: 0, speed: 0.5", ["never", "/", "never"]),
         ("at: 40, workers: 0, speed: 0.5", ["–"]),
@@ -156,14 +156,14 @@ def test_the_table_leaves_out_what_cannot_be_found_where_nothing_changes(
     ],
 )
 def test_the_table_tells_never_found_from_nothing_to_find(
-    shell: Shell, tmp_path: Path, event: str, told: list[str]
+    shell: Shell, tmp_path: Path, event: str, output: list[str]
 ) -> None:
     before, _, _ = SCENARIO.partition("  - {kind")
     (tmp_path / "one.yaml").write_text(f"{before}  - {{kind: step, {event}}}\n")
 
     line = cells(shell("simulate", "one.yaml", "-p", "uniform").out.splitlines()[2])
 
-    assert line[10 : 10 + len(told)] == told
+    assert line[10 : 10 + len(output)] == output
 
 
 def test_the_sentence_says_how_much_longer_than_necessary_it_takes(shell: Shell, file: str) -> None:
@@ -263,7 +263,7 @@ REFUSALS = [
     (["small.yaml", "-p", "uniform", "--every", "often"], "--every is 'often': expected steps"),
     (["gone.yaml", "-p", "uniform"], "no scenario 'gone.yaml': expected a scenario file"),
     (["h11"], "no scenario 'h11': expected a scenario file"),
-    (["h11"], "similar names are h10, h1"),
+    (["h11"], "similar names are h1, h10;"),
     (["benchmarks/scenarios/reference.yaml"], "similar names are reference,"),
     (["bad.yaml", "-p", "uniform"], "bad.yaml:2: global_batch: -60 (Input should be greater"),
     (["small.yaml", "bad.yaml", "-p", "uniform"], "bad.yaml:2: global_batch: -60 (Input should"),

@@ -37,7 +37,7 @@ class Terminal:
             env=environment,
             cwd=folder,
             start_new_session=True,
-            # Who was started in the background ignores Ctrl-C, and so do those whom it starts.
+            # A process started in the background ignores Ctrl-C, and so do its children.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         os.close(theirs)

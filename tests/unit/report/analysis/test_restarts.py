@@ -21,7 +21,7 @@ def begins(step: int, epochs: float, batch: int = 10, samples: int = 1000) -> di
 
 
 def life(*passes: dict[str, Any], first: int = 0) -> LeaderProcess:
-    """Return a process that formed its group before a step, and told of none."""
+    """Return a process that formed its group before a step, and recorded none."""
     formed = RecordedGeneration(0, 0, 10, ("a/0",), StepTable(first, 1))
     return LeaderProcess({"global_batch": 10}, [formed], notes=[*passes])
 

@@ -58,7 +58,7 @@ def test_a_folder_without_a_run_lists_what_it_contains(tmp_path: Path) -> None:
 
 
 def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no trace at .*nowhere"):
+    with pytest.raises(TraceError, match=r"no trace at .*nowhere"):
         traces_at(tmp_path / "nowhere")
 
 

@@ -1,4 +1,4 @@
-"""Traces that lost lines, ranks that never told: there is a page all the same."""
+"""Traces with lost lines, and ranks without reports, still have a page."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def _spoilt(line: str, rng: random.Random) -> str:
         return line[: rng.randrange(len(line))]
     record: dict[str, Any] = json.loads(line)
     event = record.get("event", {})
-    told = event.get("observations", [])
-    for one in told:
+    text = event.get("observations", [])
+    for one in text:
         if rng.random() < 0.1:
             one["busy_s"] = [rng.choice([0.0, None, 1e300])] * len(one["busy_s"])
         if rng.random() < 0.05:
             one["share"] = 0
-    if told:
-        event["observations"] = [one for one in told if rng.random() > 0.2]
+    if text:
+        event["observations"] = [one for one in text if rng.random() > 0.2]
     if record["kind"] == "metric" and rng.random() < 0.3:
         record |= {"value": 1e308, "step": -(10**15)}
     if record["kind"] == "header" and rng.random() < 0.3:
