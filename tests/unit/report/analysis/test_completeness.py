@@ -147,7 +147,7 @@ def test_sums_are_over_all_batches_that_the_same_workers_trained(run: VirtualRun
 
 
 def test_sums_are_those_of_the_last_workers_that_met(tmp_path: Path) -> None:
-    """A leader starts its sums again for each group, so its summary has only the times of the last."""
+    """A leader restarts its sums for each group, so its summary has only those of the last."""
     run = VirtualRun(tmp_path / "trace.jsonl", lambda _: (1.0, 0.5), workers=2, policy="uniform")
     run.begin()
     run.run(60)

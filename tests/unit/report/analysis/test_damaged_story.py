@@ -1,4 +1,4 @@
-"""Traces that were changed after they were written: impossible records are left out and reported."""
+"""Traces that were changed: impossible records are left out and reported."""
 
 from __future__ import annotations
 
