@@ -25,10 +25,11 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.core.policy import Policy
 from evenstride.core.time_model.observation import Measurements
 from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.scenario import builtin_scenarios
 from evenstride.sim.scenario.scenario_file import load_scenario
 from evenstride.sim.scenario.scenario_model import Scenario
 
-SCENARIOS = Path(__file__).parent / "scenarios"
+SCENARIOS = builtin_scenarios.SCENARIOS
 MOST_WORKERS = 64
 NOISES = ((0.02, 0.01), (0.05, 0.01), (0.1, 0.02), (0.2, 0.05), (0.3, 0.02))
 SPEEDS = (0.3, 0.5, 0.6, 0.65)

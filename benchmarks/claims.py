@@ -23,17 +23,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from evenstride.core.policies import policy_from_spec
 from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.scenario import builtin_scenarios
 from evenstride.sim.scenario.scenario_file import load_scenario
 from evenstride.sim.scoring.suite import ScoredScenario
 
-SCENARIOS = Path(__file__).parent / "scenarios"
+SCENARIOS = builtin_scenarios.SCENARIOS
 CORES = ("static:cores", "dynamic-batching", "dynamic-batching:window=10", "adaptive")
 GPUS = ("lb-bsp-gpu", "lb-bsp-gpu:version=2018")
 FLOPS = ("static", "dynamic-batching", "dynamic-batching:window=10", "adaptive")

@@ -45,6 +45,7 @@ from evenstride.cli.arguments import split_lags, split_policies
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec
 from evenstride.errors import ConfigError, ScenarioError
 from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.scenario import builtin_scenarios
 from evenstride.sim.scenario.recordings import load_recording
 from evenstride.sim.scenario.scenario_file import load_scenario, read_yaml
 from evenstride.sim.scenario.scenario_model import LoadReplay, Scenario
@@ -55,7 +56,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.judging import OURS, Check, Place, checks, marks, our_table, policy_table, verdict
 
-SCENARIOS = Path(__file__).parent / "scenarios"
+SCENARIOS = builtin_scenarios.SCENARIOS
 PROCESSES = 2
 FLEET_SIZES = (10, 100, 1_000, 10_000, 100_000)
 MOST_DECIDE_S, MOST_SIMULATE_S = 0.010, 20.0

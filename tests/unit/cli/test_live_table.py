@@ -81,9 +81,9 @@ def test_elsewhere_there_are_only_plain_lines_on_stderr(
 ) -> None:
     _follow(LiveTable((1.0, 0.25)), tmp_path / "trace.jsonl")
 
-    told = capsys.readouterr()
-    check_message(told.err)
-    assert told.out == ""
+    output = capsys.readouterr()
+    check_message(output.err)
+    assert output.out == ""
 
 
 def test_a_line_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

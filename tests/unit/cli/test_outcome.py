@@ -100,7 +100,7 @@ def test_a_disturbed_measurement_has_its_own_exit_code_and_says_so(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_caveats_are_told_beside_the_figures(
+def test_caveats_are_reported_beside_the_figures(
     shell: Shell, outcome: dict[str, Any], command: str
 ) -> None:
     outcome["is"] = replace(OUTCOME, caveats=("steps are short", "signals are less even"))
@@ -211,10 +211,10 @@ def test_the_lab_leaves_out_what_was_not_measured(shell: Shell, outcome: dict[st
         OUTCOME, runs=[run], achieved_speeds=(), oracle=None, speedup=None, bound=None
     )
 
-    told = shell(*COMMANDS["lab"]).out
+    output = shell(*COMMANDS["lab"]).out
 
-    assert "adaptive" in told
-    assert not any(word in told for word in ("measured", "best fixed", "speed-up", "None"))
+    assert "adaptive" in output
+    assert not any(word in output for word in ("measured", "best fixed", "speed-up", "None"))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_the_lab_leaves_out_what_was_not_measured(shell: Shell, outcome: dict[st
         ("uniform,,adaptive,", ("uniform", "adaptive")),
     ],
 )
-def test_policies_are_told_apart_from_the_shares_of_a_fixed_one(
+def test_policies_are_distinguished_from_the_shares_of_a_fixed_one(
     text: str, names: tuple[str, ...]
 ) -> None:
     assert split_policies(text) == names
@@ -238,11 +238,11 @@ def test_the_doctor_tells_about_this_machine(shell: Shell, monkeypatch: pytest.M
     # Other tests' jobs listen on this machine too.
     monkeypatch.setattr("psutil.process_iter", lambda: [psutil.Process()])
 
-    told, as_json = shell("doctor"), shell("doctor", "--json")
+    output, as_json = shell("doctor"), shell("doctor", "--json")
 
-    assert told.out.startswith("cores                2.0\nbackends             gloo\nports   ")
+    assert output.out.startswith("cores                2.0\nbackends             gloo\nports   ")
     assert as_json.json() == {**findings, "ports": []}
-    assert (told.code, as_json.code) == (0, 0)
+    assert (output.code, as_json.code) == (0, 0)
 
 
 def test_the_doctor_in_a_group_speaks_on_one_rank_only(

@@ -139,7 +139,7 @@ def test_a_folder_that_cannot_be_made_is_refused(shell: Shell, script: str, comm
     check_message(answer.refusal())
 
 
-def test_a_launch_that_fails_is_told_without_a_traceback(
+def test_a_launch_that_fails_is_reported_without_a_traceback(
     shell: Shell, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> None:

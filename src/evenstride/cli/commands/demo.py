@@ -1,4 +1,4 @@
-"""``evenstride demo``: the whole idea on this machine, in under two minutes."""
+"""``evenstride demo``: equal and balanced training on this machine, in under two minutes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ if TYPE_CHECKING:
 
 def demo(
     speeds: Annotated[
-        str, typer.Option(help="Speed of each worker as a part of one core.")
+        str, typer.Option(help="Speed of each worker, as a fraction of a core.")
     ] = "1,0.5,0.2",
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder with Fashion-MNIST's four .gz files, instead of the digits."),
+        typer.Option(help="Folder with the four .gz files of Fashion-MNIST. Default: digits."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for traces and logs; runs/demo-TIME if not given.")
+        Path | None, typer.Option(help="Folder for traces and logs. Default: runs/demo-TIME.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train a small network on really throttled workers, with equal and with balanced batches.
+    """Train a small network on throttled workers, with the equal and with the balanced split.
 
-    The workers are processes under CPU limits. Both ways train the same samples from the same
-    start; fixed splits around the measured optimum run beside them for comparison.
+    The workers are processes under CPU limits. Both runs train the same samples from the same
+    initial model. Fixed splits around the measured optimum run in turn with them for comparison.
+    Then: evenstride report on the folder.
 
     Examples:
         evenstride demo
@@ -73,8 +74,8 @@ def story(outcome: Comparison) -> str:
     equal, balanced = outcome.runs
     assert outcome.oracle is not None, "the demo always runs fixed splits"
     assert outcome.speedup is not None, "the demo always runs the equal split"
-    asked = " / ".join(f"{speed:g}" for speed in outcome.speeds)
-    got = " / ".join(f"{speed:.2f}" for speed in outcome.achieved_speeds)
+    requested = " / ".join(f"{speed:g}" for speed in outcome.speeds)
+    achieved = " / ".join(f"{speed:.2f}" for speed in outcome.achieved_speeds)
     rows = [
         (
             "samples",
@@ -91,7 +92,7 @@ def story(outcome: Comparison) -> str:
     ]
     table = Table(("", "equal", "balanced", "best fixed split"), tuple(rows)).text()
     return (
-        f"\n{outcome.workers} workers at speeds {asked} (measured {got}), global batch "
+        f"\n{outcome.workers} workers at speeds {requested} (measured {achieved}), global batch "
         f"{outcome.global_batch}\n\n{table}\n\n"
         f"speed-up {outcome.speedup:.2f}, bound {outcome.bound:.2f} (linear bound "
         f"{outcome.linear_bound:.2f})\ntrace {outcome.trace}\n\n{_sentence(outcome)}"
@@ -102,14 +103,14 @@ def _sentence(outcome: Comparison) -> str:
     equal, balanced = outcome.runs
     slowest = min(range(outcome.workers), key=lambda rank: outcome.achieved_speeds[rank])
     if outcome.bound is None or outcome.bound < 1.03:
-        return "These workers are equally fast, so there was nothing to balance."
+        return "These workers are equally fast, so there is nothing to balance."
     if outcome.disturbed and balanced.step_s >= equal.step_s:
         return (
-            "Other work on this machine took more than balancing brought: nothing can be said. Run "
-            "it again when the machine is quiet."
+            "Other work on this machine took more time than balancing saved, so there is no result."
+            " Run the demo again when the machine is idle."
         )
     return (
-        f"With equal batches everyone waited for worker {slowest}; evenstride gave it "
+        f"With the equal split, all workers waited for worker {slowest}. evenstride gave it "
         f"{balanced.shares[slowest]} samples per step instead of {equal.shares[slowest]}, and the "
         f"same training, sample for sample, took {balanced.step_s / equal.step_s:.0%} of the time."
     )

@@ -1,4 +1,4 @@
-"""``evenstride doctor``: what this machine and process group can do, as a block to post."""
+"""``evenstride doctor``: the capabilities of this machine and process group, as a block to post."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 WRONG = 1
-"""Exit code of a bench that found something that is not as promised."""
+"""Exit code of a bench that found a broken guarantee."""
 HOW_TO_GROUP = (
-    "one process alone: run torchrun --nproc-per-node N -m evenstride doctor --bench, with N the "
-    "number of GPUs, for timing and balance as well"
+    "This was a single process. For timing and balance, run torchrun --nproc-per-node N -m "
+    "evenstride doctor --bench, with N the number of GPUs."
 )
 
 
@@ -31,18 +31,18 @@ def doctor(
     ] = False,
     seconds: Annotated[
         float | None,
-        typer.Option(min=1, max=3600, help="With --bench: about how long to measure (90)."),
+        typer.Option(min=1, max=3600, help="With --bench: length in seconds. Default: 90."),
     ] = None,
 ) -> None:
-    """Tell what this machine can do; under torchrun also what the process group can.
+    """Report the capabilities of this machine and, under torchrun, of the process group.
 
-    It lists the ports on which training jobs listen here, and says which of them
-    other machines can reach. Under torchrun these are the ports of its own group.
+    The report lists the ports on which training jobs listen here, and which of them other
+    machines can reach. Under torchrun these are the ports of its own group.
 
-    In a group it checks that weighted gradients are exact, measures how fast the ranks
-    exchange and how fast each computes, and names who is slow. With --bench it measures, in
-    about two minutes, what evenstride brings and costs here, as a block to post; the exit code
-    is 1 if a gradient is not exact.
+    In a group, the command checks that weighted gradients are exact, measures communication and
+    the speed of each rank, and names slow ranks. With --bench, it measures gain and overhead on
+    this machine in about two minutes, as a block to post. The exit code is 1 if a gradient is not
+    exact.
 
     Examples:
         evenstride doctor
@@ -61,8 +61,7 @@ def doctor(
         return
     if seconds is not None:
         raise ConfigError(
-            f"doctor --seconds {seconds:g} says how long --bench measures; add --bench, or leave "
-            "it out"
+            f"--seconds {seconds:g} is the length of --bench; add --bench, or leave --seconds out"
         )
     findings = examine_machine()
     if world_size > 1:
@@ -79,9 +78,9 @@ def _bench(environment: Environment, seconds: float, as_json: bool) -> None:
     from evenstride.lab.doctor.bench_ranks import BenchBudget
     from evenstride.lab.doctor.checkup import examine_machine
 
-    _refuse_what_interferes(environment)
+    _refuse_interference(environment)
     findings = examine_machine()
-    # By name, as it brings all of training with it.
+    # By name, because it imports all of training.
     running = import_to_train("evenstride.lab.doctor.bench_run")
     rank, findings["bench"] = running.run_bench(
         environment.world_size, BenchBudget.of(seconds), lambda text: say(text, err=True)
@@ -95,8 +94,8 @@ def _bench(environment: Environment, seconds: float, as_json: bool) -> None:
         raise typer.Exit(WRONG)
 
 
-def _refuse_what_interferes(environment: Environment) -> None:
-    """Refuse the variables that would end, change or record the bench's own runs."""
+def _refuse_interference(environment: Environment) -> None:
+    """Refuse environment variables that would end, change or record the runs of the bench."""
     names = {
         "EVENSTRIDE_MAX_STEPS": environment.max_steps,
         "EVENSTRIDE_CALIBRATE": environment.calibrate,
@@ -106,13 +105,12 @@ def _refuse_what_interferes(environment: Environment) -> None:
     found = [name for name, value in names.items() if value is not None]
     if found:
         raise ConfigError(
-            f"doctor --bench makes runs of its own, which {' and '.join(found)} would change; "
-            "unset it for the bench"
+            f"{' and '.join(found)} would change the runs of doctor --bench; unset it for the bench"
         )
 
 
 def tell_bench(findings: dict[str, Any]) -> str:
-    """Return the findings of the machine and the bench as a heading and a fixed-width block."""
+    """Return the findings on the machine and the bench as a heading and a fixed-width block."""
     bench = findings["bench"]
     ranks = bench["ranks"]
     backend = f" over {bench['backend']}" if bench["backend"] else ""
@@ -154,22 +152,22 @@ def _exactness(name: str, one: dict[str, Any]) -> str:
 
 def _timing(rank: int, one: dict[str, Any]) -> str:
     if one["read_s"] is None:
-        read = "nothing was reported in time"
+        read = "nothing reported in time"
     else:
-        read = f"our clock read {_ms(one['read_s'])}, {one['ratio']:.3f} times that, step by step"
+        read = f"measured {_ms(one['read_s'])}, {one['ratio']:.3f} times that, step by step"
     return (
-        f"timing      rank {rank}, share {one['share']}: own work {_ms(one['true_s'])}, {read}; "
-        f"with the others a step takes {_ms(one['step_s'])}"
+        f"timing      rank {rank}, share {one['share']}: busy time {_ms(one['true_s'])}, {read}; "
+        f"a step of all ranks takes {_ms(one['step_s'])}"
     )
 
 
 def _balance(one: dict[str, Any]) -> list[str]:
     low, high = one["speedup_interval"]
     unclear = "; unresolved: they may be equally fast" if low <= 1.0 <= high else ""
-    bound = f"{one['bound_model']:.3f}" if one["bound_model"] else "not known"
+    bound = f"{one['bound_model']:.3f}" if one["bound_model"] else "unknown"
     shares = "/".join(map(str, one["shares"]))
     return [
-        f"balance     equal {_ms(one['equal_s'])}, adaptive {_ms(one['adaptive_s'])} a step: "
+        f"balance     equal {_ms(one['equal_s'])}, adaptive {_ms(one['adaptive_s'])} per step: "
         f"{one['speedup']:.3f} times as fast (median of pairs, 95 % {low:.3f} to {high:.3f}; bound "
         f"{bound}, from fitted curves){unclear}",
         f"            shares {shares}, changed {one['changes']} time(s), {one['blocks']} pairs of "
@@ -181,11 +179,12 @@ def _overhead(one: dict[str, Any], batch: int) -> list[str]:
     low, high = one["ratio_interval"]
     least, most = one["control_interval"]
     return [
-        f"overhead    plain {_ms(one['plain_s'])}, evenstride {_ms(one['evenstride_s'])} a step of "
-        f"{batch} samples: {one['ratio']:.4f} times as long (median of pairs, 95 % {low:.4f} to "
+        f"overhead    plain {_ms(one['plain_s'])}, evenstride {_ms(one['evenstride_s'])} per step "
+        f"of {batch} samples: {one['ratio']:.4f} times as long (median of pairs, 95 % {low:.4f} to "
         f"{high:.4f})",
         f"            plain against itself {one['control']:.4f} (95 % {least:.4f} to {most:.4f}), "
-        f"{one['pairs']} pairs; under 1 %: {one['verdict']}; own time {_ms(one['own_s'])} a step",
+        f"{one['pairs']} pairs; under 1 %: {one['verdict']}; evenstride's code {_ms(one['own_s'])} "
+        "per step",
     ]
 
 
