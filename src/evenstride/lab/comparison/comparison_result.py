@@ -31,11 +31,11 @@ class PolicyRun:
 
     policy: str  # its specification
     step_s: float  # geometric mean of the step times of the warm blocks
-    samples_per_s: float  # global batch divided by ``step_s``
+    samples_per_s: float
     efficiency: float | None  # step time of the fastest fixed split divided by ``step_s``
     shares: Shares  # at the end of the run
     final_loss: float | None  # mean training loss over the last steps; ``None`` if unknown
-    test_accuracy: float | None  # on the held-out samples; ``None`` if unknown
+    test_accuracy: float | None
     samples_lost: int | None  # missing from finished epochs, counted from sample ids
     samples_repeated: int | None  # delivered twice in one epoch, counted from sample ids
     changes: int  # changes of the split after the opening
@@ -58,13 +58,14 @@ class Comparison:
     speeds: Speeds  # as requested
     achieved_speeds: Speeds  # as measured, on the same scale; empty without a calibration
     disturbed: bool  # whether the interval of a ratio is too wide to quote the ratio
-    drift: float  # largest relative change of a worker's speed during the comparison
+    # Largest relative change of a worker's speed during the comparison.
+    drift: float
     limits: str  # how the CPU limits are enforced
-    global_batch: int  # samples per step
-    runs: list[PolicyRun]  # one per policy
+    global_batch: int
+    runs: list[PolicyRun]
     oracle: Oracle | None  # ``None`` if no fixed split ran
     speedup: float | None  # step time of the equal split divided by that of the balanced policy
-    # Step time of the equal split divided by that of the best possible split; ``None`` without a
+    # Step time of the equal split divided by that of the best possible split. ``None`` without a
     # calibration and for speeds that change.
     bound: float | None
     linear_bound: float | None  # mean speed divided by slowest speed; ``None`` in the same cases

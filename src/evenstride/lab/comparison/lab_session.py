@@ -80,12 +80,13 @@ class LabPlan:
 
     command: tuple[str, ...]  # script and arguments
     speeds: Speeds  # of the workers
-    policies: tuple[str, ...]  # to compare; the order is reversed in every other round
+    policies: tuple[str, ...]  # to compare; every other round reverses their order
     steps: int  # per run, including the 40 steps of the cold block
-    repeats: int  # rounds; each policy runs once per round
-    changes: tuple[SpeedChange, ...]  # of speed during each run
+    repeats: int  # rounds, in which each policy runs once
+    changes: tuple[SpeedChange, ...]
     folder: Path  # for traces and logs
-    calibrate: bool  # whether to measure the workers apart from training, before and after
+    # Whether to measure the workers apart from training, before and after.
+    calibrate: bool
     # Whether to run fixed splits too: the calibrated optimum, and the last split of ``adaptive``.
     # Needs ``calibrate``.
     fixed_splits: bool = True

@@ -44,7 +44,8 @@ class RunFigures:
     blocks_s: tuple[float, ...]  # step time of each block; the first block is cold
     shares: Shares  # at the end of the run
     changes: int  # changes of the split after the opening
-    communication_s: float  # per step: the waiting time of the worker that waits least
+    # Waiting time per step of the worker that waits least.
+    communication_s: float
     sync: str  # synchronisation mode; empty if the run was interrupted
     steps: int  # measured steps of the run
     work: tuple[Work, ...] = ()  # of each worker, in the steps after the cold block
@@ -176,7 +177,7 @@ class Rates:
     sync: str  # synchronisation mode
     policy: str  # from the header of the trace
     global_batch: int  # samples per step, before any change
-    samples_per_s: float  # of all workers
+    samples_per_s: float
     waiting: float  # waiting time of all workers as a fraction of their time
     workers: tuple[WorkerRates, ...]  # in rank order
     # Mean and maximum over the updates; ``None`` in synchronous modes.

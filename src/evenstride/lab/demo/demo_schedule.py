@@ -37,7 +37,8 @@ class DemoSchedule(Filed):
     data: Path | None  # folder of Fashion-MNIST; ``None`` for the digits
     rounds: int = 10  # each policy trains one block per round
     block_steps: int = 8  # steps of a block in a round
-    cold_steps: int = 24  # steps of ``uniform`` and ``adaptive`` before the first round
+    # Steps of ``uniform`` and ``adaptive`` before the first round.
+    cold_steps: int = 24
     step_s: float = 0.15  # target time of a balanced step: many periods of the CPU limits
     size_s: float = 1.0  # seconds per batch size in the calibration
 
