@@ -125,7 +125,8 @@ def _sentence(outcome: Comparison) -> str:
     slowest = min(range(outcome.workers), key=lambda rank: outcome.achieved_speeds[rank])
     if outcome.bound is None or outcome.bound < 1.03:
         return "The workers are equally fast, so balancing cannot help."
-    if outcome.disturbed and balanced.step_s >= equal.step_s:
+    low, _ = outcome.speedup_interval or (equal.step_s / balanced.step_s, 0.0)
+    if outcome.disturbed and low <= 1.0:
         return (
             "Other work on this machine took more time than balancing saved, so the demo shows "
             "nothing. Run it again when the machine is quiet."

@@ -48,7 +48,7 @@ def _above(outcome: Comparison) -> bool:
 
 
 def _of_bound(outcome: Comparison) -> str:
-    if outcome.of_bound is None or outcome.of_bound_interval is None:
+    if outcome.of_bound is None or outcome.of_bound_interval is None or outcome.disturbed:
         return ""
     low, high = outcome.of_bound_interval
     if high >= 1.0:

@@ -41,7 +41,8 @@ class RunFigures:
 
     policy: str  # from the header of the trace
     global_batch: int  # samples per step, before any change
-    blocks_s: tuple[float, ...]  # step time of each block; the first block is cold
+    # Step time of each block; the first block is cold.
+    blocks_s: tuple[float, ...]
     shares: Shares  # at the end of the run
     changes: int  # changes of the split after the opening
     # Waiting time per step of the worker that waits least.

@@ -287,7 +287,7 @@ class Demo:
         for arm in arms:
             self.block(arm, self.plan.cold_steps, cold=True)
         best = best_split(self.gathered(before), batch)
-        for split in (best, self.neighbour(best, adaptive.stride.shares)):
+        for split in dict.fromkeys((best, self.neighbour(best, adaptive.stride.shares))):
             arms.append(self.arm("static:" + ",".join(map(str, split)), batch))
             self.block(arms[-1], _FIRST_STEPS, cold=True)
         self.rounds(arms)
@@ -334,13 +334,13 @@ class Demo:
     @staticmethod
     def neighbour(split: Shares, adaptive: Shares) -> Shares:
         """Return the last split of ``adaptive`` or, if that is ``split``, one next to it."""
-        if adaptive != split:
+        if adaptive != split or len(split) == 1:
             return adaptive
-        longest, shortest = split.index(max(split)), split.index(min(split))
+        largest, *_, smallest = sorted(range(len(split)), key=lambda rank: -split[rank])
         step = max(1, round(0.02 * sum(split)))
         moved = list(split)
-        moved[longest] -= step
-        moved[shortest] += step
+        moved[largest] -= step
+        moved[smallest] += step
         return tuple(moved)
 
     def gathered(self, value: Any) -> list[Any]:

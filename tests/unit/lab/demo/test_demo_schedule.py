@@ -92,6 +92,8 @@ def test_the_second_fixed_split_is_the_one_at_which_adaptive_has_arrived() -> No
 def test_when_both_agree_the_second_one_has_a_little_less_for_the_largest_share() -> None:
     assert Demo.neighbour((70, 30), adaptive=(70, 30)) == (68, 32)
     assert Demo.neighbour((5, 3), adaptive=(5, 3)) == (4, 4)
+    assert Demo.neighbour((6, 6), adaptive=(6, 6)) == (5, 7)
+    assert Demo.neighbour((6,), adaptive=(6,)) == (6,)
 
 
 def test_a_task_in_whole_batches_has_no_shorter_step_in_an_epoch() -> None:
