@@ -125,7 +125,7 @@ SHORT = [(0.1, 0.0, 6)], [(1.0, 0.0, 6)] * 9
 """One has no further step before all are warm."""
 
 
-@pytest.mark.parametrize("steps", [[], [[]], [*SHORT]], ids=["nobody", "none", "one ends"])
+@pytest.mark.parametrize("steps", [[], [[]], [*SHORT]], ids=["no worker", "none", "one ends"])
 def test_too_few_steps_are_refused(
     tmp_path: Path, steps: list[list[tuple[float, float, int]]]
 ) -> None:

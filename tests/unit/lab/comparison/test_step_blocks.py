@@ -54,7 +54,7 @@ def test_a_run_shorter_than_a_block_is_judged_on_what_there_is(tmp_path: Path) -
 
 
 def test_the_busy_times_of_each_worker_are_those_after_the_cold_block(tmp_path: Path) -> None:
-    steps_s = [9.0] * BLOCK_STEPS + [0.5] * 10
+    steps_s = [0.5] * (BLOCK_STEPS + 10)
     splits = [(4, 4), (6, 2)]
     write_run(tmp_path / "t", "adaptive", steps_s, splits, busy_s=lambda _, share: share / 20)
 

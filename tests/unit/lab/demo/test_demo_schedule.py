@@ -127,7 +127,7 @@ def test_missing_digits_are_refused_before_anything_is_done(
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
 
-    _refused(DemoSchedule(tmp_path / "out", None), (1.0,), "scikit-learn, which is not installed")
+    _refused(DemoSchedule(tmp_path / "out", None), (1.0,), "needs scikit-learn")
 
 
 def test_a_folder_without_the_data_is_refused_before_anything_is_done(tmp_path: Path) -> None:

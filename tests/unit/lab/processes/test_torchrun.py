@@ -31,8 +31,8 @@ def command_of(**fields: Any) -> Torchrun:
 
 def settings_of(run: Torchrun) -> dict[str, str]:
     """Return the rendezvous settings."""
-    (told,) = (a for a in run.arguments if a.startswith("--rdzv-conf="))
-    return dict(pair.split("=") for pair in told.removeprefix("--rdzv-conf=").split(","))
+    (argument,) = (a for a in run.arguments if a.startswith("--rdzv-conf="))
+    return dict(pair.split("=") for pair in argument.removeprefix("--rdzv-conf=").split(","))
 
 
 def test_one_machine_needs_no_store() -> None:
@@ -101,10 +101,10 @@ def test_several_machines_without_a_store_are_refused_with_both_ways_out() -> No
 
 
 def test_signals_of_batch_systems_reach_the_workers() -> None:
-    (told,) = (a for a in command_of().arguments if a.startswith("--signals-to-handle="))
+    (argument,) = (a for a in command_of().arguments if a.startswith("--signals-to-handle="))
 
     heard = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"}
-    assert set(told.partition("=")[2].split(",")) == heard
+    assert set(argument.partition("=")[2].split(",")) == heard
 
 
 def test_a_torchrun_that_knows_less_is_asked_for_less_and_that_is_said() -> None:
@@ -252,7 +252,7 @@ def test_a_store_that_cannot_be_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["0.0.0.0", "0.0.0.0:1", "0", "0x0:1", "[::]", "[::]:1", "[::%1]", "[::ffff:0.0.0.0]"]
 )
-def test_nobody_meets_at_every_address_of_a_machine(text: str) -> None:
+def test_a_store_at_every_address_of_a_machine_is_refused(text: str) -> None:
     with raises_message(ConfigError):
         torchrun.parse_store(text)
 
