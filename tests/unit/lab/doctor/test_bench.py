@@ -113,7 +113,7 @@ def test_one_rank_with_a_broken_weight_is_found_out_on_all(ranks: RankPool) -> N
     reasons = wrong(broken[0])
     assert len(reasons) == 2
     check_message(reasons[0])
-    assert reasons[0].endswith("at most 1e-12 is promised")
+    assert reasons[0].endswith("the limit is 1e-12")
     assert "float32" in reasons[1]
 
 
