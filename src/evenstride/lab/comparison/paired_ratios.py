@@ -89,12 +89,10 @@ def t_quantile(degrees: int) -> float:
     """
     if degrees <= len(_T_FEW):
         return _T_FEW[degrees - 1]
-    terms = (
-        (_Z**3 + _Z) / 4,
-        (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96,
-        (3 * _Z**7 + 19 * _Z**5 + 17 * _Z**3 - 15 * _Z) / 384,
-    )
-    return _Z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+    first = (_Z**3 + _Z) / 4
+    second = (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
+    third = (3 * _Z**7 + 19 * _Z**5 + 17 * _Z**3 - 15 * _Z) / 384
+    return float(_Z + first / degrees + second / degrees**2 + third / degrees**3)
 
 
 def middle_mean(values: Sequence[float]) -> float:
