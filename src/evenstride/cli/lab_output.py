@@ -22,7 +22,9 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.errors import ConfigError
 from evenstride.lab.comparison import lab_session
 from evenstride.lab.comparison.comparison_result import Comparison, ModesComparison
+from evenstride.lab.comparison.comparison_text import bound_lines, disturbance, ratio_text
 from evenstride.lab.comparison.lab_session import LabPlan, Viewer
+from evenstride.lab.comparison.paired_ratios import paired_ratio
 from evenstride.lab.comparison.trace_figures import Rates, leader_steps, mean_step_s
 from evenstride.lab.processes.speeds import parse_change, parse_speeds
 from evenstride.report import suite_figures
@@ -73,11 +75,7 @@ def _end_with(outcome: Comparison | ModesComparison) -> None:
     for caveat in outcome.caveats:
         say(f"note: {caveat}", err=True)
     if outcome.disturbed:
-        say(
-            f"disturbed: the workers' speeds changed by {outcome.drift:.0%} between the "
-            "calibrations before and after the runs, so do not quote the figures",
-            err=True,
-        )
+        say(disturbance(outcome), err=True)
         raise typer.Exit(DISTURBED)
 
 
@@ -100,7 +98,7 @@ def tell(outcome: Comparison) -> str:
             run.policy,
             f"{run.step_s * 1e3:.1f} ms",
             f"{run.samples_per_s:.0f}",
-            "" if run.efficiency is None else f"{run.efficiency:.2f}",
+            "" if run.efficiency is None else ratio_text(run.efficiency, run.efficiency_interval),
             f"{run.changes}",
             "/".join(map(str, run.shares)),
         )
@@ -111,10 +109,8 @@ def tell(outcome: Comparison) -> str:
         rows.append(("best fixed split", f"{best.step_s * 1e3:.1f} ms", "", "", "", shares))
     headings = ("policy", "step", "samples/s", "efficiency", "changes", "samples")
     lines = [f"\n{cluster_line(outcome)}\n", Table(headings, tuple(rows)).text()]
-    if outcome.speedup is not None:
-        bound = "" if outcome.bound is None else f", bound {outcome.bound:.2f}"
-        lines.append(f"\nspeed-up over the equal split {outcome.speedup:.2f}{bound}")
-    return "\n".join([*lines, f"trace {outcome.trace}"])
+    figures = bound_lines(outcome, "\nspeed-up over equal batches")
+    return "\n".join([*lines, *figures, f"trace {outcome.trace}"])
 
 
 def cluster_line(outcome: Comparison | ModesComparison) -> str:
@@ -147,20 +143,20 @@ def compare_modes(plan: LabPlan, as_json: bool) -> None:
 
 
 def modes_table(arms: dict[tuple[str, str], list[Rates]]) -> Table:
-    """Return one line with means over the runs for each mode and policy."""
-    equal = {sync: _rate(runs) for (sync, policy), runs in arms.items() if policy == _EQUAL}
+    """Return a line for each mode and policy: means over its runs."""
+    equal = {sync: runs for (sync, policy), runs in arms.items() if policy == _EQUAL}
     lines = (_line(sync, policy, runs, equal.get(sync)) for (sync, policy), runs in arms.items())
     return Table(_HEADINGS, tuple(lines), keys=2)
 
 
-def _line(sync: str, policy: str, runs: list[Rates], equal: float | None) -> tuple[str, ...]:
+def _line(sync: str, policy: str, runs: list[Rates], equal: list[Rates] | None) -> tuple[str, ...]:
     periods = [[one.period_s for one in run.workers if one.updates] for run in runs]
     stale = [run.staleness for run in runs if run.staleness is not None]
     return (
         sync,
         policy,
         f"{_rate(runs):.0f}",
-        NOTHING if equal is None else f"{_rate(runs) / equal:.2f}",
+        NOTHING if equal is None else _over_equal(runs, equal),
         f"{sum(run.waiting for run in runs) / len(runs):.1%}",
         f"{sum(mean for mean, _ in stale) / len(stale):.2f}" if stale else NOTHING,
         str(max(most for _, most in stale)) if stale else NOTHING,
@@ -168,6 +164,13 @@ def _line(sync: str, policy: str, runs: list[Rates], equal: float | None) -> tup
         mean_edge(periods, max),
         "/".join(map(str, runs[-1].shares)),
     )
+
+
+def _over_equal(runs: list[Rates], equal: list[Rates]) -> str:
+    if runs is equal or not all(run.blocks_per_s for run in (*runs, *equal)):
+        return f"{_rate(runs) / _rate(equal):.2f}"
+    found = paired_ratio([one.blocks_per_s for one in runs], [one.blocks_per_s for one in equal])
+    return ratio_text(found.value, found.interval)
 
 
 def _rate(runs: list[Rates]) -> float:

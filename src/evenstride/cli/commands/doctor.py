@@ -1,4 +1,4 @@
-"""``evenstride doctor``: the capabilities of this machine and process group, as a block to post."""
+"""``evenstride doctor``: what this machine and process group support, as a block to post."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 WRONG = 1
-"""Exit code of a bench that found a broken guarantee."""
+"""Exit code of a bench that found a gradient that is not exact."""
 HOW_TO_GROUP = (
-    "This was a single process. For timing and balance, run torchrun --nproc-per-node N -m "
-    "evenstride doctor --bench, with N the number of GPUs."
+    "Only one process ran. For timing and balance, run torchrun --nproc-per-node N -m evenstride "
+    "doctor --bench, where N is the number of GPUs."
 )
 
 
@@ -34,15 +34,15 @@ def doctor(
         typer.Option(min=1, max=3600, help="With --bench: length in seconds. Default: 90."),
     ] = None,
 ) -> None:
-    """Report the capabilities of this machine and, under torchrun, of the process group.
+    """Report what this machine supports; under torchrun also what the process group supports.
 
-    The report lists the ports on which training jobs listen here, and which of them other
-    machines can reach. Under torchrun these are the ports of its own group.
+    The report lists the ports on which training jobs listen, and which of them other machines can
+    reach. Under torchrun these are the ports of its own group.
 
-    In a group, the command checks that weighted gradients are exact, measures communication and
-    the speed of each rank, and names slow ranks. With --bench, it measures gain and overhead on
-    this machine in about two minutes, as a block to post. The exit code is 1 if a gradient is not
-    exact.
+    In a group, doctor checks that weighted gradients are exact. It measures communication and the
+    speed of each rank, and names slow ranks. With --bench it measures the speed-up and the overhead
+    of evenstride on this machine, in about two minutes, and prints a block to post. The exit code
+    is 1 if a gradient is not exact.
 
     Examples:
         evenstride doctor
@@ -61,12 +61,13 @@ def doctor(
         return
     if seconds is not None:
         raise ConfigError(
-            f"--seconds {seconds:g} is the length of --bench; add --bench, or leave --seconds out"
+            f"--seconds {seconds:g} sets how long --bench measures, and --bench is missing; add "
+            "--bench or remove --seconds"
         )
     findings = examine_machine()
     if world_size > 1:
         group = examine_group()
-        if group is None:  # another rank prints
+        if group is None:  # rank 0 prints
             return
         findings["group"] = group
     else:
@@ -80,7 +81,7 @@ def _bench(environment: Environment, seconds: float, as_json: bool) -> None:
 
     _refuse_interference(environment)
     findings = examine_machine()
-    # By name, because it imports all of training.
+    # Imported by name, because it imports all of training.
     running = import_to_train("evenstride.lab.doctor.bench_run")
     rank, findings["bench"] = running.run_bench(
         environment.world_size, BenchBudget.of(seconds), lambda text: say(text, err=True)
@@ -94,7 +95,7 @@ def _bench(environment: Environment, seconds: float, as_json: bool) -> None:
         raise typer.Exit(WRONG)
 
 
-def _refuse_interference(environment: Environment) -> None:
+def _refuse_what_interferes(environment: Environment) -> None:
     """Refuse environment variables that would end, change or record the runs of the bench."""
     names = {
         "EVENSTRIDE_MAX_STEPS": environment.max_steps,
@@ -105,12 +106,13 @@ def _refuse_interference(environment: Environment) -> None:
     found = [name for name, value in names.items() if value is not None]
     if found:
         raise ConfigError(
-            f"{' and '.join(found)} would change the runs of doctor --bench; unset it for the bench"
+            f"{' and '.join(found)} would change the runs that doctor --bench makes; unset it for "
+            "the bench"
         )
 
 
 def tell_bench(findings: dict[str, Any]) -> str:
-    """Return the findings on the machine and the bench as a heading and a fixed-width block."""
+    """Return the findings about machine and bench as a heading and a fixed-width block."""
     bench = findings["bench"]
     ranks = bench["ranks"]
     backend = f" over {bench['backend']}" if bench["backend"] else ""
@@ -152,26 +154,25 @@ def _exactness(name: str, one: dict[str, Any]) -> str:
 
 def _timing(rank: int, one: dict[str, Any]) -> str:
     if one["read_s"] is None:
-        read = "nothing reported in time"
+        read = "no step was reported in time"
     else:
-        read = f"measured {_ms(one['read_s'])}, {one['ratio']:.3f} times that, step by step"
+        read = f"evenstride measured {_ms(one['read_s'])} (median ratio {one['ratio']:.3f})"
     return (
         f"timing      rank {rank}, share {one['share']}: busy time {_ms(one['true_s'])}, {read}; "
-        f"a step of all ranks takes {_ms(one['step_s'])}"
+        f"step time {_ms(one['step_s'])}"
     )
 
 
 def _balance(one: dict[str, Any]) -> list[str]:
     low, high = one["speedup_interval"]
-    unclear = "; unresolved: they may be equally fast" if low <= 1.0 <= high else ""
+    unclear = "; unresolved: both may be equally fast" if low <= 1.0 <= high else ""
     bound = f"{one['bound_model']:.3f}" if one["bound_model"] else "unknown"
     shares = "/".join(map(str, one["shares"]))
     return [
-        f"balance     equal {_ms(one['equal_s'])}, adaptive {_ms(one['adaptive_s'])} per step: "
-        f"{one['speedup']:.3f} times as fast (median of pairs, 95 % {low:.3f} to {high:.3f}; bound "
+        f"balance     step time: equal {_ms(one['equal_s'])}, adaptive {_ms(one['adaptive_s'])}; "
+        f"speed-up {one['speedup']:.3f} (median of pairs, 95 % {low:.3f} to {high:.3f}; bound "
         f"{bound}, from fitted curves){unclear}",
-        f"            shares {shares}, changed {one['changes']} time(s), {one['blocks']} pairs of "
-        "blocks",
+        f"            shares {shares}, {one['changes']} change(s), {one['blocks']} pairs of blocks",
     ]
 
 
@@ -179,12 +180,11 @@ def _overhead(one: dict[str, Any], batch: int) -> list[str]:
     low, high = one["ratio_interval"]
     least, most = one["control_interval"]
     return [
-        f"overhead    plain {_ms(one['plain_s'])}, evenstride {_ms(one['evenstride_s'])} per step "
-        f"of {batch} samples: {one['ratio']:.4f} times as long (median of pairs, 95 % {low:.4f} to "
+        f"overhead    step time of {batch} samples: plain {_ms(one['plain_s'])}, evenstride "
+        f"{_ms(one['evenstride_s'])}; ratio {one['ratio']:.4f} (median of pairs, 95 % {low:.4f} to "
         f"{high:.4f})",
-        f"            plain against itself {one['control']:.4f} (95 % {least:.4f} to {most:.4f}), "
-        f"{one['pairs']} pairs; under 1 %: {one['verdict']}; evenstride's code {_ms(one['own_s'])} "
-        "per step",
+        f"            plain / plain {one['control']:.4f} (95 % {least:.4f} to {most:.4f}), "
+        f"{one['pairs']} pairs; under 1 %: {one['verdict']}; own time {_ms(one['own_s'])} per step",
     ]
 
 

@@ -184,7 +184,7 @@ REFUSALS = [
     (["--real", "--every", "3"], "--every cannot be used with --real"),
     (["--real", "--speeds", "1,0"], "a speed of 0 cannot be"),
     (["--real", "--policy", "magic"], "unknown policy 'magic'"),
-    (["--real", "--change", "soon"], "change 'soon' is not understood"),
+    (["--real", "--change", "soon"], "invalid change 'soon'"),
 ]
 
 

@@ -114,12 +114,12 @@ def test_the_block_says_what_it_is_and_holds_every_part() -> None:
     for printed_elsewhere in (
         "NVIDIA L4 (Ada, sm_89), 24.0 GiB, bf16 native, compile yes; node/1, x86_64",
         "float64 off by 2.0e-16: exact (limit 1e-12; 7.6e-01 without weights)",
-        "share 85: own work 10.000 ms, our clock read 10.100 ms, 1.010 times that, step by step",
-        "share 171: own work 20.000 ms, nothing was reported in time",
-        "1.500 times as fast (median of pairs, 95 % 1.400 to 1.600; bound 1.550",
-        "shares 170/86, changed 2 time(s), 9 pairs",
-        "a step of 256 samples: 1.0051 times as long (median of pairs, 95 % 1.0010 to 1.0080)",
-        "plain against itself 0.9998 (95 % 0.9980 to 1.0020), 12 pairs; under 1 %: met; own time ",
+        "share 85: busy time 10.000 ms, evenstride measured 10.100 ms (median ratio 1.010)",
+        "share 171: busy time 20.000 ms, no step was reported in time",
+        "speed-up 1.500 (median of pairs, 95 % 1.400 to 1.600; bound 1.550",
+        "shares 170/86, 2 change(s), 9 pairs",
+        "ratio 1.0051 (median of pairs, 95 % 1.0010 to 1.0080)",
+        "plain / plain 0.9998 (95 % 0.9980 to 1.0020), 12 pairs; under 1 %: met; own time ",
         "wrong       nothing",
     ):
         assert printed_elsewhere in output
@@ -128,7 +128,7 @@ def test_the_block_says_what_it_is_and_holds_every_part() -> None:
 def test_what_is_not_known_or_not_exact_is_reported_so() -> None:
     unknown = {**BENCH, "balance": {**BENCH["balance"], "bound_model": None}}
 
-    assert "bound not known" in tell_bench({**MACHINE, "bench": unknown})
+    assert "bound unknown" in tell_bench({**MACHINE, "bench": unknown})
     wrong = tell_bench({**MACHINE, "bench": WRONG})
     assert "off by 3.0e-03: NOT EXACT" in wrong
     assert f"wrong       {REASON}" in wrong
