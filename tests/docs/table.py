@@ -49,7 +49,8 @@ SMALLER = {
         "launch ",
         "launch --dry-run ",
     ),
-    "evenstride launch --nodes 1:2 --per-node 1 --store 127.0.0.1:29400 --spot train.py & node=$!": (
+    "evenstride launch --nodes 1:2 --per-node 1 --store 127.0.0.1:29400 --spot train.py"
+    " & node=$!": (
         "launch ",
         "launch --dry-run ",
     ),

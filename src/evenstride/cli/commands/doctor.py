@@ -95,7 +95,7 @@ def _bench(environment: Environment, seconds: float, as_json: bool) -> None:
         raise typer.Exit(WRONG)
 
 
-def _refuse_what_interferes(environment: Environment) -> None:
+def _refuse_interference(environment: Environment) -> None:
     """Refuse environment variables that would end, change or record the runs of the bench."""
     names = {
         "EVENSTRIDE_MAX_STEPS": environment.max_steps,
