@@ -97,7 +97,7 @@ def test_a_time_is_forecast_from_other_batches_and_never_beyond_them() -> None:
     rows = list(timed(stepped([run(TWO), run(FOUR)]), {"text": trainings()}, samples=10_000))
 
     assert {row.step.batch for row in rows} == {256}
-    assert all(row.told_epochs.value == pytest.approx(2 * (1 + 256 / 500)) for row in rows)
+    assert all(row.forecast_epochs.value == pytest.approx(2 * (1 + 256 / 500)) for row in rows)
     assert all(row.steps_each == 40 for row in rows)
     assert rows[0].real_s == pytest.approx(rows[0].real_epochs * 40 * rows[0].step.real_s)
 
@@ -109,7 +109,7 @@ def test_a_batch_that_needs_more_than_the_law_says_is_off_by_as_much() -> None:
 
     row = next(timed(stepped([run(TWO), run(FOUR)]), {"text": odd}, samples=10_000))
 
-    assert row.told_epochs.value / row.real_epochs == pytest.approx(0.5)
+    assert row.forecast_epochs.value / row.real_epochs == pytest.approx(0.5)
     assert row.plain_epochs / row.real_epochs == pytest.approx(0.5)
 
 
