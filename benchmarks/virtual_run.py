@@ -116,5 +116,5 @@ class VirtualRun:
         self._control, verdict = advance(self._control, event)
         self.writer.event(self.clock_s, event, verdict)
         if verdict.shares is not None:
-            self._schedule = self._schedule.decided_anew(verdict.effective, verdict.shares)
+            self._schedule = self._schedule.replaced_from(verdict.effective, verdict.shares)
         self.after = verdict.exchange_after
