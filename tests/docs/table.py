@@ -49,13 +49,14 @@ SMALLER = {
         "launch ",
         "launch --dry-run ",
     ),
-    "evenstride launch --nodes 1:2 --per-node 1 --store 127.0.0.1:29400 --spot train.py & node=$!": (
+    "evenstride launch --nodes 1:2 --per-node 1 --store 127.0.0.1:29400 --spot train.py"
+    " & node=$!": (
         "launch ",
         "launch --dry-run ",
     ),
-    "evenstride lab --speeds 0.8,0.4,0.2 --steps 90 --repeats 1 --out runs/mixed -- train.py": (
+    "evenstride lab --speeds 0.8,0.4,0.2 --steps 90 --out runs/mixed -- train.py": (
         "--steps 90",
-        "--steps 6 --no-calibrate",
+        "--steps 6 --repeats 1 --no-calibrate",
     ),
     "evenstride launch --nodes 1:4 --per-node 8 --store 10.0.0.5:29400 --spot train.py": (
         "launch ",
