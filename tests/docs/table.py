@@ -54,9 +54,9 @@ SMALLER = {
         "launch ",
         "launch --dry-run ",
     ),
-    "evenstride lab --speeds 0.8,0.4,0.2 --steps 90 --repeats 1 --out runs/mixed -- train.py": (
+    "evenstride lab --speeds 0.8,0.4,0.2 --steps 90 --out runs/mixed -- train.py": (
         "--steps 90",
-        "--steps 6 --no-calibrate",
+        "--steps 6 --repeats 1 --no-calibrate",
     ),
     "evenstride launch --nodes 1:4 --per-node 8 --store 10.0.0.5:29400 --spot train.py": (
         "launch ",

@@ -17,10 +17,10 @@ from tests.ending import TORCHRUN_S, end
 
 pytestmark = pytest.mark.timeout(300)  # of up to five commands, each with a deadline
 DEADLINE_S = 100.0
-LAB = "evenstride lab --speeds 0.5,0.2 --steps 90 --repeats 1 --out runs/lab -- train.py"
+LAB = "evenstride lab --speeds 0.5,0.2 --steps 90 --out runs/lab -- train.py"
 # What is replaced in a command, so that it takes seconds; none of them changes what it is about.
 SHORTER = {
-    "--speeds 0.5,0.2 --steps 90": "--speeds 1,1 --steps 90 --no-calibrate",
+    "--speeds 0.5,0.2 --steps 90": "--speeds 1,1 --steps 90 --repeats 1 --no-calibrate",
     "EVENSTRIDE_MAX_STEPS=40": "EVENSTRIDE_MAX_STEPS=5",
 }
 
