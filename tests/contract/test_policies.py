@@ -189,7 +189,7 @@ def test_a_lone_worker_keeps_the_whole_batch(
 
 
 @pytest.mark.parametrize("spec", [*SPECS, "static:0,12"])
-def test_a_calm_run_is_exchanged_seldom(spec: str) -> None:
+def test_exchanges_of_a_steady_run_are_rare(spec: str) -> None:
     members = tuple(Worker(f"host/{k}", cores=1, flops_per_s=1e9) for k in range(2))
     control, _ = advance(Control(policy_of(spec, (6, 6))), FleetFormed(0, 0, 12, members))
 
@@ -315,7 +315,7 @@ def test_absurd_times_lead_to_no_absurd_shares(spec: str, data: st.DataObject) -
 
 @every_policy
 @pytest.mark.parametrize("absurd_s", CLASSES_OF_ABSURD)
-def test_an_absurd_time_is_got_over(spec: str, absurd_s: float) -> None:
+def test_the_split_recovers_from_an_absurd_time(spec: str, absurd_s: float) -> None:
     slack = 1.25 if "omnilearn" in spec else 1.06  # inside a dead-band it may stay
     plant = _equal(spec, 3)
     plant.run(30)

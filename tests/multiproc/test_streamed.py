@@ -68,7 +68,7 @@ def test_a_run_goes_on_in_mid_epoch_with_any_number_of_ranks(ranks: RankPool, wo
     _check([first, rest])
 
 
-def test_augmentation_does_not_depend_on_who_reads_a_sample(ranks: RankPool) -> None:
+def test_augmentation_does_not_depend_on_the_rank_that_reads_a_sample(ranks: RankPool) -> None:
     plans: list[dict[str, Any]] = [
         {"policy": policy, "epochs": 1} for policy in ("static:5,19", "static:20,4")
     ]

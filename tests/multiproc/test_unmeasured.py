@@ -30,7 +30,7 @@ WHY = "Not measured: as on CUDA."
     ("asked", "share"),
     [({}, (4, 4)), ({"policy": "static:1,7"}, (1, 7)), ({"policy": "uniform"}, (4, 4))],
 )
-def test_shares_stay_and_no_time_is_told(
+def test_shares_stay_and_no_time_is_reported(
     ranks: RankPool, tmp_path: Path, asked: dict[str, Any], share: tuple[int, ...]
 ) -> None:
     lead, follower = ranks.run(uncounted, 2, str(tmp_path), asked)
