@@ -102,7 +102,6 @@ class RankSession:
         self.ties.link.plane.ask()
 
     def _own_s(self) -> float:
-        """Return the processor time spent in evenstride's own code, in seconds."""
         loader = self.loaders.latest
         own_s = self.step.own_s + self.ties.link.cpu_s
         return own_s if loader is None else own_s + loader.own_s

@@ -33,8 +33,8 @@ class Stride:
     """Balanced data-parallel training with the exact gradient, over the ranks of a process group.
 
     Create it on every rank, after ``init_process_group``. It compares the arguments of all ranks
-    and raises the same error on each; only ``min_share``, ``max_share``, ``quantum`` and
-    ``shard_group`` may differ. With one process it only serves the batches.
+    and raises the same error on each. ``min_share``, ``max_share``, ``quantum`` and ``shard_group``
+    may differ between ranks. With one process it only serves the batches.
 
     Args:
         global_batch: Samples per step over all workers, the same in every step. ``"auto"`` starts

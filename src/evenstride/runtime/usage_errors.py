@@ -456,7 +456,6 @@ def _tree(frame: FrameType) -> ast.Module:
 
 
 def _range_loop(frame: FrameType) -> ast.For | None:
-    """Return the innermost loop over a ``range`` that a frame is in."""
     within = [
         node
         for node in ast.walk(_tree(frame))

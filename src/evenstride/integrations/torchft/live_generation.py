@@ -68,15 +68,13 @@ class Shown:
 
     name: str  # of the worker, the same after a restart
     incarnation: str  # changes with each start of its process.
-    # Steps it has kept, as torchft counts them; a worker with fewer than others needs weights.
-    kept: int
+    kept: int  # steps it has kept, by torchft's count; with fewer than others it needs weights.
     generation: int  # its latest one; -1 for none
     leads: bool  # whether it led that one
     position: Plain  # in the data, as `CommittedPosition.save` returns it
     settings: Plain  # that all workers must share
-    own: Plain  # of this worker: bounds and device.
-    # Whether it may split its shares into micro-batches.
-    micro: bool = False
+    own: Plain  # of this worker: bounds and device
+    micro: bool = False  # whether it may split its shares into micro-batches.
     weights: str = ""  # digest of its weights if it has kept no step since it started; else empty
 
     def to_text(self) -> str:

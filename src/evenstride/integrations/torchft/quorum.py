@@ -30,9 +30,8 @@ class WorkerEndpoint:
 
     name: str  # of this worker, the same after a restart
     lighthouse: str  # address of the Lighthouse
-    host: str  # name or address at which other workers reach this one.
-    # Smallest number of workers that may train a step.
-    min_workers: int
+    host: str  # name or address at which other workers reach this one
+    min_workers: int  # smallest number of workers that may train a step.
     timeout_s: float  # that a collective, a vote or the transfer of weights may take
     quorum_timeout_s: float  # for which a worker waits for a quorum
 

@@ -68,8 +68,6 @@ def agree(
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """A wait for what all ranks, or the leader, show for a topic."""
-
     channel: Channel
     topic: str
     call: str

@@ -234,7 +234,6 @@ class ControlPlane:
         )
 
     def _one_exchange(self) -> bool:
-        """Take part in one exchange; return whether another may follow."""
         number = self._exchange
         call = self._channel.take(f"go/{number}/{self._channel.rank}")
         # A wake-up is empty. A text reports the loss of a rank; see `announce_loss`.

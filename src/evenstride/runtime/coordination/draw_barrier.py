@@ -267,7 +267,6 @@ class DrawBarrier:
         return barrier is not None and step >= barrier and self._error is None
 
     def _wait(self, step: int) -> None:
-        """Wait for the decision about ``step``; raise if the run cannot continue."""
         started_s = time.perf_counter()
         self._waiting = self._blocked(step)
         if self._waiting:

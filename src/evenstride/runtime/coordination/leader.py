@@ -63,8 +63,7 @@ class Reply:
     held: PeakMemory | None = None  # peak memory since the last exchange, if it is known
     notice: RankNotices | None = None  # the rank's preemption notice, if it has one
     norms: tuple[StepParts, ...] = ()  # of its gradients in the steps measured.
-    # First step that the rank has not drawn by now.
-    drawn: int = 0
+    drawn: int = 0  # first step that the rank has not drawn by now
     turn: BatchChange | None = None  # the batch change that the rank waits for, if any
 
 
@@ -126,7 +125,6 @@ def _finite(values: FloatArray) -> list[Any]:
 
 
 def _from_columns(plain: dict[str, Any]) -> Measurements:
-    """Return the columns from lists; ``None`` becomes NaN."""
     n = len(plain["worker"])
     return Measurements(
         worker=np.array(plain["worker"], dtype=np.int64),
@@ -455,7 +453,6 @@ class Leader:
         return verdict
 
     def _of_workers(self, replies: list[Reply]) -> tuple[Measurements, tuple[PeakMemory, ...]]:
-        """Return what the workers measured and held, given the replies of the ranks."""
         measured = [reply.observations for reply in replies]
         memory = tuple(reply.held for reply in replies if reply.held is not None)
         if self._fold is not None and self._islands is not None:
@@ -463,7 +460,6 @@ class Leader:
         return Measurements.joined(measured), memory
 
     def _for_ranks(self, verdict: Verdict) -> Verdict:
-        """Translate a decision about workers into one about ranks."""
         if self._fold is None or self._islands is None:
             return verdict
         return replace(

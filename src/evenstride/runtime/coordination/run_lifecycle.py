@@ -216,7 +216,6 @@ class RunLifecycle:
 
 
 def _profiles(plain: Any) -> list[WorkerProfile]:
-    """Return the profiles that are valid; ignore the others of a checkpoint."""
     profiles = []
     for one in plain if isinstance(plain, list) else []:
         try:

@@ -72,8 +72,6 @@ def reforward(model: nn.Module) -> None:
 
 
 class _ModelHooks:
-    """The hooks on the parameters of one model."""
-
     def __init__(self) -> None:
         self.handles: dict[Tensor, RemovableHandle] = {}
         self.last: Tensor | None = None  # whose gradient was accumulated last

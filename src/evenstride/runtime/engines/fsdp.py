@@ -75,7 +75,6 @@ def why_uncounted(group: Any) -> str:
 
 
 def _mark(group: Any, clock: RankClock) -> None:
-    """Put marks around the collectives of one parameter group."""
     spans_islands = hasattr(group.mesh_info, "replicate_process_group")
     # `FSDPModule` has setters for these fields, but they cannot return the old values, and they
     # refuse modules with several parameter groups.
@@ -93,8 +92,6 @@ def _unmarked(part: Any) -> Any:
 
 
 class _MarkedGather:
-    """An all-gather that marks its wait, wherever that happens."""
-
     def __init__(self, inner: Any, clock: RankClock) -> None:
         self.inner, self._clock = inner, clock
 
@@ -121,8 +118,6 @@ class _MarkedWork(dist.Work):
 
 
 class _MarkedScatter:
-    """A reduce-scatter that marks its wait, and the start of an all-reduce after it."""
-
     def __init__(self, inner: Any, clock: RankClock, *, reduces_after: bool) -> None:
         self.inner, self._clock, self._reduces_after = inner, clock, reduces_after
 
@@ -347,7 +342,6 @@ def _refused(what: str) -> ConfigError:
 
 
 def _meshes(groups: Sequence[Any], engines: Sequence[Any]) -> Iterator[Any]:
-    """Yield the meshes over which gradients are averaged."""
     for group in groups:
         yield group.mesh_info.mesh
     for engine in engines:

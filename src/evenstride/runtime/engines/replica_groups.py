@@ -129,7 +129,6 @@ def _usual(record: StepRecord) -> bool:
 
 
 def _folded(steps: Sequence[_IslandStep]) -> _IslandStep:
-    """Return a step of a group, given that of all its ranks."""
     slowest = max(steps, key=lambda step: step.record.busy_s)
     records = [step.record for step in steps]
     sound = all(each.busy_s > 0 and each.wait_s >= 0 for each in records)  # false for NaN
@@ -145,7 +144,6 @@ def _folded(steps: Sequence[_IslandStep]) -> _IslandStep:
 
 
 def _measured(island: int, steps: Sequence[_IslandStep]) -> Measurements:
-    """Return the measurements of a group, each stretch with the loads at its end."""
     records = [step.record for step in steps]
     breaks = {index for index, step in enumerate(steps) if step.begins}
     runs = list(stretches(records, breaks))
@@ -252,7 +250,6 @@ def _with_others(island: Sequence[int]) -> str:
 
 
 def _positions(ranks: Sequence[int], group: dist.ProcessGroup) -> tuple[int, ...]:
-    """Return global ranks as positions in a group, ascending."""
     place = {rank: at for at, rank in enumerate(dist.get_process_group_ranks(group))}
     strange = [rank for rank in ranks if rank not in place]
     if strange:

@@ -108,7 +108,6 @@ def _is_engine(part: object) -> bool:
 
 
 def _held(part: nn.Module) -> Iterator[nn.Module]:
-    """Yield modules that a module holds without being their parent."""
     for name, value in list(vars(part).items()):
         if name == "_modules":
             continue

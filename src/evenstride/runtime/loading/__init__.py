@@ -1,5 +1,4 @@
 """The data path: from the shares of a step to the mini-batches of the training loop.
 
-Start with `loader`. `sampler` draws indices ahead of training, and `position` counts what is
-committed.
+Start with `loader`. `sampler` draws indices ahead of training; `position` counts committed samples.
 """

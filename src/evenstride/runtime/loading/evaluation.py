@@ -70,7 +70,6 @@ class EvalSampler:
                 yield self._keys(mine[part.start : part.stop])
 
     def _of_steps(self, shares: Shares) -> Iterator[IntArray]:
-        """Yield this rank's samples of each step, if it has any."""
         dealing = self.dealing
         for step, window in enumerate(even_windows(self.length, self.batch)):
             of_step = step_shares(shares, len(window))

@@ -200,7 +200,6 @@ class TrainLoader(DataLoader[Any]):
         return True
 
     def _begin_pass(self) -> None:
-        """Start to draw at the committed position."""
         rank, progress = self._rank, self._rank.progress
         progress.begin_pass()
         if progress.first_since_load() and self._standing.rank == 0:
@@ -318,7 +317,6 @@ class TrainLoader(DataLoader[Any]):
         return whole()
 
     def _here(self, batches: Any) -> Iterator[Any]:
-        """Return an iterator that loads batches in the training process."""
         options = DataLoaderOptions(
             collate_fn=self.collate_fn, pin_memory=self.pin_memory, generator=self.generator
         )

@@ -345,7 +345,6 @@ def look(dataset: Any, seed: int, processes: int) -> Plain:
 
 
 def _look_at(data: Any, indices: list[int], seed: int, samples: Plain) -> None:
-    """Add outlines of samples until the time is up."""
     started_s = time.perf_counter()
     # With the samples' own seeds, as in training.
     seeds = item_seeds(seed, 0, np.array(indices))

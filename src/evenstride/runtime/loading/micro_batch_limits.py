@@ -93,18 +93,15 @@ class RankLayout:
 class MicroBatchLimits:
     """The sizes that a rank's batches may have: by the script's options and by its memory."""
 
-    asked: int | None = None  # largest micro-batch that the script allows.
-    # Whether micro-batches have exactly that size, and one has the rest, instead of equal sizes.
-    whole: bool = False
+    asked: int | None = None  # largest micro-batch that the script allows
+    whole: bool = False  # whether all but one have exactly that size, instead of equal sizes.
     most_cost: float | None = None  # of a micro-batch, if samples have costs
     learned: int | None = None  # most samples that may fit, after some did not
-    repeated: int = 0  # number of batches that did not fit.
-    # Samples of the largest batch whose forward and backward pass fitted.
-    proven: int = 0
+    repeated: int = 0  # number of batches that did not fit
+    proven: int = 0  # samples of the largest batch that fitted, forward and backward.
     guarded: bool = False  # whether the loop can repeat a batch that does not fit
-    plain_norms: bool = False  # whether some layers need several samples at once.
-    # Whether any rank may split a share into micro-batches.
-    micro: bool = False
+    plain_norms: bool = False  # whether some layers need several samples at once
+    micro: bool = False  # whether any rank may split a share into micro-batches.
     revision: int = 0  # changes when something is learned, which makes older plans outdated
     layout: RankLayout = RankLayout()
     even: bool = False  # whether all ranks must run the same number of batches in a step
@@ -230,7 +227,6 @@ def _apart(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _counts(span: tuple[int, int], size: int | None) -> tuple[int, int]:
-    """Return the smallest and the largest number of micro-batches for a span of shares."""
     least, most = (1 if size is None else max(-(-share // size), 1) for share in span)
     return least, most
 

@@ -32,13 +32,11 @@ class EpochOrder:
     """The layout of an epoch, equal on all ranks."""
 
     length: int  # samples in the data set
-    seed: int  # for the order and the samples' randomness.
-    # ``False`` keeps the order of the data set.
-    shuffle: bool = True
+    seed: int  # for the order and the samples' randomness
+    shuffle: bool = True  # ``False`` keeps the order of the data set.
     drop_last: bool = False  # leave out the last, incomplete global batch
-    by_epoch: bool = False  # each worker keeps one part of the data set for a whole epoch.
-    # Samples in each shard, for a sequential data set.
-    shards: Shares = ()
+    by_epoch: bool = False  # each worker keeps one part of the data set for a whole epoch
+    shards: Shares = ()  # samples in each shard, for a sequential data set.
     lanes: tuple[int, ...] = ()  # shards that each worker reads in turn
 
     def dealing(self, epoch: int) -> ShardAssignment | None:
@@ -326,7 +324,6 @@ def _check_length(order: EpochOrder, batch: int) -> None:
 
 
 def _batches_of(state: dict[str, Any], saved: Saved) -> tuple[tuple[int, int], ...]:
-    """Return the global batches that a state was trained with, each with its first step."""
     batches = state.get("batches") or [[0, saved.global_batch]]
     try:
         return tuple((int(first), int(samples)) for first, samples in batches)
@@ -346,7 +343,6 @@ def _followed(
 
 
 def _left_of(saved: Saved, order: EpochOrder) -> ShardAssignment | None:
-    """Return the rest of the shards in a saved state; ``None`` at the start of an epoch."""
     fresh = order.dealing(saved.epoch)
     if fresh is None or saved.left is None or not saved.position:
         return None

@@ -210,7 +210,6 @@ class StepSampler:
         return replace(cursor, global_batch=size, position=position)
 
     def _planned(self, shares: Shares) -> _Planned:
-        """Return the plan of the next step, of any size and split."""
         window = self._cursor.window
         of_step = step_shares(shares, len(window))
         piece, parts, mine, dealing = self._pieces(window, of_step)
@@ -235,7 +234,6 @@ class StepSampler:
     def _pieces(
         self, window: range, shares: Shares
     ) -> tuple[Piece, tuple[range, ...], npt.NDArray[np.int64], ShardAssignment | None]:
-        """Return this rank's piece, its batches and samples, and the rest of the shards."""
         dealing = self._dealing
         if self._costs is None:
             piece = cut(window, shares)[self._rank]
@@ -256,13 +254,11 @@ class StepSampler:
         return piece, (piece.positions,) if whole else parts, mine, dealing
 
     def _indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the samples of the data set at some of this rank's positions."""
         if self._parts is not None:
             return self._parts.indices(self._rank, positions)
         return positions if self._shuffle is None else self._shuffle.at(positions)
 
     def _keys(self, indices: npt.NDArray[np.int64]) -> list[Keys]:
-        """Return one batch of keys for each row of indices."""
         if not self._seeded:
             return list(indices.tolist())
         seeds = item_seeds(self.order.seed, self._epoch, indices).tolist()

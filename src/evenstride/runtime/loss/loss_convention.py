@@ -405,7 +405,6 @@ def _constant(divisor: float, given: Scaled) -> str:
 
 
 def _divisors(reduction: Reduction) -> list[float]:
-    """Return the divisors of a sum, one after the other."""
     if reduction.kind != "sum":
         return []
     divisors = [1 / constant for constant in reduction.constants]

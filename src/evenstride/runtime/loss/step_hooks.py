@@ -129,7 +129,6 @@ class BackwardHooks:
         self.own_s += self._clock.timer.now() - started_s
 
     def _compare_gradients(self, draw: Draw) -> None:
-        """Warn if gradients were changed since the last micro-batch's backward pass."""
         changed = any(gradient._version != version for gradient, version in self._left)
         self._left = []
         if not draw.first:

@@ -231,7 +231,6 @@ class LossScaling:
         return self._sync.factor(draw) * draw.window / draw.samples
 
     def _see(self, given: Scaled, scaled: Tensor) -> float:
-        """Let the convention check a loss; return the seconds that it took."""
         assert self._convention is not None, "the caller has checked it"
         started_s = self._clock.timer.now()
         if given.weight is None:

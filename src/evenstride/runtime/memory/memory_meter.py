@@ -230,8 +230,6 @@ def _address_space_limit_bytes() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _MemoryCgroup:
-    """A control group of version 1 or 2, read from its files."""
-
     folder: Path
     limit: str
     usage: str

@@ -135,7 +135,6 @@ class ModelWatcher:
         return self._calls.agree("watch()", checked, judged)
 
     def _decided(self, why: str) -> Plain | None:
-        """Return the leader's decision if steps cannot be measured; else ``None``."""
         if not why or self._opening.not_measured or self._leader is None:
             return None
         return self._rules.unmeasured(self._leader, why)

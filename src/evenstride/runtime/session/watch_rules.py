@@ -82,7 +82,6 @@ class WatchRules:
         return verdict_to_plain(leader.not_measured(step, why))
 
     def _refuse_policy(self, why: str) -> None:
-        """Refuse a calibration, and a given policy that changes shares."""
         settings = self._settings
         if self._calibrates:
             raise ConfigError(f"the calibration needs measured times, which are missing: {why}")

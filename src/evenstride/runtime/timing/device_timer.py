@@ -88,8 +88,6 @@ def _new_event() -> torch.cuda.Event:
 
 @dataclass(slots=True)
 class _Spent:
-    """Times that the device spent on one step, as far as they are known."""
-
     step: int = -1
     share: int = 0
     modelled: bool = False
