@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from evenstride.sim.scenario.builtin_scenarios import SCENARIOS
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, blocks_of, commands, shown
 from tests.docs.table import ELSEWHERE, NOT_RUN, RUN, SMALLER
 from tests.docs.tutorial import PAGES as TUTORIAL
@@ -71,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scenarios = here / "benchmarks" / "scenarios"
     scenarios.mkdir(parents=True)
     for name in ("reference", "h10", "slow-worker-swap"):
-        text = (ROOT / "benchmarks" / "scenarios" / f"{name}.yaml").read_text()
+        text = (SCENARIOS / f"{name}.yaml").read_text()
         (scenarios / f"{name}.yaml").write_text(shorter(text))
     (here / "train.py").write_text(script(steps=1))
     scenario = next(one for one in blocks("yaml") if one.page == "scenarios")

@@ -100,7 +100,7 @@ def test_four_lines_on_they_train_in_the_lab_and_leave_logs_and_traces(tmp_path:
 
     lab, top, _ = (ran(command, tmp_path) for command in printed_on(PAGES[0])[1:4])
 
-    assert "speed-up over equal batches" in lab
+    assert "speed-up over the equal split" in lab
     for policy in ("uniform", "adaptive"):
         log = (tmp_path / "runs" / "lab" / f"{policy}-1" / "workers.log").read_text()
         assert epochs(log) == [1, 2, 3, 4, 5, 6]

@@ -60,7 +60,7 @@ def test_top_and_report_say_so(ranks: RankPool, tmp_path: Path) -> None:
     shown, page = " ".join(console.export_text().split()), page_of([run])
 
     assert WHY in shown
-    assert "kept others" not in shown
+    assert "others waited" not in shown
     assert "efficiency" not in shown
     assert view.to_dict()["totals"]["waiting_part"] is None
     assert WHY in page

@@ -109,7 +109,7 @@ def tell(outcome: Comparison) -> str:
         rows.append(("best fixed split", f"{best.step_s * 1e3:.1f} ms", "", "", "", shares))
     headings = ("policy", "step", "samples/s", "efficiency", "changes", "samples")
     lines = [f"\n{cluster_line(outcome)}\n", Table(headings, tuple(rows)).text()]
-    figures = bound_lines(outcome, "\nspeed-up over equal batches")
+    figures = bound_lines(outcome, "\nspeed-up over the equal split")
     return "\n".join([*lines, *figures, f"trace {outcome.trace}"])
 
 

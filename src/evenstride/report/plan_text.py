@@ -54,8 +54,9 @@ def text(plan: Plan, width: int) -> str:
     places = len({one.choice.place for one in candidates}) > 1
     rows = tuple(line for one in candidates for line in _rows(one, plan, places=places))
     table = Table((*headings, "place") if places else headings, rows, keys=2)
+    width = min(width, _WIDEST)
     for name in _OPTIONAL:
-        if table.width > min(width, _WIDEST) and name in table.headings:
+        if table.width > width and name in table.headings:
             table = table.part([n for n, one in enumerate(table.headings) if one != name])
     return table.text(width)
 

@@ -347,11 +347,15 @@ def rows_of(text: str) -> list[str]:
 
 @pytest.mark.parametrize("columns", ["80", "100", "200"])
 def test_there_is_one_table_of_at_most_100_columns(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, columns: str
+    plan: Plan, profile: Path, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
+    name = "small" if columns == "80" else "small-machine-with-a-long-name-in-zone-a"
+    changed(profile, type=name)
+    prices = profile.with_name("prices.csv")
+    prices.write_text(prices.read_text().replace("small", name))
 
-    shown = plan("--objective", "time").out
+    shown = plan("--objective", "cost", "--no-mixed").out
     headings = [line for line in shown.splitlines() if "cluster" in line and "batch" in line]
     assert len(headings) == 1
     assert {"cluster", "batch", "time", "USD"} <= set(headings[0].split())

@@ -206,7 +206,7 @@ def altered(
     return story.generations[0]
 
 
-def test_a_worker_that_waits_for_its_data_is_reported_to(tmp_path: Path) -> None:
+def test_waiting_for_data_is_given_as_the_reason(tmp_path: Path) -> None:
     run, _ = ran(tmp_path, lambda _: (1.0, 0.5), 60, workers=2, policy="uniform")
 
     def waiting(_: int, observations: list[dict[str, Any]]) -> None:

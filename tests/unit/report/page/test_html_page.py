@@ -53,7 +53,7 @@ def test_a_page_of_very_many_runs_names_those_without_room(tmp_path: Path) -> No
     assert page.index(cut) > page.index("Where each worker", page.index('id="run40"'))
 
 
-def test_several_runs_are_compared_before_each_is_reported_of(made: Making) -> None:
+def test_several_runs_are_compared_before_each_is_described(made: Making) -> None:
     runs = [made(name, steps=120, policy=name) for name in ("uniform", "adaptive")]
 
     page = page_of(runs)
