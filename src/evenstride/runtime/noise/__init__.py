@@ -1,4 +1,4 @@
-"""Measure how noisy a step's gradient is.
+"""Measures the noise of a step's gradient.
 
 Start with `noise_meter`; the statistics are in `core.gradients`.
 """

@@ -1,14 +1,13 @@
-"""Measuring how noisy the gradient of a step is, on every m-th step.
+"""Measures the noise of the gradient, in every m-th step.
 
-Every rank takes the squared norm of its own gradient before the engine averages it, and that of the
-averaged one when the step commits. Two numbers per rank are told to the leader with an exchange,
-and the step's loss with them; what they mean stands in `evenstride.core.gradients.noise_scale`. The
-gradients are only looked at: training goes on as without. A process of its own compares the
-micro-batches of its steps.
+Every rank computes the squared norm of its own gradient before the engine averages it, and that of
+the averaged gradient when the step commits. Each exchange sends these two numbers and the step's
+loss to the leader; `evenstride.core.gradients.noise_scale` explains them. The gradients are only
+read, so training does not change. A single process compares the micro-batches of its steps.
 
-What weighs the losses is taken out again. What else multiplies all of them alike, such as a
-gradient scaler's factor, is in both numbers: its square is in noise and signal, and cancels in
-their ratio. `NoiseSummary` says what a run's measured steps have told.
+The weights of the losses are divided out. Any other common factor, such as a gradient scaler's, is
+in both numbers: its square is in noise and signal, and cancels in their ratio. `NoiseSummary`
+summarises the measured steps of a run.
 """
 
 from __future__ import annotations
@@ -38,60 +37,61 @@ from evenstride.runtime.noise.noise_parts import (
 from evenstride.runtime.timing.device_timer import RankClock
 
 # Steps kept until the next exchange; exchanges are at most 512 steps apart.
-_MOST_TOLD = 1024
+_MOST_MEASURED = 1024
 
-UNWATCHED = "no model was given to stride.watch()"
+UNWATCHED = "no model was passed to stride.watch()"
 IN_ONE = (
-    "a single process compares the micro-batches of a step, and there was one batch; give "
-    "loader(max_micro_batch=...) and use stride.accumulate()"
+    "a single process compares the micro-batches of a step, but the step had one batch; use "
+    "loader(max_micro_batch=...) and stride.accumulate()"
 )
 LEFT = (
-    "there were gradients from before the step; call optimizer.zero_grad() after every step, for "
+    "gradients from before the step were left; call optimizer.zero_grad() after every step, for "
     "all watched parameters"
 )
 AGAIN = "another backward pass followed in the same step, after its gradients had been averaged"
 SPARSE = "some gradients are sparse"
-NOTHING = "no watched parameter got a gradient"
-TWO_WEIGHTS = "losses of one batch were given different weights"
+NOTHING = "no watched parameter received a gradient"
+TWO_WEIGHTS = "losses of one batch had different weights"
 DEVICES = "the model is on several devices"
 
 
 def check_mode(every: int, mode: SyncMode) -> None:
-    """Refuse to measure in a mode where no gradient is averaged in the backward pass."""
+    """Refuse a mode that does not average gradients in the backward pass."""
     if every and not isinstance(mode, AllReduce):
         raise ConfigError(
-            f"noise_every={every} compares the ranks' gradients with their mean after the same "
-            f'backward pass, and sync="{mode}" makes no such mean; leave noise_every out '
-            '(EVENSTRIDE_NOISE, too), or use sync="bsp"'
+            f"noise_every={every} compares the ranks' gradients with their mean after each "
+            f'backward pass, but sync="{mode}" does not compute this mean; remove noise_every (and '
+            'EVENSTRIDE_NOISE), or use sync="bsp"'
         )
 
 
 def check_model(every: int, model: nn.Module) -> None:
-    """Refuse to measure a sharded model, whose gradients are never whole on one rank."""
+    """Refuse a sharded model: no rank ever holds its own whole gradient."""
     if is_sharded(model) or any(hasattr(p, "placements") for p in model.parameters()):
         raise ConfigError(
-            f"noise_every={every} needs each rank's own gradient, and watch() got a sharded model "
-            "(FSDP2, DTensor), whose gradients are reduced before they can be seen; leave "
-            "noise_every out (EVENSTRIDE_NOISE, too) and give global_batch a number if it is "
-            '"auto" (or set EVENSTRIDE_GLOBAL_BATCH), or use DistributedDataParallel'
+            f"noise_every={every} needs each rank's own gradient, but watch() got a sharded model "
+            "(FSDP2, DTensor), whose gradients are reduced before they can be read. Use "
+            "DistributedDataParallel, or remove noise_every (and EVENSTRIDE_NOISE). If "
+            'global_batch is "auto", then also set it to a number (or set EVENSTRIDE_GLOBAL_BATCH)'
         )
 
 
 @dataclass(slots=True)
 class _NoiseStep:
-    """The measured step in hand."""
+    """The current step, which is measured."""
 
     step: int
-    batch: float  # ``N``, what it weighs over all ranks
-    weight: float  # of the batch in hand
-    loss: StepLoss  # of this rank's part of it
-    weighed: bool = False  # whether the weight is other than the number of samples
-    begun: bool = False  # whether a backward pass has
-    # Squared norm of the gradients before it; ``None`` if there were none.
+    batch: float  # ``N``, its weight over all ranks
+    weight: float  # of the current batch
+    loss: StepLoss  # of this rank's samples
+
+    weighed: bool = False  # whether the weight is set, instead of the number of samples
+    begun: bool = False  # whether a backward pass has begun
+    # Squared norm of the gradients before the step; ``None`` without any.
     left: Tensor | None = None
 
     def weigh(self, weight: float, batch: float) -> None:
-        """Give the batch in hand a weight other than its samples, and its step another ``N``."""
+        """Set the weight of the current batch and ``N`` of its step."""
         self.weight, self.batch, self.weighed = weight, batch, True
 
     def begin(self, left: Tensor | None) -> None:
@@ -101,12 +101,12 @@ class _NoiseStep:
         self.weight, self.weighed = samples, False
 
     def give_up(self) -> None:
-        """Count the batch in hand for nothing: it comes again."""
+        """Give the current batch the weight 0: it will be repeated."""
         self.weight = 0.0
 
 
 class _Unread(NamedTuple):
-    """A committed step whose squared norms (local, mean, left) and loss are on their way."""
+    """A committed step whose squared norms (local, mean, left) and loss are not read yet."""
 
     step: int
     parts: int
@@ -117,11 +117,11 @@ class _Unread(NamedTuple):
 
 
 class NoiseMeter:
-    """Measures every m-th step of one rank. All calls but `take` come from the training thread."""
+    """Measures every m-th step of one rank. Only `take` may be called on other threads."""
 
     def __init__(self, every: int, world_size: int, clock: RankClock) -> None:
         self.every, self.own_s, self.weighted = every, 0.0, False
-        self.why = UNWATCHED  # the latest step told nothing; empty if it did, or none was measured
+        self.why = UNWATCHED  # why the latest measured step has no result; empty if it has one
         self._world_size, self._clock = world_size, clock
         self._parts: OwnGradient | MicroBatches = MicroBatches()
         if world_size > 1:
@@ -129,9 +129,9 @@ class NoiseMeter:
         self._parameters: list[nn.Parameter] = []
         self._never = False
         self._step: _NoiseStep | None = None
-        self._committed = False  # whether the step in hand was measured, and that is done
+        self._committed = False  # whether the current step has been measured completely
         self._unread: deque[_Unread] = deque()
-        self._told: deque[StepParts] = deque(maxlen=_MOST_TOLD)
+        self._measured: deque[StepParts] = deque(maxlen=_MOST_MEASURED)
 
     def watch(self, model: nn.Module) -> None:
         if self._never:
@@ -142,13 +142,13 @@ class NoiseMeter:
         elif self._world_size > 1:
             kind = type(engine).__name__
             self._refuse(
-                f"it is not known when the engine ({kind}) averages gradients; only "
+                f"the engine ({kind}) averages gradients at an unknown time; only "
                 "DistributedDataParallel can be measured"
             )
             return
         new = [p for name, p in engine.named_parameters() if name not in ignored]
         self._parameters, self.why = list(dict.fromkeys([*self._parameters, *new])), ""
-        # Norms on several devices could not be added up without waiting for them.
+        # Norms on several devices cannot be added up without waiting for the devices.
         if len({parameter.device for parameter in self._parameters}) > 1:
             self._refuse(DEVICES)
 
@@ -166,7 +166,7 @@ class NoiseMeter:
             self._begin(draw)
 
     def weighed(self, weight: float, batch: float) -> None:
-        """Note that the batch in hand weighs other than its samples, and what its step does."""
+        """Note the weight of the current batch, if it is set, and that of its step."""
         self.weighted, step = True, self._step
         if step is None:
             return
@@ -176,16 +176,16 @@ class NoiseMeter:
         step.weigh(weight, batch)
 
     def lost(self, loss: Tensor) -> None:
-        """Take note of a loss of the batch in hand, as it was before it was weighed."""
+        """Note a loss of the current batch, before scaling."""
         if self._step is not None:
             self._step.loss.add(loss)
 
     def backward_began(self) -> None:
-        """Note that a backward pass of the batch in hand begins."""
+        """Note that a backward pass of the current batch begins."""
         step = self._step
         if step is None:
             if self._committed:
-                # It was measured from gradients that this pass changes.
+                # This pass changes the gradients that were measured.
                 self._unread.pop()
                 self._committed, self.why = False, AGAIN
         elif not step.begun:
@@ -195,7 +195,7 @@ class NoiseMeter:
             self._spent(self._clock.timer.now() - started_s)
 
     def committed(self) -> None:
-        """Take the averaged gradient: the step is committed, and nothing was done to it yet."""
+        """Measure the averaged gradient of the committed step, before any code changes it."""
         step = self._step
         if step is None:
             return
@@ -211,40 +211,40 @@ class NoiseMeter:
         elif found.parts == self._world_size == 1:
             self.why = IN_ONE
         else:
-            self._unread.append(self._on_its_way(step, found, mean))
+            self._unread.append(self._start_reading(step, found, mean))
             self._committed = True
         self._clock.timer.exclude(self._clock.timer.now() - started_s)
 
     def gave_up(self) -> None:
-        """Note that the batch in hand does not fit into memory, and has added nothing."""
+        """Note that the current batch did not fit into memory and has added no gradient."""
         if self._step is not None:
             self._step.give_up()
 
     def drop(self) -> None:
-        """Leave the step in hand unmeasured."""
+        """Stop measuring the current step."""
         self._parts.drop()
         self._step = None
 
     def pass_ended(self) -> None:
-        """Note that the training loop was left."""
+        """Note that the training loop has ended or was left."""
         self.drop()
         self._committed = False
         self._read()
 
     def take(self) -> tuple[StepParts, ...]:
-        """Return what was measured since the last call (control thread)."""
-        told: list[StepParts] = []
-        while self._told:
-            told.append(self._told.popleft())
-        return tuple(told)
+        """Return the steps measured since the last call (control thread)."""
+        measured: list[StepParts] = []
+        while self._measured:
+            measured.append(self._measured.popleft())
+        return tuple(measured)
 
     def close(self) -> None:
-        """Measure no more, and let go of the model."""
+        """Stop measuring, and release the model."""
         self.pass_ended()
         self._parameters, self._never = [], True
 
     def _begin(self, draw: Draw) -> None:
-        # A step of one batch has nothing to compare it with.
+        # A step of one batch has no second gradient to compare.
         if draw.last and self._world_size == 1:
             self.why = self.why or IN_ONE
             return
@@ -261,8 +261,8 @@ class NoiseMeter:
         step.next_piece(draw.samples)
         self._clock.timer.exclude(self._clock.timer.now() - started_s)
 
-    def _on_its_way(self, step: _NoiseStep, found: PartNorms, mean: list[Tensor]) -> _Unread:
-        # What a part adds to the gradients is c w g with c = W / N.
+    def _start_reading(self, step: _NoiseStep, found: PartNorms, mean: list[Tensor]) -> _Unread:
+        # A part adds c w g to the gradients, with c = W / N.
         local = found.over_weight * (step.batch / self._world_size) ** 2
         left = torch.zeros_like(local) if step.left is None else step.left
         total = step.loss.total
@@ -272,45 +272,49 @@ class NoiseMeter:
         return _Unread(step.step, found.parts, found.weight, step.batch, known, reading)
 
     def _read(self) -> None:
-        """Tell of the committed steps whose numbers have come."""
+        """Record the committed steps whose numbers have arrived from the device."""
         while self._unread and self._unread[0].reading.there:
             step, parts, weight, batch, known, reading = self._unread.popleft()
             local, mean, left, total = reading.values()
             loss = total if known and isfinite(total) else None
-            # They are in both numbers, and nobody knows what they are of.
+            # Old gradients of unknown origin are in both numbers.
             if left:
                 self.why = LEFT
-            elif isfinite(local) and isfinite(mean):  # a gradient scaler leaves such steps out
-                self._told.append(StepParts(step, parts, weight, batch, local, mean, loss))
+            elif isfinite(local) and isfinite(mean):  # a gradient scaler skips other steps
+                self._measured.append(StepParts(step, parts, weight, batch, local, mean, loss))
                 self.why = ""
 
     def _refuse(self, why: str) -> None:
         self._parameters, self._never, self.why = [], True, why
 
     def _spent(self, seconds: float) -> None:
-        """Count time in the midst of a pass as our own, and as neither work nor waiting."""
+        """Count time within a pass as overhead, neither as work nor as waiting time."""
         self.own_s += seconds
         self._clock.timer.exclude(seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseSummary:
-    """The noise of the gradient, of late; figures are ``None`` until a step has been measured."""
+    """The recent noise of the gradient; figures are ``None`` until a step has been measured."""
 
     every: int  # steps from one measured step to the next
-    steps: int = 0  # measured by all ranks that had samples
-    # Noise over signal, in units: the batch at which the two are as large as each other; ``None``
-    # also where no signal is found in the noise.
+    steps: int = 0  # steps measured by all ranks that had samples
+
+    # Noise divided by signal, in units: the batch at which both are equal. It is also ``None`` if
+    # no signal is found in the noise.
     scale: float | None = None
     scale_low: float | None = None  # lower end of its 95 % interval
-    scale_high: float | None = None  # upper end; ``None`` if the steps do not bound it
+    scale_high: float | None = None  # upper end; ``None`` if the steps do not limit it
+
     noise: float | None = None  # trace of the covariance of one unit's gradient
     signal: float | None = None  # squared norm of the gradient itself
-    # Mean squared norm of the parts over that of their mean: 1 to their number.
+
+    # Mean squared norm of the parts divided by that of their mean: from 1 to their number.
     gain: float | None = None
-    # ``samples``, or ``weights`` where batches are weighed otherwise (by tokens, say)
+
+    # ``samples``, or ``weights`` for batches with other weights, such as token counts.
     unit: str = "samples"
-    why: str = ""  # why there are no figures; empty if there are
+    why: str = ""  # why the figures are missing; empty otherwise
 
     def __str__(self) -> str:
         if self.scale_low is None:
@@ -318,28 +322,27 @@ class NoiseSummary:
         steps = f"from {self.steps} measured step(s)"
         if self.scale is None:
             return (
-                f"gradient noise: so large that the gradient is not told from it, a scale of at "
-                f"least {self.scale_low:.3g} {self.unit} (95 %), {steps}"
+                "gradient noise: too large to detect the gradient, so the scale is at least "
+                f"{self.scale_low:.3g} {self.unit} (95 %), {steps}"
             )
         low, high = f"{self.scale_low:.3g}", self.scale_high
         between = f"at least {low}" if high is None else f"{low} to {high:.3g}"
         gain = "" if self.gain is None else f"gain {self.gain:.2f}, "
         return (
-            f"gradient noise: a scale of {self.scale:.3g} {self.unit} (95 %: {between}), "
-            f"{gain}{steps}"
+            f"gradient noise: scale {self.scale:.3g} {self.unit} (95 %: {between}), {gain}{steps}"
         )
 
 
 def noise_summary(known: NoiseOfRun | None, meter: NoiseMeter | None) -> NoiseSummary | None:
-    """Return what is known of the noise, to the leader alone; ``None`` if it was not asked for."""
+    """Return the known noise, which only the leader has; ``None`` if it is not measured."""
     if meter is None:
         return None
     unit = "weights" if meter.weighted else "samples"
     if known is None:
-        why = "this rank knows only its own part; rank 0's summary is complete"
+        why = "this rank has only its own norms; see the summary of rank 0"
         return NoiseSummary(meter.every, unit=unit, why=why)
     if not known.steps:
-        why = meter.why or f"no measured step is complete yet; one in {meter.every} is measured"
+        why = meter.why or f"no measured step is complete yet; 1 in {meter.every} steps is measured"
         return NoiseSummary(meter.every, unit=unit, why=why)
     estimate, scale = known.estimate, known.estimate.scale()
     return NoiseSummary(

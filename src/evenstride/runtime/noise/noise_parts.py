@@ -1,12 +1,12 @@
-"""The parts of a step whose gradients are compared: the ranks' own, or one process's micro-batches.
+"""The parts of a step whose gradients are compared: ranks, or one process's micro-batches.
 
-Their losses are weighed, so what a part adds to the gradients is ``c w g``: ``g`` is the mean
-gradient over the part, ``w`` its weight, and ``c`` the same for all parts of a step. Both kinds
-return the sum of ``|c w g|^2 / w`` over their parts. They `begin` a measured step, hear of each
-batch's end (with weight 0 it has added nothing), and `end` the step, or `drop` it at any time.
+Losses are weighted, so a part adds ``c w g`` to the gradients: ``g`` is the mean gradient over the
+part, ``w`` its weight, and ``c`` the same for all parts of a step. Both classes return the sum of
+``|c w g|^2 / w`` over their parts. They `begin` a measured step, get each batch's end (with weight
+0 if it added no gradient), and `end` the step, or `drop` it at any time.
 
-Norms, and the loss of a measured step, stay tensors until their device has come to them. Reading
-one at once (``item()``) would hold up the training thread until everything queued so far is done.
+Norms and the loss of a measured step stay tensors until the device has computed them. An immediate
+``item()`` would block the training thread until all queued work is done.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-# On a CPU, numbers whose squares are added up in the gradient's own precision; then the sums are in
-# double precision. That is thirty times as fast as to convert ten million numbers, and the error is
-# that of a sum of so many: a part of 1e-9, where the whole sum in single precision is off by 7e-4.
+# On a CPU, the squares of this many numbers are summed in the gradient's own precision, and these
+# sums in double precision. For ten million numbers it is thirty times as fast as a conversion. Its
+# relative error is 1e-9; summing all in single precision has an error of 7e-4.
 _ROW = 1024
-_MANY = 64 * _ROW  # with fewer numbers there is nothing to gain
+_MANY = 64 * _ROW  # below this there is no gain
 
 
 def norm(gradient: Tensor) -> Tensor:
-    """Return the norm of a gradient: a number in double precision, on its device."""
-    # What is looked for is the difference of two such norms, which may be a small part of them. So
-    # sums of millions of squares in single precision will not do; in half precision they overflow.
+    """Return the norm of a gradient, in double precision, on its device."""
+    # The result is used in a difference of norms, which may be small compared with the norms. So
+    # sums of millions of squares in single precision are too inexact; in half precision they
+    # overflow.
     gradient = _real(gradient)
     if gradient.device.type != "cpu" or gradient.numel() < _MANY:
         whole: Tensor = torch.linalg.vector_norm(gradient, dtype=wide(gradient))
@@ -43,12 +44,12 @@ def norm(gradient: Tensor) -> Tensor:
 
 
 def square_of(norms: Sequence[Tensor]) -> Tensor:
-    """Return the squared norm of what consists of parts with these norms, 0-d and on one device."""
+    """Return the squared norm of the concatenation of parts with these 0-d norms on one device."""
     return torch.stack(list(norms)).square().sum()
 
 
 def square(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the squared norm of several gradients together; 0-d, at least one on one device."""
+    """Return the squared norm of one or more gradients together; 0-d, on their common device."""
     if gradients[0].device.type == "cpu":
         return square_of([norm(gradient) for gradient in gradients])
     real = [_real(gradient) for gradient in gradients]
@@ -61,55 +62,55 @@ def _real(gradient: Tensor) -> Tensor:
 
 
 def wide(tensor: Tensor) -> torch.dtype:
-    """Return the widest type of real numbers that a tensor's device has."""
-    return torch.float32 if tensor.device.type == "mps" else torch.float64  # it has no other
+    """Return the widest real dtype that a tensor's device supports."""
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 class Reading:
-    """Some numbers, 1-d, on their way from a device to this program."""
+    """An asynchronous copy of a 1-d tensor from a device to the host."""
 
     def __init__(self, numbers: Tensor) -> None:
-        # Other devices than CUDA's are waited for in any case, when the values are read.
+        # Reading from devices other than CUDA's waits in any case.
         self._numbers, self._mark = numbers, None
         if numbers.is_cuda:
-            # Pinned, or the copy would be waited for.
+            # Pinned, or the copy would block.
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
             self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            # By name: the callbacks of a backward pass run on a thread of their own.
+            # Explicitly the device's stream: callbacks of a backward pass run on another thread.
             self._mark.record(torch.cuda.current_stream(numbers.device))
 
     @property
     def there(self) -> bool:
-        """Whether the numbers have come; never waits."""
+        """Whether the numbers have arrived; never waits."""
         return self._mark is None or bool(self._mark.query())  # type: ignore[no-untyped-call]
 
     def values(self) -> list[float]:
-        """Return them; right only once they are `there`."""
+        """Return the numbers; valid only after `there` is true."""
         values: list[float] = self._numbers.tolist()
         return values
 
 
 class StepLoss:
-    """Sums up the mean losses of a step's batches on this rank, each times its batch's weight."""
+    """The sum of the mean losses of a step's batches on this rank, weighted by the batches."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._known = device, True
-        self._batch: Tensor | None = None  # of the batch in hand
+        self._batch: Tensor | None = None  # of the current batch
         self._sum: Tensor | None = None
 
     def add(self, loss: Tensor) -> None:
-        """Add a loss of the batch in hand: a mean over it, of one element."""
-        # A loss elsewhere than the norms cannot be read with them without waiting.
+        """Add a loss of the current batch: a mean over it, with one element."""
+        # A loss on another device than the norms cannot be read with them without waiting.
         if loss.device != self._device:
             self._known = False
             return
         number = loss.detach().reshape(()).to(wide(loss), copy=True)
-        # The gradients are of the sum, if a batch has several losses.
+        # If a batch has several losses, the gradients are those of their sum.
         self._batch = number if self._batch is None else self._batch + number
 
     def piece_ended(self, weight: float) -> None:
-        """Count the batch in hand; with weight 0 it has added nothing, and its loss neither."""
+        """Count the current batch; with weight 0, ignore its loss."""
         batch, self._batch = self._batch, None
         if not weight:
             return
@@ -121,24 +122,24 @@ class StepLoss:
 
     @property
     def total(self) -> Tensor | None:
-        """The sum, 0-d and on the device; ``None`` if the loss of a batch is not known."""
+        """The sum as a 0-d tensor on the device; ``None`` if a batch's loss is unknown."""
         return self._sum if self._known else None
 
 
 class PartNorms(NamedTuple):
-    """What the parts of a step on this rank come to."""
+    """The sums over the parts of a step on this rank."""
 
     parts: int
-    weight: float  # of all of them
-    over_weight: Tensor  # sum of their squared norms, each over its weight; 0-d, on their device
+    weight: float  # of all parts
+    over_weight: Tensor  # sum of squared norms divided by weights; 0-d, on their device
 
 
 class OwnGradient:
-    """One part: all of this rank's gradient, before an engine averages it.
+    """One part: the whole gradient of this rank, before the engine averages it.
 
-    A hook runs as soon as a parameter's gradient is accumulated, inside the node that does it. DDP
-    is told by that node's own hooks, which run after it, and only then divides and sends. Hooks of
-    the user are called before these, so that both see what is sent.
+    A hook runs when a parameter's gradient has been accumulated, inside the accumulating node. DDP
+    uses that node's own hooks, which run later, and only then divides and sends. The user's hooks
+    run before this one, so both DDP and this class see their result.
     """
 
     def __init__(self, spent: Callable[[float], None]) -> None:
@@ -172,13 +173,13 @@ class OwnGradient:
         started_s = time.perf_counter()
         gradient = parameter.grad
         if gradient is not None and not gradient.is_sparse:
-            # Of micro-batches the last one that reaches a parameter leaves its whole gradient.
+            # The last micro-batch that reaches a parameter leaves its whole gradient.
             self._norms[parameter] = norm(gradient)
         self._spent(time.perf_counter() - started_s)
 
 
 class MicroBatches:
-    """A part for each micro-batch of one process: what it has added to the gradients."""
+    """One part for each micro-batch of one process: its addition to the gradients."""
 
     def __init__(self) -> None:
         self._parameters: Sequence[nn.Parameter] = ()
@@ -190,7 +191,7 @@ class MicroBatches:
 
     @torch.no_grad()
     def piece_ended(self, weight: float, *, last: bool) -> None:
-        """Take what the gradients are now, less what they were before, as the batch's own."""
+        """Take the change of the gradients as the batch's own gradient."""
         now = {p: p.grad for p in self._parameters if p.grad is not None and not p.grad.is_sparse}
         if not weight or not now:
             return
@@ -198,14 +199,14 @@ class MicroBatches:
         fresh = [gradient for p, gradient in now.items() if p not in self._before]
         added, latest = [self._before[p] for p in seen], [now[p] for p in seen]
         if seen:
-            # The other way round, to use the copy's memory: a norm does not see the sign.
+            # The negative difference reuses the copy's memory; a norm ignores the sign.
             torch._foreach_sub_(added, latest)
         self._found.append((weight, square([*added, *fresh])))
         if last:
             return
         if seen:
             torch._foreach_copy_(added, latest)
-        # Takes memory for a copy of the gradients while a step is measured.
+        # A measured step needs memory for a copy of the gradients.
         for parameter, gradient in now.items():
             if parameter not in self._before:
                 self._before[parameter] = gradient.detach().clone()

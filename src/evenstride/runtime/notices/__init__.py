@@ -1,9 +1,9 @@
-"""Learn that this machine, or this process, will be taken away.
+"""Watches for preemption notices to this machine or process.
 
-Clouds announce it in a metadata service that only the machine itself can ask; batch systems and
-Kubernetes announce it with a signal. A `NoticeWatcher` asks and listens on threads of its own. It
-calls back when there is a notice, when its time changes, and when it is withdrawn. What follows
-from a notice is decided in `core.membership.member_table`. Start with `watcher`.
+A cloud publishes them in a metadata service that only the machine itself can reach. Batch systems
+and Kubernetes send a signal. A `NoticeWatcher` watches both on its own threads. It calls back when
+a notice arrives, when its time changes, and when it is withdrawn. `core.membership.member_table`
+decides the consequences of a notice. Start with `watcher`.
 """
 
 from __future__ import annotations

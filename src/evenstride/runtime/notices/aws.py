@@ -1,16 +1,17 @@
-"""AWS: the interruption of a spot instance, by the instance metadata service, version 2.
+"""AWS: spot interruption notices from version 2 of the instance metadata service.
 
-``PUT latest/api/token`` with ``X-aws-ec2-metadata-token-ttl-seconds`` answers a token, which goes
-with every ``GET`` as ``X-aws-ec2-metadata-token``. ``latest/meta-data/spot/instance-action`` is 404
-until an interruption is due, then ``{"action": "terminate", "time": "2017-09-18T08:22:00Z"}``, two
-minutes ahead at best; polled every 5 s as the manual recommends. ``hibernate`` begins at once.
+``PUT latest/api/token`` with ``X-aws-ec2-metadata-token-ttl-seconds`` returns a token. Every
+``GET`` sends it as ``X-aws-ec2-metadata-token``. ``latest/meta-data/spot/instance-action`` returns
+404 until an interruption is due. Then it returns
+``{"action": "terminate", "time": "2017-09-18T08:22:00Z"}``, at best two minutes ahead. It is polled
+every 5 s, as the manual recommends. ``hibernate`` begins at once.
 
 Sources: the Amazon EC2 User Guide, "Spot Instance interruption notices" (two minutes, best effort,
-the three actions, hibernation, 5 s) and "EC2 instance rebalance recommendations" (a raised risk,
-may come with the notice); for paths, headers, fields, and that 404 means none and 401 an expired
-token, aws/aws-node-termination-handler, ``pkg/ec2metadata``. Not found in either: that a notice is
-ever taken back; a 404 after a notice is nevertheless read so. The service's first version, without
-a token, is not used.
+the three actions, hibernation, 5 s) and "EC2 instance rebalance recommendations" (an increased
+risk; may come with the notice). Paths, headers, fields and the meaning of 404 (no notice) and 401
+(expired token) come from aws/aws-node-termination-handler, ``pkg/ec2metadata``. Neither source
+mentions the withdrawal of a notice; a 404 after a notice is read as one. The first version of the
+service, without a token, is not used.
 """
 
 from __future__ import annotations
@@ -34,46 +35,46 @@ REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
 TOKEN_PATH = "/latest/api/token"
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
-# The longest a token can live, and how long before its end a new one is got.
+# The longest lifetime of a token, and how long before its end it is renewed.
 _TTL_S, _RENEW_S = 21600, 60.0
 _ACTIONS = ("terminate", "stop", "hibernate")
 
 
 def parse(status: int, body: bytes) -> Notice | None:
-    """Return the notice in an answer to `ACTION_PATH`; times are as the service told them.
+    """Return the notice in a response to `ACTION_PATH`; times are by the service's clock.
 
     Raises:
-        NoAnswer: the answer says neither that there is one nor that there is none.
+        NoAnswer: the response is invalid, so it is not known whether there is a notice.
     """
     if status == 404:
         return None
     if status != 200:
         raise unexpected(status)
-    told = json_object(body)
-    action = told.get("action")
+    announced = json_object(body)
+    action = announced.get("action")
     if action not in _ACTIONS:
-        raise NoAnswer("garbage", f"an action of {action!r:.60} is not known")
-    leaves_unix_s = None if action == "hibernate" else _unix_s(told.get("time"))
+        raise NoAnswer("garbage", f"its response has an unknown action {action!r:.60}")
+    leaves_unix_s = None if action == "hibernate" else _unix_s(announced.get("time"))
     return Notice("aws", leaves_unix_s, True, False, f"spot interruption ({action})")
 
 
 def parse_rebalance(status: int, body: bytes) -> Notice | None:
-    """Return the notice in an answer to `REBALANCE_PATH`: no time, and no certainty.
+    """Return the notice in a response to `REBALANCE_PATH`; it has no time and may be withdrawn.
 
     Raises:
-        NoAnswer: as `parse`.
+        NoAnswer: as in `parse`.
     """
     if status == 404:
         return None
     if status != 200:
         raise unexpected(status)
     if not isinstance(json_object(body).get("noticeTime"), str):
-        raise NoAnswer("garbage", f"its recommendation has no time: {body[:60]!r}")
+        raise NoAnswer("garbage", f"its rebalance recommendation has no time: {body[:60]!r}")
     return Notice("aws", None, True, True, "rebalance recommendation")
 
 
 def _unix_s(text: object) -> float | None:
-    """Return the time of ``2017-09-18T08:22:00Z``; ``None``, at any moment, if it is none."""
+    """Return the Unix time of ``2017-09-18T08:22:00Z``; ``None`` (at any moment) if invalid."""
     try:
         time_ = datetime.fromisoformat(text) if isinstance(text, str) else None
         if time_ is None:
@@ -87,12 +88,12 @@ class Aws(MetadataService):
     """Notices of AWS.
 
     Args:
-        base_url: of the metadata service.
-        rebalance: take a rebalance recommendation for a notice to leave; it tells of a raised
-            risk only, so many instances that got one are never interrupted.
-        timeout_s: how long an exchange may take.
-        clock: seconds since 1970.
-        steady: seconds that never jump, for the age of the token.
+        base_url: address of the metadata service.
+        rebalance: treat a rebalance recommendation as a notice. It only reports an increased risk,
+            so many instances that receive one are never interrupted.
+        timeout_s: the limit for a request and its response.
+        clock: returns Unix time in seconds.
+        steady: returns monotonic seconds, for the age of the token.
     """
 
     name = "aws"
@@ -111,11 +112,11 @@ class Aws(MetadataService):
         self._token, self._renew_at_s = "", float("-inf")
 
     def poll(self) -> Notice | None:
-        """Ask once.
+        """Send one request, or two if rebalance recommendations count.
 
         Raises:
-            NoAnswer: as of every source.
-            Interrupted: as of every source.
+            NoAnswer: see `NoticeSource.poll`.
+            Interrupted: see `NoticeSource.poll`.
         """
         answer = self._get(ACTION_PATH)
         notice = self._on_host_clock(parse(answer.status, answer.body), answer)
@@ -128,7 +129,7 @@ class Aws(MetadataService):
         if self._steady() >= self._renew_at_s:
             self._renew()
         answer = self._wire.ask("GET", path, {TOKEN_HEADER: self._token})
-        if answer.status == 401:  # the token has ended early, as when the machine was suspended
+        if answer.status == 401:  # the token expired early, for example during a suspend
             self._renew()
             answer = self._wire.ask("GET", path, {TOKEN_HEADER: self._token})
         return answer
@@ -142,6 +143,6 @@ class Aws(MetadataService):
                 f"token, status {answer.status}", f"it refused a token (status {answer.status})"
             )
         self._token = plain_text(answer.body)
-        told = answer.headers.get(TTL_HEADER.lower(), "")
-        ttl_s = float(told) if told.isascii() and told.isdigit() and len(told) < 9 else _TTL_S
+        ttl = answer.headers.get(TTL_HEADER.lower(), "")
+        ttl_s = float(ttl) if ttl.isascii() and ttl.isdigit() and len(ttl) < 9 else _TTL_S
         self._renew_at_s = asked_s + ttl_s - min(_RENEW_S, 0.5 * ttl_s)

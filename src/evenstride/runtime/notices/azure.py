@@ -1,27 +1,28 @@
 """Azure: Scheduled Events.
 
-``GET metadata/scheduledevents?api-version=2020-07-01`` with ``Metadata: true`` answers
-``{"DocumentIncarnation": 2, "Events": [...]}``. An event has ``EventType``, ``EventStatus``
-(``Scheduled``, ``Started``), ``Resources`` (names of VMs: those of a whole scale set or
-availability set are told to all its members, so this VM's own name is asked for first),
-``NotBefore`` (as in an HTTP date; blank once it has started). An event that is over, or was given
-up, is no longer listed.
+``GET metadata/scheduledevents?api-version=2020-07-01`` with ``Metadata: true`` returns
+``{"DocumentIncarnation": 2, "Events": [...]}``. An event has these fields:
 
-Which types mean leaving:
+* ``EventType``.
+* ``EventStatus``: ``Scheduled`` or ``Started``.
+* ``Resources``: names of VMs. All VMs of a scale set or an availability set see the same list, so
+  this VM's own name is requested first.
+* ``NotBefore``: an HTTP date; blank after the start of the event.
+
+Finished and cancelled events are removed from the list. The types mean:
 
 * ``Preempt`` and ``Terminate``: the VM is deleted.
-* ``Reboot`` and ``Redeploy``: the machine comes back, this process does not. They are told from ten
-  minutes to days ahead. Such an event that was ``Started`` when first seen is no notice: the list
-  keeps it for some minutes after the restart, and a training that has just begun again must not
-  leave for the restart it comes from.
-* ``Freeze``: no notice; the process stands still for seconds and goes on.
+* ``Reboot`` and ``Redeploy``: the machine comes back, but this process ends. They are announced ten
+  minutes to days ahead. If such an event is ``Started`` when first seen, it is not a notice: it
+  stays in the list for some minutes after the restart, when the training has just resumed.
+* ``Freeze``: not a notice. The process pauses for some seconds and continues.
 
-Events are never acknowledged. That would let them begin sooner, and for every VM they name.
+Events are never acknowledged, because that would start them earlier for every VM they name.
 
-Source: Azure documentation, "Scheduled Events for Linux VMs" (all of the above but for the name; at
+Source: Azure documentation, "Scheduled Events for Linux VMs" (all of the above except the name; at
 least 30 s for ``Preempt``; cancelled events are removed; the first request switches the service on
 and may take two minutes). ``metadata/instance/compute/name``: "Azure Instance Metadata Service" and
-clients of it; ``format=text`` was seen only in others' code.
+its clients; ``format=text`` is known only from other projects' code.
 """
 
 from __future__ import annotations
@@ -45,27 +46,27 @@ NAME_PATH = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 _HEADERS = {"Metadata": "true"}
 _GONE_FOR_GOOD = ("Preempt", "Terminate")
 _COMES_BACK = ("Reboot", "Redeploy")
-# While the service is being switched on.
+# The first request switches the service on.
 _FIRST_TIMEOUT_S = 150.0
 
 
 def parse(status: int, body: bytes, name: str, scheduled: Collection[str]) -> Notice | None:
-    """Return the earliest notice for the VM called ``name``; times are as the service told them.
+    """Return the earliest notice for the VM ``name``; times are by the service's clock.
 
     Args:
-        status: of the answer.
-        body: of the answer.
-        name: of this VM; small and capital letters count as equal.
-        scheduled: the ids of events that have been seen before they started.
+        status: the response's status.
+        body: the response's body.
+        name: this VM's name; case is ignored.
+        scheduled: the ids of events that were seen before they started.
 
     Raises:
-        NoAnswer: the answer says neither that there is one nor that there is none.
+        NoAnswer: the response is invalid, so it is not known whether there is a notice.
     """
     events = _events(status, body)
     notices = [_notice(event, name, scheduled) for event in events if isinstance(event, dict)]
     found = earliest([notice for notice in notices if notice is not None])
     if found is None and not all(isinstance(event, dict) for event in events):
-        raise NoAnswer("garbage", "one of its events is no JSON object")
+        raise NoAnswer("garbage", "one of its events is not a JSON object")
     return found
 
 
@@ -73,7 +74,7 @@ def scheduled_ids(status: int, body: bytes) -> frozenset[str]:
     """Return the ids of the events that have not started.
 
     Raises:
-        NoAnswer: as `parse`.
+        NoAnswer: as in `parse`.
     """
     return frozenset(
         str(event.get("EventId"))
@@ -87,7 +88,7 @@ def _events(status: int, body: bytes) -> list[Any]:
         raise unexpected(status)
     events = json_object(body).get("Events")
     if not isinstance(events, list):
-        raise NoAnswer("garbage", f"its events are no list: {body[:60]!r}")
+        raise NoAnswer("garbage", f"its events are not a list: {body[:60]!r}")
     return events
 
 
@@ -108,9 +109,10 @@ class Azure(MetadataService):
     """Notices of Azure.
 
     Args:
-        base_url: of the metadata service.
-        timeout_s: how long an exchange may take; the first about the events may take longer.
-        clock: seconds since 1970.
+        base_url: address of the metadata service.
+        timeout_s: the limit for a request and its response; the first one for events has a longer
+            limit.
+        clock: returns Unix time in seconds.
     """
 
     name = "azure"
@@ -128,18 +130,18 @@ class Azure(MetadataService):
         self._scheduled: frozenset[str] = frozenset()
 
     def poll(self) -> Notice | None:
-        """Ask once; the first time for the name of this VM, too.
+        """Request the events once; the first time also the name of this VM.
 
         Raises:
-            NoAnswer: as of every source.
-            Interrupted: as of every source.
+            NoAnswer: see `NoticeSource.poll`.
+            Interrupted: see `NoticeSource.poll`.
         """
         if not self._vm:
             answer = self._wire.ask("GET", NAME_PATH, _HEADERS)
             if answer.status != 200:
                 raise NoAnswer(
                     f"name, status {answer.status}",
-                    f"it did not tell this machine's name (status {answer.status})",
+                    f"it did not return this machine's name (status {answer.status})",
                 )
             self._vm = plain_text(answer.body)
         answer = self._wire.ask("GET", EVENTS_PATH, _HEADERS, self._limit_s)

@@ -1,10 +1,10 @@
-"""Ask a metadata service over HTTP so that nothing it does can hold anybody up.
+"""Sends HTTP requests to a metadata service, with one deadline each that always holds.
 
-``urllib`` and ``http.client`` time out per read, so a server that sends a byte a second holds its
-client for hours; and a thread in the midst of them cannot be called back. Here a timer shuts the
-socket down at the end of the one deadline of an exchange, and `Wire.interrupt` does so at once; the
-read in progress then fails. Proxies are not used and redirects not followed: a metadata service is
-on this machine's own link.
+``urllib`` and ``http.client`` time out per read, so a server that sends a byte per second can block
+its client for hours. Their reads cannot be interrupted either. Here a timer shuts the socket down
+at the deadline of a request, and `Wire.interrupt` does so at once; the read in progress then fails.
+Proxies are not used and redirects are not followed, because a metadata service is on this machine's
+own link.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from urllib.parse import urlsplit
 from evenstride.errors import ConfigError
 from evenstride.runtime.notices.notice import Interrupted, NoAnswer, Notice, skew_s
 
-# The address of all three clouds' metadata services. A number: looking up a name cannot be timed.
+# The address of all three clouds' metadata services. It is numeric, because a name look-up has no
+# timeout.
 LINK_LOCAL = "http://169.254.169.254"
-# Far more than any of these services answers.
+# Far more than any of these services sends.
 MOST_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A server's answer: the status, the body, and headers by their names in small letters."""
+    """A response: the status, the body, and the headers by their names in lower case."""
 
     status: int
     body: bytes
@@ -40,12 +41,12 @@ class Answer:
 
     @property
     def date_unix_s(self) -> float | None:
-        """When the server says it answered; ``None`` if it does not say."""
+        """The Unix time in the response's ``Date`` header; ``None`` without one."""
         return http_date_unix_s(self.headers.get("date", ""))
 
 
 def http_date_unix_s(text: str) -> float | None:
-    """Return the seconds since 1970 of ``Mon, 19 Sep 2016 18:29:47 GMT``, or ``None``."""
+    """Return the Unix time of ``Mon, 19 Sep 2016 18:29:47 GMT``; ``None`` if invalid."""
     try:
         return parsedate_to_datetime(text).timestamp()
     except (TypeError, ValueError, OverflowError):
@@ -53,28 +54,28 @@ def http_date_unix_s(text: str) -> float | None:
 
 
 class Wire:
-    """Requests to one server, one at a time, each on a connection of its own.
+    """Sends requests to one server, one at a time, each on a new connection.
 
-    ``timeout_s`` limits an exchange from the connection to the last byte.
+    ``timeout_s`` limits a request from the connection to the last byte.
     """
 
     def __init__(self, base_url: str, timeout_s: float) -> None:
         parts = urlsplit(base_url)
         if parts.scheme != "http" or not parts.hostname or parts.query or _unsafe(base_url, " "):
             raise ConfigError(
-                f"a metadata service was to be asked at {base_url!r}; possible is http:// with a "
-                "host, a port and a path; change the address"
+                f"invalid address {base_url!r} of a metadata service: expected http:// with a host "
+                "and, if needed, a port and a path"
             )
         self._host, self._port = parts.hostname, parts.port or 80
         self._prefix = parts.path.rstrip("/")
         self._timeout_s = timeout_s
-        # Held while the exchange in progress is replaced, so that an interrupt misses none.
+        # Held while the current exchange is replaced, so that an interrupt never misses one.
         self._lock = threading.Lock()
         self._exchange: _Exchange | None = None
         self._interrupted = False
 
     def interrupt(self) -> None:
-        """Make the request in progress, and every later one, raise `Interrupted`."""
+        """Make the current request and all later ones raise `Interrupted`."""
         with self._lock:
             self._interrupted = True
             if self._exchange is not None:
@@ -83,13 +84,13 @@ class Wire:
     def ask(
         self, method: str, path: str, headers: Mapping[str, str], timeout_s: float | None = None
     ) -> Answer:
-        """Return the server's answer, whatever its status, unless it is a redirect.
+        """Return the server's response of any status except redirects.
 
-        ``method`` is GET or PUT, always without a body. Raises NoAnswer if there is no answer, or
-        not in time, or no HTTP, or a redirect; raises Interrupted after `interrupt`.
+        ``method`` is GET or PUT, always without a body. Raises NoAnswer if no valid HTTP response
+        arrives in time, or if it is a redirect. Raises Interrupted after `interrupt`.
         """
         if _unsafe(path, " ") or any(_unsafe(value) for value in headers.values()):
-            raise NoAnswer("garbage", "what it sent before cannot be sent back to it")
+            raise NoAnswer("garbage", "its earlier response has characters that HTTP cannot send")
         exchange = self._begin(self._timeout_s if timeout_s is None else timeout_s)
         try:
             answer = exchange.run(method, self._prefix + path, headers)
@@ -98,7 +99,7 @@ class Wire:
                 raise Interrupted from None
             raise
         if 300 <= answer.status < 400:
-            raise NoAnswer("redirect", f"it redirected elsewhere ({answer.status})")
+            raise NoAnswer("redirect", f"it sent a redirect (status {answer.status})")
         return answer
 
     def _begin(self, limit_s: float) -> _Exchange:
@@ -111,7 +112,7 @@ class Wire:
 
 
 class _Exchange:
-    """One request and its answer, within one limit of time."""
+    """One request and its response, within one time limit."""
 
     def __init__(self, host: str, port: int, limit_s: float) -> None:
         self._host = host
@@ -121,10 +122,10 @@ class _Exchange:
         self._cut = False
 
     def cut(self) -> None:
-        """End the exchange. From any thread."""
+        """End the exchange; may be called from any thread."""
         self._cut = True
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # it is not connected yet, or not any more
+            with contextlib.suppress(OSError):  # not connected yet, or no longer
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def run(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
@@ -135,13 +136,13 @@ class _Exchange:
             return self._answer(method, path, headers)
         except (OSError, HTTPException, ValueError) as error:
             if self._cut or isinstance(error, TimeoutError):
-                text = f"it did not answer within {self._limit_s:g} s"
+                text = f"it did not respond within {self._limit_s:g} s"
                 raise NoAnswer("timeout", text) from error
             if isinstance(error, LineTooLong):
                 raise _too_large() from error
-            # Before OSError: `RemoteDisconnected` is an error of both kinds.
+            # Before OSError: `RemoteDisconnected` inherits from both.
             if isinstance(error, HTTPException) or not isinstance(error, OSError):
-                raise NoAnswer("garbage", f"its answer is no HTTP ({error!r:.80})") from error
+                raise NoAnswer("garbage", f"its response is not HTTP ({error!r:.80})") from error
             raise NoAnswer("unreachable", f"it cannot be reached ({error})") from error
         finally:
             timer.cancel()
@@ -151,18 +152,18 @@ class _Exchange:
             self._host, self._port, type=socket.SOCK_STREAM
         )[0]
         connection = HTTPConnection(self._host, self._port)
-        # Made here and not by the connection, so that `cut` also ends the wait to connect.
+        # Created here instead of by the connection, so that `cut` also ends the connection attempt.
         with socket.socket(family, kind, protocol) as sock:
             self._socket = sock
             sock.settimeout(self._limit_s)
             sock.connect(address)
-            if self._cut:  # while there was nothing to shut down yet
+            if self._cut:  # before there was a connection to shut down
                 raise TimeoutError
             connection.sock = sock
             connection.request(method, path, headers={"Connection": "close", **headers})
             with connection.getresponse() as response:
                 body = response.read(MOST_BYTES + 1)
-                if self._cut:  # a body without a length looks whole where the connection ends
+                if self._cut:  # without a length, a cut body looks complete
                     raise TimeoutError
                 if len(body) > MOST_BYTES:
                     raise _too_large()
@@ -173,19 +174,19 @@ class _Exchange:
 
 
 def _too_large() -> NoAnswer:
-    return NoAnswer("too large", f"its answer is longer than {MOST_BYTES} bytes")
+    return NoAnswer("too large", f"its response is longer than {MOST_BYTES} bytes")
 
 
 def _unsafe(text: str, without: str = "\n") -> bool:
-    """Return whether ``text`` could end its part of a request, or cannot be sent."""
+    """Return whether ``text`` cannot be sent, or could inject something into a request."""
     return not (text.isascii() and text.isprintable()) or without in text
 
 
 class MetadataService:
-    """What the sources of all clouds share: a wire, and times moved to this host's clock.
+    """The common base of all clouds' sources: requests, and times converted to this host's clock.
 
-    Times that a cloud announces are absolute. They are compared with this host's clock, which is
-    trusted to within the skew that the answers' ``Date`` headers show (`skew_s`).
+    A cloud announces absolute times. They are corrected by the skew between the clocks, which is
+    measured from the ``Date`` headers of the responses (`skew_s`).
     """
 
     on_network = True
@@ -202,11 +203,11 @@ class MetadataService:
         self._ahead_s = 0.0
 
     def start(self) -> bool:
-        """Return true: there is a service to ask."""
+        """Return true: there is a service to poll."""
         return True
 
     def interrupt(self) -> None:
-        """End the poll in progress."""
+        """End the current poll."""
         self._wire.interrupt()
 
     def close(self) -> None:
@@ -220,24 +221,24 @@ class MetadataService:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in ``body``; raise NoAnswer if there is none."""
+    """Return the JSON object in ``body``; raise NoAnswer if it is invalid."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise NoAnswer("garbage", f"its answer is no JSON: {body[:60]!r}") from error
+        raise NoAnswer("garbage", f"its response is not JSON: {body[:60]!r}") from error
     if not isinstance(value, dict):
-        raise NoAnswer("garbage", f"its answer is no JSON object: {body[:60]!r}")
+        raise NoAnswer("garbage", f"its response is not a JSON object: {body[:60]!r}")
     return value
 
 
 def plain_text(body: bytes) -> str:
-    """Return ``body`` as one line of text without white space around it; else raise NoAnswer."""
+    """Return ``body`` as one stripped line of text; raise NoAnswer if it is not."""
     text = body.decode("utf-8", "replace").strip()
     if not text or not text.isprintable() or "\N{REPLACEMENT CHARACTER}" in text:
-        raise NoAnswer("garbage", f"its answer is no line of text: {body[:60]!r}")
+        raise NoAnswer("garbage", f"its response is not a line of text: {body[:60]!r}")
     return text
 
 
 def unexpected(status: int) -> NoAnswer:
-    """Return the error for a status that says neither yes nor no."""
-    return NoAnswer(f"status {status}", f"it answered with status {status}")
+    """Return the error for an unexpected status."""
+    return NoAnswer(f"status {status}", f"it responded with status {status}")

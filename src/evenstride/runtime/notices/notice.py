@@ -1,4 +1,4 @@
-"""What a notice is, and which of several counts."""
+"""Defines preemption notices and their sources, and selects the earliest notice."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """This machine or process will be taken away.
+    """An announced preemption of this machine or process.
 
     Args:
-        source: who said so: ``aws``, ``gcp``, ``azure``, or the name of a signal.
-        leaves_unix_s: when it will be gone, in seconds since 1970 on this host's clock; ``None``
-            if that may be at any moment.
-        whole_host: every process of this machine goes; otherwise this process.
-        withdrawable: the source is known to take such notices back, so what cannot be undone is
-            better left until the time has come.
-        reason: a short phrase for people.
+        source: ``aws``, ``gcp``, ``azure``, or the name of a signal.
+        leaves_unix_s: the time of the preemption, as Unix time by this host's clock; ``None`` if
+            it may come at any moment.
+        whole_host: whether it affects every process of this machine, or only this one.
+        withdrawable: whether the source may withdraw the notice. Then actions that cannot be
+            undone should wait until the time has come.
+        reason: a short phrase for messages.
     """
 
     source: str
@@ -29,12 +29,12 @@ class Notice:
 
 
 class NoticeSource(Protocol):
-    """Where notices come from; polled on a thread of its own.
+    """A source of notices; polled on its own thread.
 
     Attributes:
         name: unique among the sources of a watcher.
-        on_network: the source is asked over the network, which one process per machine does.
-        pause_s: how long to wait from one poll to the next; ``None`` for the watcher's interval.
+        on_network: whether polls use the network. Then only one process per machine polls it.
+        pause_s: the pause between two polls, in seconds; ``None`` for the watcher's interval.
     """
 
     name: str
@@ -42,29 +42,29 @@ class NoticeSource(Protocol):
     pause_s: float | None
 
     def start(self) -> bool:
-        """Open what polling needs, on the thread that makes the watcher; say if there is any."""
+        """Prepare for polls, on the watcher's thread; return whether there is anything to poll."""
 
     def poll(self) -> Notice | None:
-        """Return the notice there is now. May block until there is something to tell.
+        """Return the current notice. May block until the state changes.
 
         Raises:
-            NoAnswer: whether there is a notice is not known this time.
+            NoAnswer: this poll could not determine whether there is a notice.
             Interrupted: `interrupt` was called.
         """
 
     def interrupt(self) -> None:
-        """Make the poll in progress, and every later one, end at once. From any thread."""
+        """End the current poll and all later ones at once; may be called from any thread."""
 
     def close(self) -> None:
         """Undo `start`, after the last poll. May be called again."""
 
 
 class NoAnswer(Exception):
-    """A source could not say whether there is a notice.
+    """A poll could not determine whether there is a notice.
 
     Args:
-        kind: what went wrong, the same words each time; there is one warning per kind.
-        text: what happened, for people.
+        kind: a constant name for the kind of failure; each kind is logged once.
+        text: a description for messages.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -77,7 +77,7 @@ class Interrupted(Exception):
 
 
 def earliest(notices: Iterable[Notice]) -> Notice | None:
-    """Return the notice that takes effect first; at any moment comes before every time.
+    """Return the notice that takes effect first; those without a time come before all others.
 
     >>> spot = Notice("aws", 1000.0, True, False, "spot interruption")
     >>> term = Notice("SIGTERM", 910.0, False, False, "signal")
@@ -94,16 +94,15 @@ def earliest(notices: Iterable[Notice]) -> Notice | None:
 
 
 def skew_s(known_s: float, date_unix_s: float | None, now_unix_s: float) -> float:
-    """Return by how much a server's clock is ahead of this host's, in seconds.
+    """Return by how many seconds a server's clock is ahead of this host's.
 
-    A ``Date`` header is cut to whole seconds, and an answer takes a while; what these explain
-    (1.5 s) is no skew. A known skew is kept until the header contradicts it, so that times do not
-    flicker.
+    Differences up to 1.5 s are ignored, because a ``Date`` header has whole seconds and a response
+    takes time. A known skew is kept until a header contradicts it, so that times do not flicker.
 
     Args:
         known_s: the skew so far.
-        date_unix_s: what the server's ``Date`` header said; ``None`` if it had none.
-        now_unix_s: when the answer came, on this host's clock.
+        date_unix_s: the time in the response's ``Date`` header; ``None`` without one.
+        now_unix_s: the arrival of the response, by this host's clock.
 
     >>> skew_s(0.0, 100.0, 101.4)
     0.0

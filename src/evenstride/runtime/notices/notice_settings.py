@@ -1,17 +1,14 @@
-"""The setting that says what to watch, as one string.
+"""Parses the setting for the sources of notices, which is one string.
 
-=============== ================================================================================
-``auto``        ``signals``, and the cloud this machine runs on, if it shows
-``off``         nothing
-``aws``         the cloud's metadata service is asked, whatever this machine looks like; so
-                ``gcp`` and ``azure``
-``aws-rebalance`` ``aws``, and a rebalance recommendation counts as a notice
-``signals``     SIGTERM; in a Slurm job SIGUSR1 and SIGUSR2 as well
-``SIGTERM@30``  this signal (so SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU), 30 s before the end, also
-                ``30s`` or ``2m``; without a time 30 s for SIGTERM, and at any moment for the others
-=============== ================================================================================
+- ``auto``: ``signals``, and the cloud of this machine, if it is detected
+- ``off``: no source
+- ``aws``, ``gcp``, ``azure``: the cloud's metadata service, without detection
+- ``aws-rebalance``: ``aws``, and a rebalance recommendation counts as a notice
+- ``signals``: SIGTERM; in a Slurm job also SIGUSR1 and SIGUSR2
+- ``SIGTERM@30``: this signal, 30 s before the end; also ``30s`` or ``2m``. Other signals are
+  SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU. Without a time: 30 s for SIGTERM, at any moment for others.
 
-Several are joined by commas; ``off`` stands alone, and each signal is named once.
+Several names are joined by commas. ``off`` stands alone. Each signal may occur once.
 """
 
 from __future__ import annotations
@@ -32,13 +29,13 @@ from evenstride.runtime.notices.signals import Signals
 
 DMI = Path("/sys/class/dmi/id")
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
-# How long Kubernetes waits after SIGTERM, and torchrun, unless told otherwise.
+# The default of Kubernetes and torchrun for the time from SIGTERM to SIGKILL.
 GRACE_S = 30.0
 _CLOUDS = ("aws", "aws-rebalance", "gcp", "azure")
 _SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 NAMES = ("auto", "off", *_CLOUDS, "signals", *_SIGNALS)
 
-# Eleven days: more is a mistake in the unit.
+# Eleven days; a longer time has probably the wrong unit.
 _TOO_LONG_S = 1e6
 
 
@@ -50,19 +47,19 @@ def make_sources(
     base_url: str = LINK_LOCAL,
     clock: Callable[[], float] = time.time,
 ) -> tuple[NoticeSource, ...]:
-    """Return the sources that ``setting`` asks for; none of them has been started.
+    """Return the sources in ``setting``, not started yet.
 
-    Reads files at most; nothing is asked over the network.
+    It may read files, but does not use the network.
 
     Args:
-        setting: as above; small and capital letters count as equal.
-        slurm: this process belongs to a Slurm job (``SLURM_JOB_ID`` is set).
-        dmi: where the firmware's words are, for ``auto``.
-        base_url: of the metadata service.
-        clock: seconds since 1970.
+        setting: as above; case is ignored.
+        slurm: whether this process belongs to a Slurm job (``SLURM_JOB_ID`` is set).
+        dmi: the folder with the firmware's data, for ``auto``.
+        base_url: address of the metadata service.
+        clock: returns Unix time in seconds.
 
     Raises:
-        ConfigError: ``setting`` is none of these.
+        ConfigError: ``setting`` is invalid.
 
     >>> [source.name for source in make_sources("gcp,SIGUSR1@120")]
     ['gcp', 'gcp-maintenance-event', 'signals']
@@ -91,7 +88,7 @@ def make_sources(
 
 
 def _read(setting: str) -> tuple[set[str], dict[str, float | None]]:
-    """Return the names that are no signals, and the signals with their grace in seconds."""
+    """Return the names other than signals, and the signals with their grace times in seconds."""
     names: set[str] = set()
     graces: dict[str, float | None] = {}
     parts = [part.strip() for part in setting.split(",")]
@@ -108,8 +105,7 @@ def _read(setting: str) -> tuple[set[str], dict[str, float | None]]:
             raise _unknown(part)
     if "off" in names and len(parts) > 1:
         raise ConfigError(
-            f"notices={setting!r} asks for nothing and for something; off stands alone; leave it "
-            "out, or the rest"
+            f"notices={setting!r} combines off with other names; remove off, or the other names"
         )
     return names - {"off"}, graces
 
@@ -120,40 +116,40 @@ def _grace_s(part: str, name: str, argument: str | None) -> float | None:
     grace_s = duration_s(argument, unit="s")
     if grace_s is None or grace_s >= _TOO_LONG_S:
         raise ConfigError(
-            f"notices={part!r} asks for a time of {argument!r}; it is the time from the signal to "
-            f"the end, in seconds or with a unit; write {name}@120, {name}@2m, or {name} alone"
+            f"notices={part!r} has an invalid time {argument!r}: expected the time from the signal "
+            f"to the end, in seconds or with a unit; write {name}@120, {name}@2m, or only {name}"
         )
     return grace_s
 
 
 def _repeated(setting: str, name: str) -> ConfigError:
     return ConfigError(
-        f"notices={setting!r} asks for {name} more than once; a signal leaves one time, in "
-        f"seconds from it to the end; write {name}@120 once"
+        f"notices={setting!r} has {name} more than once; write each signal once, such as {name}@120"
     )
 
 
 def _unknown(part: str) -> ConfigError:
     return ConfigError(
-        f"notices cannot be watched from {part!r}{did_you_mean(part, NAMES)}; possible are "
-        f"{', '.join(NAMES)}, a signal also as SIGUSR1@120, several joined by commas; change the "
-        "setting notices, or EVENSTRIDE_NOTICES"
+        f"unknown source of notices {part!r}{did_you_mean(part, NAMES)}; expected "
+        f"{', '.join(NAMES)}, or a signal with a time such as SIGUSR1@120; join several by commas; "
+        "change notices or EVENSTRIDE_NOTICES"
     )
 
 
 def detect_cloud(dmi: Path = DMI) -> str | None:
-    """Return ``aws``, ``gcp``, ``azure``, or ``None`` if this machine shows no sign of them.
+    """Return ``aws``, ``gcp``, ``azure``, or ``None`` if this machine is not recognised.
+
+    It does not use the network.
 
     Args:
-        dmi: the folder in which the kernel shows what the firmware says; nothing is asked over
-            the network.
+        dmi: the folder in which the kernel shows the firmware's data.
 
     Source:
         Amazon, "Identify EC2 instances" by way of powersj/whatsthis and KarpelesLab/cloudinfo
         (``Amazon EC2`` as the vendor on Nitro, ``amazon`` in the version on Xen); cloud-init
         (``Google Compute Engine`` as the product; the chassis' asset tag of all Azure VMs).
     """
-    # Vendors alone are no sign: Google sells notebooks, and Microsoft's hypervisor runs elsewhere.
+    # The vendor is not enough: Google sells notebooks, and Microsoft's hypervisor runs elsewhere.
     if _firmware(dmi, "chassis_asset_tag") == _AZURE_TAG:
         return "azure"
     if _firmware(dmi, "product_name") == "Google Compute Engine":

@@ -1,15 +1,15 @@
-"""Signals as notices: SIGTERM of Kubernetes, torchrun and Slurm, and those a user has sent ahead.
+"""Signals as notices: SIGTERM of Kubernetes, torchrun and Slurm, and signals of the user's choice.
 
-Python runs a handler between two bytecodes of the main thread, so a program that stands in a
-collective or in a backward pass would learn of its end too late. The C-level handler, however, also
-writes the signal's number to a "wake-up" file descriptor, at once and on whatever thread. Here this
-is a pipe, and a thread reads it.
+Python runs a handler between two bytecodes of the main thread. So a program in a collective or in a
+backward pass would notice the signal too late. But the C-level handler also writes the signal's
+number to a "wake-up" file descriptor at once, on any thread. Here this is a pipe, and a thread
+reads it.
 
-What stays as it was: a handler somebody installed before is called as ever, and bytes are passed on
-to a wake-up descriptor somebody else has set. A signal that was ignored, as under ``nohup``, stays
-ignored and is no notice. Only the default action, the immediate end, is replaced by the notice. A
-second SIGTERM has that default action again; but launchers and batch systems both signal the same
-processes, so one within `AGAIN_S` of the first is the same one, heard twice.
+Existing behaviour is kept: handlers that were installed before are still called, and bytes are
+passed on to a wake-up descriptor that was set before. A signal that was ignored, as under
+``nohup``, stays ignored and is not a notice. The notice replaces only the default action, which
+ends the process. A second SIGTERM has the default action again. But launchers and batch systems
+both signal the same processes, so a second one within `AGAIN_S` counts as the first.
 
 Sources: Python's documentation of ``signal.set_wakeup_fd``; Slurm's ``preempt.html`` (SIGCONT and
 SIGTERM at once, again with SIGKILL when GraceTime is over); Kubernetes' documentation of pod
@@ -36,8 +36,8 @@ from evenstride.runtime.notices.notice import Interrupted, Notice, earliest
 logger = logging.getLogger("evenstride")
 
 AGAIN_S = 3.0
-# Bytes in the pipe: a signal's number as the C-level handler wrote it; with this bit as our Python
-# handler wrote it, should somebody have taken the wake-up descriptor; or the end.
+# Bytes in the pipe: a signal's number from the C-level handler; the same with this bit from our
+# Python handler, in case other code has replaced the wake-up descriptor; or the end.
 _BY_PYTHON, _END = 0x80, 0
 
 
@@ -45,11 +45,11 @@ class Signals:
     """Notices by signals to this process.
 
     Args:
-        graces: which signals, and how long after each the process is killed, in seconds; ``None``
-            if that is not known.
-        clock: seconds since 1970.
-        steady: seconds that never jump, to tell a second signal from the first heard twice.
-        end: end this process by the default action of a signal; called on the watcher's thread.
+        graces: the signals, and the time from each to the end of the process, in seconds; ``None``
+            if unknown.
+        clock: returns Unix time in seconds.
+        steady: returns monotonic seconds, to detect repeated signals.
+        end: ends this process by a signal's default action; called on the watcher's thread.
     """
 
     name = "signals"
@@ -73,17 +73,17 @@ class Signals:
         self._former_fd = -1
         self._former_file: tuple[int, int] | None = None
         self._pipe: tuple[int, int] | None = None
-        self._handler = self._on_signal  # one object, to be recognised by
+        self._handler = self._on_signal  # one object, so that it can be compared
 
     def start(self) -> bool:
-        """Install the handlers; return whether there are any.
+        """Install the handlers; return whether any were installed.
 
-        Only the main thread can; from another one a warning is all that happens.
+        Outside the main thread it only warns.
         """
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
-                "evenstride: signals are not watched: handlers can be installed only in the main "
-                "thread; start the run there, or leave signals out of notices"
+                "evenstride: signals are not watched, because handlers can only be installed in "
+                "the main thread; start the run there, or remove signals from notices"
             )
             return False
         wanted = {number: signal.getsignal(number) for number in self._graces}
@@ -102,16 +102,16 @@ class Signals:
         return True
 
     def poll(self) -> Notice:
-        """Wait for a signal, and return the earliest notice of those that have come.
+        """Wait for a signal, and return the earliest notice so far.
 
         Raises:
-            Interrupted: as of every source.
+            Interrupted: see `NoticeSource.poll`.
         """
         while True:
             news = [self._take(byte) for byte in self._bytes()]
             if any(news):
                 notice = earliest(self._notices.values())
-                assert notice is not None, "a signal that is news leaves a notice"
+                assert notice is not None, "a new signal adds a notice"
                 return notice
 
     def interrupt(self) -> None:
@@ -120,15 +120,16 @@ class Signals:
             os.write(self._pipe[1], bytes([_END]))
 
     def close(self) -> None:
-        """Restore what was there, as far as it is still ours. May be called again."""
+        """Restore the previous handlers, unless other code has replaced ours. May be repeated."""
         pipe, self._pipe = self._pipe, None
         if pipe is None:
             return
         if threading.current_thread() is not threading.main_thread():
-            # The C-level handler goes on writing, so the pipe must stay.
+            # The C-level handler continues to write, so the pipe must stay open.
             logger.warning(
-                "evenstride: signal handlers can be removed only in the main thread; what they "
-                "replaced happens all the same; close the run there"
+                "evenstride: signal handlers can only be removed in the main thread; they stay "
+                "installed, but now only run the handlers that they replaced; close the run in the "
+                "main thread"
             )
             return
         self._restore(pipe[1])
@@ -148,12 +149,12 @@ class Signals:
                 signal.set_wakeup_fd(back, warn_on_full_buffer=False)
 
     def _is_deadly(self, number: signal.Signals) -> bool:
-        """Return whether a second signal would end the process if there were only us."""
+        """Return whether a second signal would end the process without our handler."""
         alone = signal.getsignal(number) == self._handler
         return number is signal.SIGTERM and alone and self._former[number] is signal.SIG_DFL
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Run by Python in the main thread, sooner or later."""
+        """Handle a signal in Python; runs in the main thread, possibly late."""
         former = self._former.get(signal.Signals(number), signal.SIG_DFL)
         if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):
@@ -161,7 +162,7 @@ class Signals:
         if callable(former):
             former(number, frame)
         elif self._pipe is None and signal.getsignal(number) == self._handler:
-            # Closed, but on another thread, where handlers cannot be restored.
+            # Closed by another thread, which cannot restore handlers.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
@@ -181,7 +182,7 @@ class Signals:
         return data
 
     def _take(self, byte: int) -> bool:
-        """Take note of a byte; return whether there is a new notice."""
+        """Process a byte; return whether it adds a notice."""
         number = next((n for n in self._former if n == byte & ~_BY_PYTHON), None)
         if number is None or (byte & _BY_PYTHON and number in self._from_c):
             return False
@@ -202,7 +203,7 @@ class Signals:
 
 
 def _file(fd: int) -> tuple[int, int] | None:
-    """Return which file ``fd`` is, as its number may be another file's later."""
+    """Return the identity of the file of ``fd``, because the number may be reused."""
     if fd == -1:
         return None
     try:
@@ -215,27 +216,26 @@ def _file(fd: int) -> tuple[int, int] | None:
 def _may_replace(number: signal.Signals, former: Any) -> bool:
     if former is None:
         logger.warning(
-            "evenstride: %s is not watched: its handler was not installed by Python and would be "
-            "lost; leave it out of notices, or install that handler later",
+            "evenstride: %s is not watched, because its handler was not installed by Python and "
+            "would be lost; remove the signal from notices, or install that handler later",
             number.name,
         )
     return former is not None and former is not signal.SIG_IGN
 
 
 def _leave_to_parent(signals: Signals | None) -> None:
-    """In a child made by ``fork``: its signals are its own, and the pipe is its parent's.
+    """Remove the handlers in a forked child, whose signals do not concern the parent.
 
-    Otherwise a data loader's worker could not be ended by SIGTERM, and would tell its parent that
-    this was meant for the parent.
+    Otherwise SIGTERM could not end a loader process, and the parent would read it as its own.
     """
     if signals is not None:
         signals.close()
 
 
 def _end_by(number: signal.Signals) -> None:
-    """End this process as if it had never handled the signal.
+    """End this process by the signal's default action.
 
-    By the C library, since Python changes handlers only in the main thread, which may stand in a
+    This uses the C library: Python can change handlers only in the main thread, which may be in a
     call that never returns.
     """
     library = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""Watch all sources, each on a thread of its own, and tell of what changes."""
+"""Watches all sources of notices, each on its own thread, and reports changes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from evenstride.runtime.notices.notice import (
 
 logger = logging.getLogger("evenstride")
 
-# Notices come as little as 30 s ahead: however long a source has failed, it is asked this often.
+# Notices may come only 30 s ahead, so even a failing source is polled this often.
 _LONGEST_PAUSE_S = 10.0
-# Polls end at once when interrupted, but for the look-up of a name that somebody configured.
+# Interrupted polls end at once, except during the look-up of a configured host name.
 _JOIN_S = 2.0
 
 
@@ -29,23 +29,23 @@ class NoticeWatcher:
     """Watches sources of notices until it is closed.
 
     Args:
-        sources: where notices come from; the watcher starts and closes them. To watch signals, make
-            the watcher in the main thread.
-        changed: called with the notice that takes effect first when there is one, when it is
-            another one or its time changes, and with ``None`` when the last one has been withdrawn.
-            On the watcher's threads, one call at a time; it should return soon.
-        interval_s: how often a cloud that cannot hold back its answer is asked.
-        polls_clouds: whether this process asks metadata services. One process of a machine is
-            enough, so leave it to local rank 0; the others listen to signals only.
-        wait: wait for an event for so many seconds and return whether it was set, as
-            ``threading.Event.wait`` does.
+        sources: the sources; the watcher starts and closes them. To watch signals, create the
+            watcher in the main thread.
+        changed: called with the earliest notice whenever it or its time changes, and with
+            ``None`` when the last notice is withdrawn. It is called on the watcher's threads, one
+            call at a time, and should return quickly.
+        interval_s: the interval, in seconds, for sources without a pause of their own.
+        polls_clouds: whether this process polls metadata services. One process per machine is
+            enough, such as local rank 0; the others only watch signals.
+        wait: waits for an event for some seconds and returns whether it was set, like
+            ``threading.Event.wait``.
 
     Raises:
         ConfigError: ``interval_s`` is not above 0.
 
     Cost:
-        A thread per source that blocks in the kernel; a request of some hundred bytes per interval.
-        A source that fails is asked half as often each time, at the least every 10 s.
+        One thread per source, which blocks in the kernel, and a request of some hundred bytes per
+        interval. The pause doubles with each failure of a source, up to 10 s.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class NoticeWatcher:
     ) -> None:
         if not interval_s > 0:
             raise ConfigError(
-                f"metadata services were to be asked every {interval_s:g} s; any interval above "
-                "0 s is possible; choose 5, as AWS recommends"
+                f"invalid interval {interval_s:g} s for polling metadata services: expected more "
+                "than 0 s; AWS recommends 5 s"
             )
         self._board = _Board(changed)
         self._wait, self._stop = wait, threading.Event()
@@ -81,21 +81,21 @@ class NoticeWatcher:
 
     @property
     def notice(self) -> Notice | None:
-        """The notice that takes effect first, if there is one."""
+        """The notice that takes effect first, if any."""
         return self._board.first
 
     @property
     def notices(self) -> tuple[Notice, ...]:
-        """All notices in force, one per source at most."""
+        """All current notices, at most one per source."""
         return self._board.all
 
     def close(self) -> None:
-        """Stop watching; restore signal handlers. May be called again.
+        """Stop watching, and restore the signal handlers. May be called again.
 
-        Call it in the thread that made the watcher: handlers can be restored only there. Afterwards
-        ``changed`` is not called any more. In a process forked from this one it does nothing.
+        Call it in the thread that created the watcher, because handlers can only be restored there.
+        Afterwards ``changed`` is not called. In a forked process it does nothing.
         """
-        if os.getpid() != self._pid:  # the threads and the other ends of the pipes are the parent's
+        if os.getpid() != self._pid:  # the threads and pipes belong to the parent
             return
         self._board.silence()
         self._stop.set()
@@ -106,7 +106,7 @@ class NoticeWatcher:
             if thread is threading.current_thread():
                 continue
             thread.join(_JOIN_S)
-            if thread.is_alive():  # it still uses what would be closed; it is a daemon
+            if thread.is_alive():  # it still uses the source; as a daemon it may stay
                 logger.debug("the thread %s did not end in time", thread.name)
                 continue
             source.close()
@@ -121,26 +121,26 @@ class NoticeWatcher:
 
 
 class Post:
-    """One source, with its failures: one warning for each kind of failure, and rarer polls.
+    """One source and its failures: each kind of failure is logged once, and polls become rarer.
 
     Args:
-        source: already started.
-        tell: called with what the source says, each time it says something.
-        interval_s: from one poll to the next, if the source has no pause of its own.
+        source: a started source.
+        report: called with the result of each successful poll.
+        interval_s: the pause between two polls, if the source has no pause of its own.
     """
 
     def __init__(
-        self, source: NoticeSource, tell: Callable[[Notice | None], None], interval_s: float
+        self, source: NoticeSource, report: Callable[[Notice | None], None], interval_s: float
     ) -> None:
-        self._source, self._tell = source, tell
+        self._source, self._report = source, report
         self._pause_s = interval_s if source.pause_s is None else source.pause_s
         self._failures, self._warned = 0, set[str]()
 
     def step(self) -> float:
-        """Poll once, and return how long to wait before the next time, in seconds.
+        """Poll once, and return the pause before the next poll, in seconds.
 
         Raises:
-            Interrupted: the source was.
+            Interrupted: the source was interrupted.
         """
         try:
             notice = self._source.poll()
@@ -148,22 +148,22 @@ class Post:
             return self._failed(error.kind, str(error))
         except Interrupted:
             raise
-        except Exception as error:  # a thread that dies in silence would never see the notice
+        except Exception as error:  # a thread that ended silently would miss the notice
             logger.debug("a source of notices failed", exc_info=True)
             return self._failed(type(error).__name__, f"it failed ({error!r:.200})")
         if self._failures:
-            logger.info("evenstride: notices from %s are seen again", self._source.name)
+            logger.info("evenstride: polling %s for notices works again", self._source.name)
         self._failures = 0
-        self._tell(notice)
+        self._report(notice)
         return self._pause_s
 
     def _failed(self, kind: str, text: str) -> float:
         if kind not in self._warned:
             self._warned.add(kind)
             logger.warning(
-                "evenstride: no notice from %s can be seen at the moment: %s; it is asked again "
-                "from time to time, and this is said once; in a container its metadata service may "
-                "have to be opened, or leave %s out of notices",
+                "evenstride: polling %s for notices failed: %s; polling continues, and this "
+                "warning is not repeated. In a container, allow access to the metadata service, or "
+                "remove %s from notices",
                 self._source.name,
                 text,
                 self._source.name,
@@ -174,12 +174,12 @@ class Post:
 
 
 class _Board:
-    """What each source says, and what has been told of it."""
+    """The current notice of each source, and the last one that was reported."""
 
     def __init__(self, changed: Callable[[Notice | None], None]) -> None:
         self._changed = changed
-        # Held during the call, so that calls come one at a time and in the order of events;
-        # re-entrant, so that it may close the watcher.
+        # Held during the callback, so that calls come one at a time and in order; re-entrant, so
+        # that the callback may close the watcher.
         self._lock = threading.RLock()
         self._notices: dict[str, Notice] = {}
         self._silent = False
@@ -202,9 +202,9 @@ class _Board:
             self.first = first
             try:
                 self._changed(first)
-            except Exception:  # a fault of the caller's must not end the watch
-                logger.exception("evenstride: what was to follow from a notice failed")
+            except Exception:  # an error of the callback must not end the watcher
+                logger.exception("evenstride: the callback for a notice failed")
 
     def silence(self) -> None:
-        # No lock: the call in progress may be waiting for the thread that closes.
+        # Without the lock: the current callback may be waiting for the closing thread.
         self._silent = True

@@ -1,4 +1,4 @@
-"""Which samples a worker loads next where workers do not keep step: what it is given, in turn."""
+"""Samples of a worker in asynchronous modes: it loads the ranges that the first server assigns."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from evenstride.runtime.loading.sampler import StepSampler
 from evenstride.runtime.loading.seeding import Keys
 from evenstride.runtime.parameter_server.server_worker import AsyncWorker
 
-# Decisions are in force as soon as they are known: no step is the same for two workers.
+# Decisions apply at once: in these modes workers have no common step.
 _LATEST = 1 << 62
 
 
 class PieceSampler(StepSampler):
-    """A batch sampler whose batches are the pieces that a worker is given, of its present share.
+    """A batch sampler whose batches are the ranges assigned to a worker, of its current share.
 
-    Its iterators end when nothing is left to be given; whether the epoch is over then is told by
-    `finished`. If it is not, this worker has pieces in hand, and is to ask again once it has
-    trained them: some of other workers' may have come back.
+    Its iterators end when all samples are assigned. `finished` is true if the epoch is over then.
+    Otherwise, this worker still has untrained samples. It must ask again after training them,
+    because samples of other workers may have been returned.
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class PieceSampler(StepSampler):
     def begin(
         self, epoch: int, cursor: EpochCursor, step: int, limit: int | None, **more: Any
     ) -> None:
-        """Start drawing in an epoch; whatever was drawn before goes back."""
+        """Start drawing in an epoch; samples drawn before are returned."""
         if cursor.position and cursor.position != self._free.position:
             raise ConfigError(
-                f"the state that was loaded is of mid-epoch, {cursor.position} samples in, and "
-                "workers that do not keep step begin with whole epochs; load one that was saved "
-                "where an epoch had ended"
+                f"the loaded state is in mid-epoch, after {cursor.position} samples, but this "
+                "synchronisation mode starts with whole epochs; load a state that was saved at the "
+                "end of an epoch"
             )
-        # Without the limit, which is over all workers: the first server counts towards it.
+        # Without the limit: it is for all workers together, and the first server applies it.
         super().begin(epoch, cursor, step, None, **more)
         self.finished, self._most_steps = False, limit
 
     def left(self) -> None:
-        """Give back what is drawn and not trained, for others to train."""
+        """Return the drawn, untrained samples, so that other workers train them."""
         if not self.finished:
             self._free.release()
 
@@ -67,7 +67,7 @@ class PieceSampler(StepSampler):
         share = self._gate.expected(_LATEST)[self._rank]
         asked_s = time.perf_counter()
         stretches = self._free.take(self._epoch, self._cursor.end, share, self._most_steps)
-        self.own_s -= time.perf_counter() - asked_s  # waiting, not work
+        self.own_s -= time.perf_counter() - asked_s  # waiting time, not busy time
         if not stretches:
             self.finished = stretches is None
             return ()

@@ -1,13 +1,13 @@
-"""This process' RPC agent: how workers and parameter servers reach each other.
+"""The RPC agent of a process, which connects workers and parameter servers.
 
-`torch.distributed.rpc.init_rpc` finds the others by a store of its own, whose port would have to be
-free by chance, or is the launcher's under torchrun; and it counts how often it was called, and how
-often all have gathered, in which a fresh server and a worker that had servers before differ: they
-would wait for ever. So the agent is made from its parts, over the process group's store.
+`torch.distributed.rpc.init_rpc` uses its own store, which needs a port that may not be free; under
+torchrun it is the launcher's. It also counts its calls and barriers. A new server and a worker that
+had servers before differ in these counts, so they would wait forever. So the agent is created
+from its parts here, over the process group's store.
 
-TensorPipe knows no authentication. Its messages are pickles, so whoever reaches an agent's port can
-run code, and a single request of another protocol, such as HTTP, ends the process. So agents listen
-on loopback where all of them are on one machine, and on one address elsewhere.
+TensorPipe has no authentication. Its messages are pickles, so anyone who reaches an agent's port
+can run code. A single request of another protocol, such as HTTP, ends the process. So agents listen
+on loopback if all are on one machine, and otherwise on one address.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from torch.distributed import PrefixStore, TCPStore, rpc  # type: ignore[attr-de
 from evenstride.runtime.host.network_interfaces import address_towards, interface_of
 from evenstride.runtime.store.store_server import LOOPBACK
 
-# How often those who wait for others look whether all are there.
+# How often a waiting process checks whether all others are ready.
 _LOOK_S = 0.05
-# How long agents wait for each other's addresses, with the interpreter held, when all are ready.
+# How long agents wait for each other's addresses when all are ready; they hold the GIL meanwhile.
 _AGENTS = timedelta(seconds=60)
-# Calls that wait for other workers do so for as long as it takes; who waits watches out itself.
+# Calls that wait for other workers have no timeout; the caller detects failures itself.
 _FOREVER_S = 0.0
-# Sockets, also within one machine: the shared memory's threads never sleep, and take the processor
-# from the workers (0.05 to 0.3 s a step on two cores, where sockets took 0.01 s).
+# Sockets, also within one machine: the threads of the shared-memory transport never sleep and take
+# CPU time from the workers (0.05 to 0.3 s per step on two cores; sockets took 0.01 s).
 _TRANSPORTS, _CHANNELS = ["uv"], ["basic"]
 
 
 @dataclass(frozen=True, slots=True)
 class RpcRendezvous:
-    """Where a run's workers and servers find each other."""
+    """The settings by which a run's workers and servers connect."""
 
     host: str  # of the process group's store
     port: int
-    prefix: str  # of the keys, this run's own
-    workers: int  # how many there are; the first ids are theirs
+    prefix: str  # of the run's own keys
+    workers: int  # their number; they have the first ids
     servers: int
     mode: str  # of synchronisation
     timeout_s: float  # how long they wait for each other
-    one_machine: bool  # whether all of them are on one machine
+    one_machine: bool  # whether all processes are on one machine
 
 
-def interface_for(meeting: RpcRendezvous) -> str | None:
-    """Return the interface that this process' agent listens on; ``None`` if it cannot be known."""
+def interface_for(rendezvous: RpcRendezvous) -> str | None:
+    """Return the interface on which this process' agent listens; ``None`` if unknown."""
     if chosen := os.environ.get("TP_SOCKET_IFNAME"):
         return chosen
-    if meeting.one_machine:
+    if rendezvous.one_machine:
         return interface_of(LOOPBACK)
-    # Gloo's interface reaches the others. So does the one towards the store.
+    # Gloo's interface reaches the other processes. So does the interface towards the store.
     return os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(
-        address_towards(meeting.host, meeting.port)
+        address_towards(rendezvous.host, rendezvous.port)
     )
 
 
@@ -72,31 +72,32 @@ def server_name(index: int) -> str:
 
 
 def join(
-    meeting: RpcRendezvous, name: str, number: int, look: Callable[[], object] = lambda: None
+    rendezvous: RpcRendezvous, name: str, number: int, look: Callable[[], object] = lambda: None
 ) -> None:
-    """Make this process' agent; collective over all workers and servers.
+    """Create this process' agent; collective over all workers and servers.
 
-    Agents wait for each other with the interpreter held, so they are made when all are there, and
-    have seen that all are: who is lost before that is found out by ``look``, which is called again
-    and again and may raise. Workers are first in ``number``.
+    Agents hold the GIL while they wait for each other. So they are created only after all processes
+    have seen that all are ready. ``look`` detects losses before that: it is called repeatedly and
+    may raise. ``number`` counts the workers first.
 
     Raises:
-        RuntimeError: the others did not come in time.
+        RuntimeError: another process did not come in time.
     """
-    if (interface := interface_for(meeting)) is not None:
+    if (interface := interface_for(rendezvous)) is not None:
         os.environ["TP_SOCKET_IFNAME"] = interface
-    client = TCPStore(meeting.host, meeting.port, None, False)
-    store = PrefixStore(meeting.prefix, client)
-    size = meeting.workers + meeting.servers
-    end_s = time.monotonic() + meeting.timeout_s
-    # Twice: who is "ready" has seen all, so nobody gives up while another waits inside torch.
+    client = TCPStore(rendezvous.host, rendezvous.port, None, False)
+    store = PrefixStore(rendezvous.prefix, client)
+    size = rendezvous.workers + rendezvous.servers
+    end_s = time.monotonic() + rendezvous.timeout_s
+    # Twice: a "ready" process has seen all others, so no process gives up while another waits
+    # inside torch.
     for sign in ("there", "ready"):
         look()
         store.set(f"{sign}/{number}", "")
         while missing := [n for n in range(size) if not store.check([f"{sign}/{n}"])]:
             look()
             if time.monotonic() > end_s:
-                raise RuntimeError(_late(meeting, missing))
+                raise RuntimeError(_late(rendezvous, missing))
             time.sleep(_LOOK_S)
     client.set_timeout(_AGENTS)
     options = rpc.TensorPipeRpcBackendOptions(
@@ -105,19 +106,18 @@ def join(
     dist.autograd._init(number)  # type: ignore[attr-defined]
     parts: Any = rpc
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's own making
+        warnings.simplefilter("ignore")  # torch's own warnings
         agent = parts.TensorPipeAgent(store, name, number, size, options, {}, [])
-    parts.api._init_rpc_states(agent)  # starts it, once all have told their addresses
+    parts.api._init_rpc_states(agent)  # starts it, after all addresses are known
 
 
-def _late(meeting: RpcRendezvous, missing: Sequence[int]) -> str:
-    whom = [
-        worker_name(n) if n < meeting.workers else server_name(n - meeting.workers) for n in missing
-    ]
+def _late(rendezvous: RpcRendezvous, missing: Sequence[int]) -> str:
+    workers = rendezvous.workers
+    names = [worker_name(n) if n < workers else server_name(n - workers) for n in missing]
     return (
-        f"{', '.join(whom)} did not come within {meeting.timeout_s:.0f} s, the process group's "
-        "timeout; let every rank call watch(), and give init_process_group() a longer one if they "
-        "need it"
+        f"{', '.join(names)} did not connect within {rendezvous.timeout_s:.0f} s, the process "
+        "group's timeout; call watch() on every rank, or set a longer timeout in "
+        "init_process_group()"
     )
 
 
@@ -128,5 +128,5 @@ def reached() -> bool:
 
 
 def part() -> None:
-    """End this process' agent; the others need not be there."""
+    """End this process' agent, without the other processes."""
     rpc.shutdown(graceful=False)

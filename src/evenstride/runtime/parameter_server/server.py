@@ -1,4 +1,4 @@
-"""A parameter server: its part of the parameters, their optimizers, and what workers may ask."""
+"""A parameter server: its part of the parameters, their optimizers, and the calls of workers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from torch.optim import Optimizer
 from evenstride.core.sync_modes.mode_specs import rate_factor
 from evenstride.runtime.parameter_server.work_dispatcher import (
     WorkDispatcher,
-    taken_for_lost,
+    declared_lost,
 )
 
 Settings = list[dict[str, Any]]
-"""Of an optimizer's groups, such as the learning rate; without their parameters."""
+"""The settings of an optimizer's groups, such as the learning rate, without the parameters."""
 
 Gradients = Sequence[Tensor | None]
 Weights = torch.futures.Future[list[Tensor]]
 
 
 def part_of(optimizer: Optimizer, mine: Sequence[nn.Parameter]) -> Optimizer:
-    """Return an optimizer of copies, on the CPU, of a few parameters, with their state.
+    """Return an optimizer of CPU copies of some parameters, with their state.
 
-    It is meant to be sent: its class must be one that the server can import, too. Groups that have
-    none of the parameters stay, without any, so that settings go by position.
+    It is sent to a server, which must be able to import its class. Groups without any of the
+    parameters are kept empty, so that settings match by position.
     """
     copies = {id(p): nn.Parameter(p.detach().cpu().clone(), p.requires_grad) for p in mine}
     part = copy.copy(optimizer)
@@ -53,12 +53,12 @@ def _at_home(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    """Return an optimizer's parameters in the order in which gradients and weights are sent."""
+    """Return an optimizer's parameters, in the order of sent gradients and weights."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def settings_of(optimizer: Optimizer) -> Settings:
-    """Return the settings of an optimizer's groups, as a scheduler may have changed them."""
+    """Return the current settings of an optimizer's groups, which a scheduler may have changed."""
     return [
         {name: value for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups
@@ -66,7 +66,7 @@ def settings_of(optimizer: Optimizer) -> Settings:
 
 
 class Shard:
-    """Some of the parameters, stepped by optimizers that were sent by whoever came first."""
+    """Some of the parameters, with the optimizers that the first worker sent for them."""
 
     def __init__(self) -> None:
         self._optimizers: dict[int, Optimizer] = {}
@@ -74,9 +74,9 @@ class Shard:
         self.version = 0  # updates so far
 
     def begin(self, number: int, optimizer: Optimizer, keys: Sequence[int]) -> None:
-        """Take over an optimizer with its parameters, unless there is one of that number.
+        """Add an optimizer with its parameters, unless one with this number exists.
 
-        Workers that have no optimizer yet know its parameters by ``keys``.
+        ``keys`` identify its parameters for workers without an optimizer.
         """
         if number not in self._optimizers:
             self._optimizers[number], self._keys[number] = optimizer, keys
@@ -86,9 +86,9 @@ class Shard:
     ) -> list[Tensor]:
         """Step one optimizer and return its parameters' weights, which later steps overwrite.
 
-        A gradient is ``None`` for a parameter that had no part in the loss. ``scale`` multiplies
-        the learning rates in this step only. Gradients stay as they are: many optimizers make the
-        same step of a smaller one.
+        A gradient is ``None`` for a parameter without effect on the loss. ``scale`` multiplies the
+        learning rates in this step only. It does not scale the gradients, because the step of many
+        optimizers does not depend on the gradients' scale.
         """
         optimizer = self._optimizers[number]
         for group, values in zip(optimizer.param_groups, settings, strict=True):
@@ -107,7 +107,7 @@ class Shard:
         return [p.detach() for p in parameters_of(self._optimizers[number])]
 
     def all_weights(self) -> dict[int, Tensor]:
-        """Return all weights by their keys, those of the latest optimizer; they share memory."""
+        """Return all weights by key, from the latest optimizer; they share memory with it."""
         return {
             key: weights
             for number, keys in self._keys.items()
@@ -115,7 +115,7 @@ class Shard:
         }
 
     def all_states(self) -> dict[int, dict[str, Any]]:
-        """Return what optimizers remember of the parameters by their keys; see `all_weights`."""
+        """Return the optimizers' states of the parameters by key; see `all_weights`."""
         return {
             key: dict(optimizer.state.get(parameter, {}))
             for number, optimizer in self._optimizers.items()
@@ -124,10 +124,10 @@ class Shard:
 
 
 def mean_of(parts: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
-    """Return the mean of the workers' gradients, added up in the order in which they are given.
+    """Return the mean of the workers' gradients, summed in the given order.
 
-    Each is scaled by ``W * n_k / N`` already, so this is the mean over all samples. ``None`` counts
-    as zero where another worker has a gradient.
+    Each is already scaled by ``W * n_k / N``, so this is the mean over all samples. ``None`` counts
+    as zero if another worker has a gradient.
     """
     return [
         _mean([g for g in each if g is not None], len(parts)) for each in zip(*parts, strict=True)
@@ -144,19 +144,19 @@ def _mean(gradients: list[Tensor], workers: int) -> Tensor | None:
 
 
 class Server:
-    """One server: its part of the parameters, and who of the workers is there.
+    """One server: its part of the parameters, and the workers that are left.
 
-    The first server has the ``office``, where workers do not keep step. ``rate`` says how the step
+    In asynchronous modes the first server has the ``dispatcher``. ``rate`` defines how the step
     size of an update depends on its staleness; see `rate_factor`.
     """
 
     def __init__(
-        self, workers: int, office: WorkDispatcher | None = None, rate: str = "constant"
+        self, workers: int, dispatcher: WorkDispatcher | None = None, rate: str = "constant"
     ) -> None:
-        self.shard, self.office, self._rate = Shard(), office, rate
+        self.shard, self.dispatcher, self._rate = Shard(), dispatcher, rate
         self._workers, self._lock = workers, threading.Lock()
         self._updates, self._pulled = 0, [0] * workers
-        self.calls = 0  # so far; tells whether anybody needs this server
+        self.calls = 0  # so far; shows whether any worker still needs this server
         self._rounds: dict[int, dict[int, tuple[Gradients, Weights]]] = {}
         self._left: set[int] = set()
         self.deserted = threading.Event()  # set when all workers have left
@@ -168,30 +168,30 @@ class Server:
     def answer(
         self, method: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> torch.futures.Future[Any]:
-        """Call a method of this or of the office, for a worker.
+        """Call a method of this server or of its dispatcher, for a worker.
 
-        What depends on other workers is a future already, and is sent once it is there.
+        A result that depends on other workers is a future, and is sent when it is complete.
         """
         self.calls += 1
-        owner = self if getattr(Server, method.__name__, None) is method else self.office
-        told = method(owner, *arguments)
-        if isinstance(told, torch.futures.Future):
-            return told
+        owner = self if getattr(Server, method.__name__, None) is method else self.dispatcher
+        result = method(owner, *arguments)
+        if isinstance(result, torch.futures.Future):
+            return result
         future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result(told)
+        future.set_result(result)
         return future
 
     def alive(self) -> None:
-        """Answer, whatever else there is to do."""
+        """Return at once, also while other calls wait."""
 
     def push(self, number: int, worker: int, settings: Settings, gradients: Gradients) -> Weights:
         """Return the weights after a step with all workers' mean gradient, once all have pushed.
 
         Raises:
-            RuntimeError: a worker has ended, for which the others would wait.
+            RuntimeError: a worker has ended, so the step cannot complete.
         """
         weights: Weights = torch.futures.Future()
-        with self._lock:  # who leaves tells all that wait by then
+        with self._lock:  # `leave` ends the wait of all workers that have pushed before
             if self._left:
                 raise RuntimeError(_ended(self._left))
             pushed = self._rounds.setdefault(number, {})
@@ -211,21 +211,21 @@ class Server:
             mean = mean_of([pushed[worker][0] for worker in sorted(pushed)])
             stepped = self.shard.step(number, settings, mean)
         except Exception as error:
-            # All workers wait for this one step, so all have to hear of its error.
+            # All workers wait for this step, so each must get its error.
             for weights in waiting:
                 weights.set_exception(error)  # type: ignore[arg-type]
             return
-        # No copies: nothing changes them before every worker has got them, and pushed again.
+        # No copies: they do not change until every worker has received them and pushed again.
         for weights in waiting:
             weights.set_result(stepped)
 
     def push_now(
         self, number: int, worker: int, settings: Settings, gradients: Gradients
     ) -> tuple[list[Tensor], int]:
-        """Step with one worker's gradients as they come; return the weights and the staleness.
+        """Step with one worker's gradients at once; return the weights and the staleness.
 
         Raises:
-            RuntimeError: the worker was taken for lost.
+            RuntimeError: the worker was declared lost.
         """
         with self._lock:
             return self._stepped(number, worker, settings, gradients)
@@ -233,33 +233,33 @@ class Server:
     def push_all(
         self, number: int, worker: int, settings: Settings, gradients: Gradients
     ) -> tuple[list[Tensor], tuple[bool, int]]:
-        """Step as `push_now` does, and book the update; nobody is taken for lost in between.
+        """Step like `push_now` and record the update, atomically.
 
-        Return the weights, and what `WorkDispatcher.made` returns.
+        Return the weights, and the result of `WorkDispatcher.made`.
 
         Raises:
-            RuntimeError: the worker was taken for lost.
+            RuntimeError: the worker was declared lost.
         """
         with self._lock:
-            assert self.office is not None, "the one server has the office"
+            assert self.dispatcher is not None, "a single server has the dispatcher"
             weights, staleness = self._stepped(number, worker, settings, gradients)
-            return weights, self.office.made(worker, staleness)
+            return weights, self.dispatcher.made(worker, staleness)
 
     def _stepped(
         self, number: int, worker: int, settings: Settings, gradients: Gradients
     ) -> tuple[list[Tensor], int]:
         if worker in self._left:
-            raise RuntimeError(taken_for_lost(worker))
+            raise RuntimeError(declared_lost(worker))
         staleness = self._updates - self._pulled[worker]
         scale = rate_factor(self._rate, staleness)
         stepped = self.shard.step(number, settings, gradients, scale) if gradients else []
         self._updates += 1
         self._pulled[worker] = self._updates
-        # Copies, since the next worker's update overwrites these while they are being sent.
+        # Copies, because the next worker's update overwrites these while they are being sent.
         return [w.clone() for w in stepped], staleness
 
     def pull(self, worker: int) -> dict[int, Tensor]:
-        """Return all weights as they are now, by their keys; none before the first update."""
+        """Return all current weights by key; empty before the first update."""
         with self._lock:
             self._pulled[worker] = self._updates
             # Copies, as in `_stepped`.
@@ -270,10 +270,10 @@ class Server:
             return self.shard.all_states()
 
     def leave(self, worker: int) -> None:
-        """Note that a worker has ended, or was lost."""
+        """Note that a worker has ended or was lost."""
         with self._lock:
-            if self.office is not None:  # inside: an update is made and booked, or not at all
-                self.office.gone(worker)
+            if self.dispatcher is not None:  # under the lock, so that updates stay atomic
+                self.dispatcher.gone(worker)
             self._left.add(worker)
             waiting = [
                 weights for pushed in self._rounds.values() for _, weights in pushed.values()
@@ -282,19 +282,19 @@ class Server:
         for weights in waiting:
             weights.set_exception(RuntimeError(_ended(self._left)))  # type: ignore[arg-type]
         with self._lock:
-            # Last, as the process ends soon after: those who wait have their answers by now.
+            # Last, because the process ends soon after: waiting workers have their answers by now.
             if len(self._left) == self._workers:
                 self.deserted.set()
 
 
 def _ended(workers: set[int]) -> str:
     return (
-        f"worker(s) {', '.join(map(str, sorted(workers)))} have ended, and a step needs all; let "
-        "every rank train the same steps, and close() its Stride when all are done"
+        f"worker(s) {', '.join(map(str, sorted(workers)))} have ended, but a step needs all "
+        "workers; train the same steps on every rank, and close() the Stride after them"
     )
 
 
-here: list[Server] = []  # the one of this process
+here: list[Server] = []  # the server of this process
 
 
 def serve(server: Server) -> None:
@@ -303,5 +303,5 @@ def serve(server: Server) -> None:
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def ask(method: Callable[..., Any], *arguments: Any) -> torch.futures.Future[Any]:
-    """By RPC: call a method of the `Server` of this process, or of its `WorkDispatcher`."""
+    """Call a method of this process' `Server` or of its `WorkDispatcher`; called by RPC."""
     return here[0].answer(method, arguments)

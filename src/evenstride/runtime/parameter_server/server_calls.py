@@ -1,4 +1,4 @@
-"""A worker's connection to all parameter servers: bringing them together, calls, signs of life."""
+"""A worker's connections to all parameter servers: start, calls, and liveness checks."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from evenstride.runtime.parameter_server.rpc_agent import (
     worker_name,
 )
 from evenstride.runtime.parameter_server.server import Server, ask
-from evenstride.runtime.parameter_server.work_dispatcher import taken_for_lost
+from evenstride.runtime.parameter_server.work_dispatcher import declared_lost
 from evenstride.runtime.store.store_channel import Channel, tcp_store
 
 logger = logging.getLogger("evenstride")
 
-# How often a server that is waited for is asked whether it is there.
+# How often a waiting worker checks that a server is alive.
 EVERY_S = 5.0
-# A server that does not answer that for so long hangs: it holds no lock for it.
+# A server that does not answer this check for so long hangs; the check needs no lock.
 SILENT_S = 30.0
-# How often a worker that waits for a server looks whether another worker was lost.
+# How often a worker that waits for a server checks whether another worker was lost.
 _LOOK_S = 0.25
-# How long servers get to hear of a worker that leaves, in order or not.
+# The limits for informing servers that a worker leaves: normally, and after an error.
 _LEAVE_S, _BREAK_S = 10.0, 2.0
-# Texts of torch's own errors by which a server that is gone is told from one that refuses.
+# Parts of torch's own error messages that mean that a server is gone, not that it refuses.
 _OF_CONNECTIONS = ("tensorpipe", "connection", "rpc agent")
-# What it needs is imported as by its workers, which is quicker, and not in their first step.
+# The server imports modules as its workers do, which is faster, and before their first step.
 _RUN = "import sys, evenstride._importing as i; i.import_to_train(sys.argv[1]).main()"
 _SERVER = "evenstride.runtime.parameter_server.server_process"
-# How long a worker that leaves waits for its servers, which end when all have left.
+# How long a leaving worker waits for its servers, which end when all workers have left.
 _WAIT_S = 10.0
 
 
@@ -61,10 +61,9 @@ class ServerProcess:
     process: subprocess.Popen[str]
 
     def close(self, *, wait: bool) -> None:
-        """Let it end as soon as all workers have left it, or none asks any more.
+        """Let it end when all workers have left or no worker calls it any more.
 
-        Other workers may need it for longer than this process lives, so a ``wait`` for that has a
-        limit.
+        Other workers may need it after this process ends, so ``wait`` has a limit.
         """
         assert self.process.stdin is not None, "it is a pipe"
         self.process.stdin.close()
@@ -73,17 +72,17 @@ class ServerProcess:
                 self.process.wait(_WAIT_S)
 
 
-def start(meeting: RpcRendezvous, index: int) -> ServerProcess:
-    """Start a server; it joins the meeting by itself.
+def start(rendezvous: RpcRendezvous, index: int) -> ServerProcess:
+    """Start a server, which then joins the rendezvous.
 
-    Standard input stays open for as long as this process lives, however it ends: a server whose
-    worker was killed notices.
+    Its standard input stays open until this process ends, so the server notices if this worker is
+    killed.
     """
     environment = {
         **os.environ,
-        # Optimizers of the user's own making are found where the script finds them.
+        # Custom optimizers are imported from the same places as in the script.
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        # Each worker that parts would be warned of as a connection that broke.
+        # Otherwise each leaving worker causes a warning about a broken connection.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
     process = subprocess.Popen(
@@ -91,30 +90,30 @@ def start(meeting: RpcRendezvous, index: int) -> ServerProcess:
         stdin=subprocess.PIPE,
         env=environment,
         text=True,
-        start_new_session=True,  # an interrupt from the keyboard is for the workers
+        start_new_session=True,  # a keyboard interrupt must only reach the workers
     )
     assert process.stdin is not None, "it is a pipe"
-    process.stdin.write(json.dumps({**asdict(meeting), "index": index}) + "\n")
+    process.stdin.write(json.dumps({**asdict(rendezvous), "index": index}) + "\n")
     process.stdin.flush()
     return ServerProcess(process)
 
 
-class Pulse:
-    """Asks servers that keep a worker waiting for a sign of life.
+class LivenessCheck:
+    """Checks that the servers for which a worker waits are alive.
 
-    A server may take its time with an answer, since that may depend on other workers. But it
-    answers the question whether it is there at once, unless it was stopped, or its machine was cut
-    off: then connections stay open, and nothing else would tell.
+    An ordinary answer may take long, because it may depend on other workers. But a server answers
+    this check at once, unless it is stopped or its machine is cut off. In these cases connections
+    stay open, so there is no other symptom.
     """
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[float, torch.futures.Future[None]]] = {}
 
-    def feel(self, names: Iterable[str]) -> None:
-        """Ask these servers, if it is time, and see whether they have answered.
+    def check(self, names: Iterable[str]) -> None:
+        """Send due checks to these servers, and test whether they have answered earlier ones.
 
         Raises:
-            WorkerLost: one has not for `SILENT_S`.
+            WorkerLost: a server has not answered for `SILENT_S`.
         """
         now_s = time.monotonic()
         for name in names:
@@ -123,28 +122,28 @@ class Pulse:
                 if now_s - asked_s > SILENT_S:
                     raise WorkerLost(
                         f"parameter {name} has not answered for {SILENT_S:.0f} s: it hangs, or "
-                        "its machine cannot be reached; end it and start the run again: with "
-                        "checkpoints it goes on from the newest one"
+                        "its machine cannot be reached; end it and restart the run, which "
+                        "continues from its newest checkpoint, if it saves checkpoints"
                     )
             elif now_s - asked_s >= EVERY_S:
                 self._asked[name] = now_s, rpc.rpc_async(name, ask, args=(Server.alive,))
 
 
 class KeepAlive:
-    """Shows servers that this worker needs them, also while it asks them nothing for long.
+    """Shows servers that this worker still needs them, even if it makes no other calls for long.
 
-    One whose own worker was lost ends when nobody asks it any more, see `server_process`.
+    A server whose own worker was lost ends when it gets no more calls; see `server_process`.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._ends = threading.Event()
         self._thread = threading.Thread(
-            target=_show, args=(names, self._ends), name="evenstride-care", daemon=True
+            target=_show, args=(names, self._ends), name="evenstride-keep-alive", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """End it, before this process' agent does."""
+        """Stop the thread; must be called before this process' agent ends."""
         self._ends.set()
         self._thread.join()
 
@@ -152,46 +151,46 @@ class KeepAlive:
 def _show(names: Sequence[str], ends: threading.Event) -> None:
     while not ends.wait(EVERY_S):
         for name in names:
-            with contextlib.suppress(RuntimeError):  # it is gone: the next call tells
+            with contextlib.suppress(RuntimeError):  # a lost server makes the next call fail
                 rpc.rpc_async(name, ask, args=(Server.alive,))
 
 
 class ServerConnections:
-    """The servers, as one worker reaches them; collective to make.
+    """One worker's connections to the servers; its creation is collective.
 
-    ``mine`` are the servers that this worker starts. ``failed`` returns why no step can be
-    finished, once another worker is known to be lost.
+    ``mine`` are the servers that this worker starts. ``failed`` returns an error if another worker
+    is lost and so no step can complete.
     """
 
     def __init__(
         self,
-        meeting: RpcRendezvous,
+        rendezvous: RpcRendezvous,
         rank: int,
         mine: Sequence[int],
         failed: Callable[[], Exception | None],
     ) -> None:
         self._rank, self._failed = rank, failed
-        self._lockstep = sync_from_spec(meeting.mode).lockstep
-        self._names = [server_name(index) for index in range(meeting.servers)]
-        self._processes: list[ServerProcess] = [start(meeting, index) for index in mine]
+        self._lockstep = sync_from_spec(rendezvous.mode).lockstep
+        self._names = [server_name(index) for index in range(rendezvous.servers)]
+        self._processes: list[ServerProcess] = [start(rendezvous, index) for index in mine]
         self._closed = self._broken = False
         try:
-            join(meeting, worker_name(rank), rank, self._look)
+            join(rendezvous, worker_name(rank), rank, self._look)
         except BaseException:
-            # The servers would wait for this worker, which gives up.
+            # Otherwise the servers would wait for this worker, which gives up.
             self._kill()
             raise
-        # Where workers go on without one that was lost, its servers must go on as well.
-        self._care = None if self._lockstep else KeepAlive(self._names)
+        # In asynchronous modes training continues without a lost worker, but needs its servers.
+        self._keep_alive = None if self._lockstep else KeepAlive(self._names)
 
     def _look(self) -> None:
-        """Raise if the others would be waited for in vain."""
+        """Raise if waiting for the other processes is pointless."""
         codes = [process.process.poll() for process in self._processes]
         ended = next((code for code in codes if code is not None), None)
         if ended is not None:
             raise WorkerLost(
-                f"a parameter server ended with exit code {ended} before all had met; what it "
-                "printed, above, says why"
+                f"a parameter server ended with exit code {ended} before all workers and servers "
+                "were connected; see its output above for the cause"
             )
         if (lost := self._failed()) is not None:
             raise lost
@@ -206,10 +205,10 @@ class ServerConnections:
     def call(
         self, method: Callable[..., Any], arguments: Mapping[int, tuple[Any, ...]]
     ) -> dict[int, Any]:
-        """Call a method on some servers, with each one's arguments; return their answers.
+        """Call a method on some servers, with arguments for each; return their results.
 
         Raises:
-            WorkerLost: a server is gone or hangs, or another worker that the call waits for is.
+            WorkerLost: a server is lost or hangs, or the call waits for another, lost worker.
         """
         futures: dict[int, torch.futures.Future[Any]] = {}
         for index, own in arguments.items():
@@ -217,32 +216,32 @@ class ServerConnections:
                 futures[index] = rpc.rpc_async(self._names[index], ask, args=(method, *own))
             except RuntimeError as error:
                 raise self._explained(self._names[index], error) from error
-        # Not the future's own wait, which the news of a lost worker could not interrupt.
+        # Not the future's own wait, which the loss of a worker could not interrupt.
         arrived = threading.Event()
         together = torch.futures.collect_all(list(futures.values()))
         together.add_done_callback(lambda _: arrived.set())
-        pulse = Pulse()
+        liveness = LivenessCheck()
         while not arrived.wait(_LOOK_S):
             lost = self._failed()
             if lost is not None:
                 raise lost
-            self._feel(pulse, [index for index, own in futures.items() if not own.done()])
+            self._check(liveness, [index for index, own in futures.items() if not own.done()])
         return {index: self._value(self._names[index], each) for index, each in futures.items()}
 
     def close(self, *, in_order: bool) -> None:
-        """Part from the servers. May be called again.
+        """Leave the servers. May be called again.
 
-        If all is well (``in_order``), the servers end when all workers have parted.
+        Without an error (``in_order``), the servers end when all workers have left.
         """
         if self._closed:
             return
         self._closed = True
-        # Its thread makes calls, so it ends before the agent.
-        if self._care is not None:
-            self._care.close()
-        stays = in_order or not (self._lockstep or self._broken)  # the others may go on with them
+        # Its thread makes calls, so it must end before the agent.
+        if self._keep_alive is not None:
+            self._keep_alive.close()
+        stays = in_order or not (self._lockstep or self._broken)  # other workers may need them
         for name in self._names if stays else ():
-            with contextlib.suppress(RuntimeError):  # the last to leave may find it gone
+            with contextlib.suppress(RuntimeError):  # it may have ended already
                 limit_s = _LEAVE_S if in_order else _BREAK_S
                 rpc.rpc_sync(name, ask, args=(Server.leave, self._rank), timeout=limit_s)
         part()
@@ -252,9 +251,9 @@ class ServerConnections:
         else:
             self._kill()
 
-    def _feel(self, pulse: Pulse, waited_for: Sequence[int]) -> None:
+    def _check(self, liveness: LivenessCheck, waited_for: Sequence[int]) -> None:
         try:
-            pulse.feel([self._names[index] for index in waited_for])
+            liveness.check([self._names[index] for index in waited_for])
         except WorkerLost:
             self._broken = True
             raise
@@ -269,55 +268,54 @@ class ServerConnections:
             value = future.value()
         except RuntimeError as error:
             raise self._explained(name, error) from error
-        if isinstance(value, BaseException):  # so an error of a call that had to wait arrives
-            raise self._told(value) or UsageError(f"parameter {name} could not: {value}") from value
+        if isinstance(value, BaseException):  # errors of calls that had to wait arrive as values
+            raise self._as_lost(value) or UsageError(f"parameter {name} failed: {value}") from value
         return value
 
-    def _told(self, error: BaseException) -> WorkerLost | None:
-        """Return that this worker itself was taken for lost, if that is what it was told."""
-        text = taken_for_lost(self._rank)
+    def _as_lost(self, error: BaseException) -> WorkerLost | None:
+        """Return an error if the servers have declared this worker lost."""
+        text = declared_lost(self._rank)
         return WorkerLost(text) if text in str(error) else None
 
     def _explained(self, name: str, error: RuntimeError) -> Exception:
-        if (told := self._told(error)) is not None:
-            return told
+        if (lost := self._as_lost(error)) is not None:
+            return lost
         text = str(error).lower()
         if not any(sign in text for sign in _OF_CONNECTIONS):
             return error
-        self._broken = True  # nobody can go on without it
+        self._broken = True  # no worker can continue without it
         return self._failed() or WorkerLost(
-            f"parameter {name} is gone, and with it its part of the model; start the run again: "
-            "with checkpoints it goes on from the newest one"
+            f"parameter {name} is lost, and its part of the model with it; restart the run, which "
+            "continues from its newest checkpoint, if it saves checkpoints"
         )
 
 
 def connect(
     channel: Channel, mode: SyncMode, failed: Callable[[], Exception | None], *, one_machine: bool
 ) -> ServerConnections:
-    """Start the servers and reach them; collective.
+    """Start the servers and connect to them; collective.
 
-    Server ``i`` of ``s`` is started by rank ``i * W // s``: where several machines take part, the
-    servers are spread over them. ``failed`` returns why no step can be finished, once another
-    worker is known to be lost.
+    Rank ``i * W // s`` starts server ``i`` of ``s``, so that servers are spread over the machines.
+    ``failed`` returns an error if another worker is lost and so no step can complete.
 
     Raises:
-        WorkerLost: a server did not come.
+        WorkerLost: a server did not connect.
     """
     if reached():
         raise ConfigError(
-            "this process has an agent of torch.distributed.rpc already, of its own or of another "
-            "Stride's parameter servers, and can have one; close() the other Stride, or shut RPC "
-            "down, before watch()"
+            "this process already has a torch.distributed.rpc agent, its own or that of another "
+            "Stride's parameter servers, and can have only one; close() the other Stride, or shut "
+            "down RPC, before watch()"
         )
-    store = tcp_store(channel.meeting, "parameter servers find the workers by a TCP store")
+    store = tcp_store(channel.meeting, "parameter servers connect through a TCP store")
     servers = mode.servers
-    # Keys of an earlier Stride in the same store must not be taken for those of this one.
+    # Unique, so that keys of an earlier Stride in the same store do not count.
     shown = {"prefix": f"evenstride/servers/{uuid.uuid4().hex}"}
-    told = agree(channel, "parameter servers", lambda: shown, lambda all_: all_[0], "watch()")
-    meeting = RpcRendezvous(
+    agreed = agree(channel, "parameter servers", lambda: shown, lambda all_: all_[0], "watch()")
+    rendezvous = RpcRendezvous(
         store.host,
         store.port,
-        told["prefix"],
+        agreed["prefix"],
         channel.world_size,
         servers,
         str(mode),
@@ -325,25 +323,25 @@ def connect(
         one_machine,
     )
     if channel.rank == 0:
-        _warn_of_open_ports(meeting)
+        _warn_of_open_ports(rendezvous)
     mine = [i for i in range(servers) if i * channel.world_size // servers == channel.rank]
 
     try:
-        return ServerConnections(meeting, channel.rank, mine, failed)
+        return ServerConnections(rendezvous, channel.rank, mine, failed)
     except RuntimeError as error:
         raise WorkerLost(
-            f"the {servers} parameter servers and {channel.world_size} workers did not come "
-            f"together: {error}; see what the servers printed above"
+            f"the {servers} parameter server(s) and {channel.world_size} workers could not "
+            f"connect: {error}; see the servers' output above"
         ) from error
 
 
-def _warn_of_open_ports(meeting: RpcRendezvous) -> None:
-    interface = interface_for(meeting)
+def _warn_of_open_ports(rendezvous: RpcRendezvous) -> None:
+    interface = interface_for(rendezvous)
     address = None if interface is None else address_of(interface)
     if address is None or not is_loopback(address):
         logger.warning(
-            "workers and parameter servers listen on %s without a password. Anyone who reaches "
-            "these ports can end the run or run code in it. Admit only the machines of this run "
+            "workers and parameter servers listen on %s without authentication. Anyone who reaches "
+            "these ports can end the run or run code in it. Allow only the machines of this run "
             "(SECURITY.md), or set TP_SOCKET_IFNAME to a private interface",
             f"{address or 'an unknown address'} ({interface or 'unknown interface'})",
         )

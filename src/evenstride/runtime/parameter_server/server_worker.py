@@ -1,7 +1,7 @@
-"""One worker's side of the modes over parameter servers.
+"""The worker's side of the parameter-server modes.
 
-`ServedWorker` is what they have in common, `Synchronous` trains in step with all others, and
-`AsyncWorker` on its own.
+`ServedWorker` is the common base. A `Synchronous` worker makes each step together with all others;
+an `AsyncWorker` does not wait for them.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ class ServedOptimizer:
     """An optimizer that the servers step."""
 
     optimizer: Optimizer
-    number: int  # the first to step is the first on every rank
-    parameters: dict[int, list[nn.Parameter]]  # by server, in the order in which they are sent
-    # By id of the parameter: torch's count of changes to its weights, when the servers' came.
+    number: int  # in the order of the first steps, which is the same on every rank
+    parameters: dict[int, list[nn.Parameter]]  # by server, in the order of sending
+    # Torch's count of changes to the weights when they were last received, by the parameter's id.
     versions: dict[int, int] = field(default_factory=dict)
 
     def received(self) -> None:
-        """Note that the weights here are those of the servers."""
+        """Note that the local weights equal those of the servers."""
         for parameter in chain.from_iterable(self.parameters.values()):
             self.versions[id(parameter)] = parameter._version
 
     @property
     def changed(self) -> bool:
-        """Whether something else has changed the weights since."""
+        """Whether the script has changed the weights since."""
         parameters = chain.from_iterable(self.parameters.values())
         return any(self.versions.get(id(p), p._version) != p._version for p in parameters)
 
 
 class ServedWorker:
-    """A worker whose parameters and optimizers are on servers.
+    """A worker with its parameters and optimizers on servers.
 
-    ``servers`` is their number, and ``connect`` starts and reaches them; collective.
+    ``servers`` is their number. ``connect`` starts them and connects to them; collective.
     """
 
     def __init__(
@@ -63,28 +63,29 @@ class ServedWorker:
         self._places: dict[int, int] = {}  # server of each parameter, by its id
         self._known: dict[int, ServedOptimizer] = {}  # by the optimizer's id
         self._owner: dict[int, int] = {}  # number of the optimizer that steps each parameter
-        # What is trained; a parameter's place here is its key, the same on all ranks.
+        # The trained parameters; the index of a parameter is its key, the same on all ranks.
         self._parameters: list[nn.Parameter] = []
-        self._frozen: list[nn.Parameter] = []  # of what is watched, with no place
+        self._frozen: list[nn.Parameter] = []  # watched, but on no server
 
     @property
     def servers(self) -> ServerConnections:
         """The servers, once a model is watched."""
         if self._reached is None:
             raise UsageError(
-                "this mode of synchronisation trains models that stride.watch() was given; call "
-                "model = stride.watch(model) before the loop"
+                "this synchronisation mode trains only models that were passed to stride.watch(); "
+                "call model = stride.watch(model) before the loop"
             )
         return self._reached
 
     def watch(self, module: nn.Module) -> None:
-        """Deal a module's parameters out to the servers; collective.
+        """Distribute a module's parameters over the servers; collective.
 
-        `ConfigError` if there are more servers than parameters of the first module.
+        Raises:
+            ConfigError: there are more servers than parameters in the first module.
         """
         parameters = [p for p in module.parameters() if p.requires_grad]
         self._frozen += [p for p in module.parameters() if not p.requires_grad]
-        # A further, smaller module need not be on all of them.
+        # A further, smaller module may use fewer servers.
         first = self._reached is None
         servers = self._count if first else min(self._count, max(len(parameters), 1))
         places = place([p.numel() * p.element_size() for p in parameters], servers)
@@ -96,15 +97,13 @@ class ServedWorker:
     def known(self, optimizer: Optimizer) -> ServedOptimizer:
         """Return an optimizer as the servers know it.
 
-        At first they take it over with weights and state as they are here, unless another worker
-        was first.
+        The first call sends it with the local weights and state, unless another worker was faster.
         """
         if any(parameter.requires_grad for parameter in self._frozen):
             raise UsageError(
-                "a parameter of a watched model was frozen when stride.watch() got it, and needs a "
-                "gradient now; no server holds it, so each rank would train its own; let it "
-                "require a gradient before watch(), with a learning rate of 0 for as long as it "
-                "is to stay"
+                "a parameter that was frozen when stride.watch() got it now requires a gradient. "
+                "No server holds it, so each rank would train its own copy. Set requires_grad "
+                "before watch(), and use a learning rate of 0 while it must not change"
             )
         if id(optimizer) in self._known:
             return self._checked(self._known[id(optimizer)])
@@ -125,23 +124,24 @@ class ServedWorker:
         return known
 
     def _checked(self, known: ServedOptimizer) -> ServedOptimizer:
-        """Refuse what the servers cannot know of."""
+        """Refuse local changes that do not reach the servers."""
         mine = chain.from_iterable(known.parameters.values())
         if any(self._owner[id(p)] != known.number for p in mine):
             raise UsageError(
-                "two optimizers step the same parameters in turns, and each of them is on the "
-                "servers with weights of its own; give each parameter to one optimizer"
+                "two optimizers step the same parameters, but each has its own copy of the weights "
+                "on the servers; pass each parameter to only one optimizer"
             )
         if known.changed:
             raise UsageError(
-                "weights were changed since the optimizer's last step (clamped, swapped, loaded), "
-                "and the servers, which hold them, do not know; leave the weights to the optimizer "
-                "in this mode of synchronisation, restore before the first step, or use bsp"
+                "weights were changed since the optimizer's last step (clamped, swapped, loaded). "
+                "In this synchronisation mode the servers hold the weights and do not get such "
+                "changes; change weights only by the optimizer, restore before the first step, or "
+                "use bsp"
             )
         return known
 
     def pull(self) -> None:
-        """Get all weights as they are now, also of optimizers that have not stepped here yet."""
+        """Get all current weights, also those of optimizers that have not stepped here yet."""
         with torch.no_grad():
             for weights in self.servers.call(Server.pull, self._everywhere(self._rank)).values():
                 for key, value in weights.items():
@@ -150,10 +150,9 @@ class ServedWorker:
             known.received()
 
     def bring_home(self, optimizers: Sequence[Optimizer] = ()) -> None:
-        """Give the optimizers here the state that the servers keep for them, to be saved.
+        """Copy the optimizers' states from the servers to the local optimizers, for a checkpoint.
 
-        A worker may have had nothing to train so far, so optimizers can be named that have not
-        stepped here.
+        ``optimizers`` may name some that have not stepped here: a worker may not have trained yet.
         """
         states, keys = dict[int, dict[str, Any]](), self._keys()
         for part in self.servers.call(Server.states, self._everywhere()).values():
@@ -172,7 +171,7 @@ class ServedWorker:
         return known is None or self._owner[id(parameter)] == known.number
 
     def _pushes(self, known: ServedOptimizer) -> dict[int, tuple[Any, ...]]:
-        """Return by server what `Server.push` and its like are called with."""
+        """Return the arguments of `Server.push` and similar calls, by server."""
         settings = settings_of(known.optimizer)
         return {
             index: (known.number, self._rank, settings, [_sent(p) for p in mine])
@@ -186,7 +185,7 @@ class ServedWorker:
         return dict.fromkeys(range(len(self.servers)), arguments)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Nothing: the weights have come already."""
+        """Do nothing: the weights have already arrived."""
 
     def close(self, *, in_order: bool) -> None:
         if self._reached is not None:
@@ -194,7 +193,7 @@ class ServedWorker:
 
 
 def _put(value: Any, parameter: nn.Parameter) -> Any:
-    """Return a value of an optimizer's state where torch has it: counts stay on the CPU."""
+    """Move a value of an optimizer's state to the expected device; counters stay on the CPU."""
     if isinstance(value, Tensor) and value.dim():
         return value.to(parameter.device)
     return value
@@ -209,52 +208,52 @@ def _receive(known: ServedOptimizer, weights: Mapping[int, list[Tensor]]) -> Non
         for index, mine in known.parameters.items():
             for parameter, value in zip(mine, weights[index], strict=True):
                 parameter.copy_(value)
-                parameter.grad = None  # so that the optimizer here does nothing
+                parameter.grad = None  # so that the local optimizer does nothing
     known.received()
 
 
 def _require_importable(kind: type[Optimizer]) -> None:
     if kind.__module__ == "__main__":
         raise ConfigError(
-            f"the optimizer {kind.__name__} is defined in the script itself, and parameter servers "
-            "are processes of their own, which cannot import that; put the class into a module "
-            "beside the script"
+            f"the optimizer {kind.__name__} is defined in the script itself, so the processes of "
+            "the parameter servers cannot import it; move the class into a module next to the "
+            "script"
         )
 
 
 class Synchronous(ServedWorker):
-    """Sends every step's gradients to the servers, waits for all others', and gets weights back.
+    """Sends each step's gradients to the servers, waits for all workers, and gets weights back.
 
-    The mean of gradients, the update and the distribution of weights are where the parameter-server
-    papers have them; the result is that of an all-reduce up to rounding.
+    As in the parameter-server papers, the servers average the gradients, make the update and
+    distribute the weights. The result is that of an all-reduce, up to rounding.
     """
 
     def factor(self, draw: Draw) -> float:
-        """Return what makes the mean over workers the mean over samples."""
+        """Return the loss factor that turns the mean over workers into the mean over samples."""
         return loss_factor(self._world_size, draw.samples, draw.window)
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Replace this worker's gradients by the weights that all workers' lead to."""
+        """Send this worker's gradients, and load the weights after the update of all workers."""
         known = self.known(optimizer)
         _receive(known, self.servers.call(Server.push, self._pushes(known)))
 
 
 class StandingPosition(Protocol):
-    """What an `AsyncWorker` needs of this rank's `CommittedPosition`."""
+    """The part of this rank's `CommittedPosition` that an `AsyncWorker` uses."""
 
     earlier: int
     position: int
 
     def meet(self, position: int, updates: int) -> None:
-        """Stand where all do at the end of an epoch."""
+        """Set the position to the common one at the end of an epoch."""
 
 
 class AsyncWorker(ServedWorker):
-    """Sends its gradients whenever it has some, and goes on with the weights there are then.
+    """Sends its gradients at once, and continues with the weights that are current then.
 
-    An update weighs ``W * b_k / B``: as much more as its batch is larger than an equal share, so
-    that the sum of a round's updates does not depend on the split. With equal shares it is the
-    asynchronous training of the papers, in which each update is a whole step.
+    An update has the weight ``W * b_k / B``, in proportion to its batch, so that the sum of ``W``
+    updates does not depend on the split. With equal shares it is the asynchronous training of the
+    papers, in which each update is a whole step.
     """
 
     def __init__(
@@ -270,44 +269,45 @@ class AsyncWorker(ServedWorker):
         super().__init__(rank, world_size, servers, connect)
         self._global_batch, self._clock, self._progress = global_batch, clock, progress
         self._step, self._counted = -1, -1
-        self.position = 0  # samples of the epoch that are trained, by all workers
+        self.position = 0  # samples of the epoch that all workers have trained
         self.waits = False  # whether this worker waits for others
-        # Samples that each worker trained in the latest epoch that ended; empty without any.
+        # Samples that each worker trained in the last finished epoch; empty before that.
         self.split: tuple[int, ...] = ()
         self._report: dict[str, Any] = {}
-        self._before: int | None = None  # updates of the runs that this one goes on from
+        self._before: int | None = None  # updates before the run was restored
 
     def factor(self, draw: Draw) -> float:
-        """Return the weight of a batch's part in its update, and of the update among all."""
+        """Return a batch's weight in its update times the weight of the update."""
         self._step = draw.step
         part = draw.samples / draw.share if draw.share else 0.0
         return part * self._world_size * draw.claimed / self._global_batch
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Let the servers apply this worker's gradients, and get the weights there are then."""
+        """Send this worker's gradients to the servers, and get the current weights."""
         known = self.known(optimizer)
         if len(self._known) > 1 or self._step == self._counted:
             raise UsageError(
-                f"{type(optimizer).__name__}.step() was called after an update was made, which is "
-                "one step of one optimizer in this mode of synchronisation: other workers go on "
-                "with the weights at once, and the epoch may end with it; use one optimizer with "
-                'several parameter groups, one step() for each batch, or sync="bsp-ps"'
+                f"{type(optimizer).__name__}.step() is the second step for a batch, or that of a "
+                "second optimizer. In this synchronisation mode an update is one step of one "
+                "optimizer: other workers use its weights at once, and it may end the epoch. Use "
+                "one optimizer with several parameter groups and one step() per batch, or "
+                'sync="bsp-ps"'
             )
         may = self._push(known)
         self._counted = self._step
-        self._clock.timer.gradients_ready()  # so far it was this worker's own time
+        self._clock.timer.gradients_ready()  # until here it was busy time
         if not may:
-            # The others went on during the wait, so the weights that came with the push are stale.
+            # Other workers continued during the wait, so the weights of the push are stale.
             self._wait(WorkDispatcher.turn, self._rank)
             self.pull()
 
     def _push(self, known: ServedOptimizer) -> bool:
-        """Send gradients, get weights, and return whether this worker may go on at once.
+        """Send gradients, get weights, and return whether this worker may continue at once.
 
-        The update is booked when all servers have applied it, not before: the epoch may end with
-        it, and all workers are to have the same weights then. One server can do both at once. Of
-        several, some may have applied it when this worker is taken for lost: then its samples are
-        trained once more by another.
+        The update is recorded only after all servers have applied it: it may end the epoch, and
+        then all workers must have the same weights. A single server does both at once. With
+        several, some may have applied it when this worker is declared lost; then another worker
+        trains its samples again.
         """
         pushes = self._pushes(known)
         if 0 not in pushes:  # the first server counts every update
@@ -326,16 +326,15 @@ class AsyncWorker(ServedWorker):
     def take(
         self, epoch: int, end: int, samples: int, most_steps: int | None
     ) -> list[tuple[int, int]] | None:
-        """Return the stretches of positions that this worker trains next, waiting if need be.
+        """Wait for the next samples to train, and return them as ranges of positions.
 
-        There are none until this worker has trained what it has, if all is given out, and ``None``
-        if the epoch, of ``end`` samples, is over: then all workers have the same weights.
-        ``samples`` are what it would have. ``most_steps`` limits the run to so many global batches
-        of samples over all workers, since no two have the same number of steps.
+        The list is empty if all samples are assigned and this worker still has untrained ones. The
+        result is ``None`` if the epoch of ``end`` samples is over: then all workers have the same
+        weights. ``samples`` is the requested number. ``most_steps`` limits the run to this many
+        global batches over all workers, because workers make different numbers of steps.
         """
         if self._before is None:
-            # Once, at the first batch: a checkpoint has been restored by then, and `_meet` moves
-            # it.
+            # Once, at the first batch: after restoring a checkpoint, and before `_meet` changes it.
             self._before = self._progress.earlier
         with self._clock.waiting():
             stretches: list[tuple[int, int]] | None
@@ -346,47 +345,47 @@ class AsyncWorker(ServedWorker):
         return stretches
 
     def _meet(self) -> None:
-        """Stand where all others do at the end of an epoch: weights, samples, updates made.
+        """Get the common state at the end of an epoch: weights, position and number of updates.
 
-        A limit of steps may have ended it before its last sample, or before its first; then it is
-        no further than it was.
+        A limit of steps may have ended the epoch before its last or its first sample. Before its
+        first, the position does not change.
         """
         self.pull()
-        progress, told = self._progress, self.servers.call(WorkDispatcher.report, {0: ()})[0]
-        self.position = told["position"] or progress.position
-        progress.meet(self.position, (self._before or 0) + told["count"])
-        self.split = tuple(told["trained"])
+        progress, report = self._progress, self.servers.call(WorkDispatcher.report, {0: ()})[0]
+        self.position = report["position"] or progress.position
+        progress.meet(self.position, (self._before or 0) + report["count"])
+        self.split = tuple(report["trained"])
 
     def release(self) -> None:
-        """Give back what was taken and not trained."""
+        """Return assigned, untrained samples."""
         if self._reached is not None and not self._reached.closed:
-            with contextlib.suppress(Exception):  # the loop may have been left because of it
+            with contextlib.suppress(Exception):  # a lost server may be why the loop was left
                 self.servers.call(WorkDispatcher.release, {0: (self._rank,)})
 
     def lost(self, rank: int) -> bool:
-        """Tell the servers that another worker is gone, from any thread.
+        """Inform the servers that another worker is lost; may be called from any thread.
 
-        Return whether the others can go on without it: not before all have met.
+        Return whether the others can continue without it: not before all have connected.
         """
         if self._reached is None:
             return False
-        with contextlib.suppress(Exception):  # of whom nothing is expected any more
+        with contextlib.suppress(Exception):  # a failed server makes the next call fail
             self.servers.call(Server.leave, self._everywhere(rank))
         return True
 
     def present(self) -> tuple[int, ...]:
-        """Return the workers that are not lost; the same on all that ask between two epochs.
+        """Return the workers that are not lost; between two epochs all callers get the same.
 
         Raises:
-            WorkerLost: the first server is gone.
+            WorkerLost: the first server is lost.
         """
         if self._reached is None:
             return tuple(range(self._world_size))
-        told: tuple[int, ...] = self.servers.call(WorkDispatcher.present, {0: ()})[0]
-        return told
+        workers: tuple[int, ...] = self.servers.call(WorkDispatcher.present, {0: ()})[0]
+        return workers
 
     def report(self) -> dict[str, Any]:
-        """Return what the first server has counted: staleness, and samples handed out again."""
+        """Return the first server's counts: staleness, and samples assigned again."""
         if self._reached is not None and not self._reached.closed:
             with contextlib.suppress(Exception):
                 self._report = self.servers.call(WorkDispatcher.report, {0: ()})[0]

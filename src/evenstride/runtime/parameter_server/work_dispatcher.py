@@ -1,6 +1,6 @@
-"""Who trains which samples next, and who may go on, where workers do not keep step.
+"""Assigns samples to workers in asynchronous modes, and decides which worker may continue.
 
-On the first server only. Workers ask it by RPC, and are answered as soon as they can be.
+It exists on the first server only. Workers call it by RPC and get their answer as soon as possible.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ Answer = torch.futures.Future[Stretches | None]
 Turn = torch.futures.Future[None]
 
 
-def taken_for_lost(worker: int) -> str:
-    """Return what a worker is told that was taken for lost, and asks for something."""
+def declared_lost(worker: int) -> str:
+    """Return the message for calls of a worker that was declared lost."""
     return (
-        f"worker {worker} was taken for lost, and its samples are trained by others; start the run "
-        "again: with checkpoints it goes on from the newest one"
+        f"worker {worker} was declared lost, and its samples were reassigned to other workers; "
+        "restart the run, which continues from its newest checkpoint, if it saves checkpoints"
     )
 
 
-# What `take` answers a worker that has pieces in hand while there is nothing to give: train these,
-# and ask again.
+# The answer of `take` if all samples are assigned and the worker still has untrained ones: it must
+# train these and ask again.
 LATER: Stretches = []
 
 
 class Take(NamedTuple):
-    """A worker that asks for samples."""
+    """A worker's request for samples."""
 
     worker: int
-    epoch: int  # that it is in
+    epoch: int  # of the worker
     end: int  # samples of the epoch
-    samples: int  # that it would have
+    samples: int  # requested samples
     most: int | None  # samples that the run trains, over all epochs; `None` for no limit
-    answer: Answer  # positions from and to; `None` once the epoch is over
+    answer: Answer  # ranges of positions; `None` when the epoch is over
 
 
 class WorkDispatcher:
-    """Hands out one epoch after the other by `AsyncSchedule`, and answers workers that wait.
+    """Assigns the samples of each epoch by `AsyncSchedule`, and answers waiting workers.
 
-    All workers begin an epoch together and end it together: who finds nothing left waits until all
-    that was given is trained, in case some of it comes back. Without a bound ``staleness`` is
-    ``None``.
+    All workers begin and end an epoch together. When no samples are left, a worker waits until all
+    assigned ones are trained, because some may be returned. ``staleness`` is ``None`` if it is not
+    limited.
     """
 
     def __init__(self, workers: int, staleness: int | None) -> None:
@@ -60,20 +60,21 @@ class WorkDispatcher:
         self._epoch = -1
         self._takes: list[Take] = []
         self._turns: list[tuple[int, Turn]] = []
-        self._due: list[Callable[[], None]] = []  # answers to give as soon as the lock is free
-        self._told = set(range(workers))  # that the epoch is over
+        self._due: list[Callable[[], None]] = []  # answers to send when the lock is free
+        self._done = set(range(workers))  # workers that know that the epoch is over
         self._before = 0  # samples trained in earlier epochs
-        self._trained = [0] * workers  # samples, in the present epoch
-        self._split: tuple[int, ...] = ()  # what that came to in the epoch that ended last
-        self._present: tuple[int, ...] | None = None  # what was answered since it ended
+        self._trained = [0] * workers  # samples of each worker in the current epoch
+
+        self._split: tuple[int, ...] = ()  # the same in the last finished epoch
+        self._present: tuple[int, ...] | None = None  # answer of `present` since that epoch's end
         self._again, self._ahead = 0, 0
 
     def take(
         self, worker: int, epoch: int, end: int, samples: int, most: int | None = None
     ) -> Answer:
-        """Return the stretches of positions that a worker is to train next, once there are some.
+        """Return the ranges of positions that a worker must train next, when available.
 
-        ``None`` if the epoch is over, and `LATER` if the worker has others in hand yet.
+        It is ``None`` if the epoch is over, and `LATER` if the worker still has untrained samples.
         """
         answer: Answer = torch.futures.Future()
         with self._answering():
@@ -82,15 +83,15 @@ class WorkDispatcher:
         return answer
 
     def require(self, worker: int) -> None:
-        """Refuse the update of a worker that was taken for lost: others train its samples."""
+        """Refuse the calls of a worker that was declared lost: others train its samples."""
         if worker not in self._live:
-            raise RuntimeError(taken_for_lost(worker))
+            raise RuntimeError(declared_lost(worker))
 
     def made(self, worker: int, staleness: int) -> tuple[bool, int]:
-        """Book an update; return whether the worker may go on, and the samples trained so far.
+        """Record an update; return whether the worker may continue, and the trained samples.
 
         Raises:
-            RuntimeError: the worker was taken for lost.
+            RuntimeError: the worker was declared lost.
         """
         with self._answering():
             self.require(worker)
@@ -103,7 +104,7 @@ class WorkDispatcher:
             return self._schedule.may_begin(worker), position
 
     def turn(self, worker: int) -> Turn:
-        """Return when the worker may begin its next update."""
+        """Return a future that completes when the worker may begin its next update."""
         turn: Turn = torch.futures.Future()
         with self._answering():
             self.require(worker)
@@ -111,26 +112,26 @@ class WorkDispatcher:
         return turn
 
     def release(self, worker: int) -> None:
-        """Take back what a worker has in hand: it left its loop, and is not waited for."""
+        """Take back a worker's untrained samples, because it stopped iterating early."""
         with self._answering():
             self.require(worker)
             self._take_back(self._schedule.returned(worker))
-            why = f"worker {worker} left its loop, and is given nothing; begin another to go on"
+            why = f"worker {worker} stopped iterating early, so it gets no samples; iterate again"
             self._refuse(worker, why)
 
     def gone(self, worker: int) -> None:
-        """Take back what a worker has in hand, and wait for it no longer. May be told again."""
+        """Take back a lost worker's samples, and stop waiting for it. May be called again."""
         with self._answering():
             if worker in self._live:
                 self._live.discard(worker)
                 self._take_back(self._schedule.lost(worker))
-                self._refuse(worker, taken_for_lost(worker))
+                self._refuse(worker, declared_lost(worker))
 
     def present(self) -> tuple[int, ...]:
-        """Return the workers that are not lost; one answer for all who ask between two epochs.
+        """Return the workers that are not lost; between two epochs all callers get the same.
 
-        Who asks first is told how it is, and the others the same, until the next epoch begins:
-        what all do together is done by the same workers then, also if one is lost meanwhile.
+        The first call after the end of an epoch determines the answer until the next epoch begins.
+        So collective work in between has the same workers, even if one is lost meanwhile.
         """
         with self._lock:
             now = tuple(sorted(self._live))
@@ -141,15 +142,15 @@ class WorkDispatcher:
             return self._present
 
     def report(self) -> dict[str, Any]:
-        """Return what there is to tell of the run so far.
+        """Return the statistics of the run so far.
 
         Returns:
-            ``count``, ``mean``, ``maximum`` and ``histogram`` of all updates' staleness, and the
-            same under ``workers``; ``most_ahead``, updates by which one that had just been made
-            was ahead of the slowest; ``handed_out_again``, samples that were lost with a worker;
-            ``gone``, the workers that have ended; ``position``, the samples that are trained of
-            the present epoch; ``trained``, the samples that each worker has
-            trained in the epoch that ended last, empty if there were none.
+            ``count``, ``mean``, ``maximum`` and ``histogram`` of the staleness of all updates, and
+            the same per worker under ``workers``. ``most_ahead``: the most updates by which a
+            worker was ahead of the slowest one after an update. ``handed_out_again``: samples
+            that were returned or lost with a worker. ``gone``: the workers that have ended.
+            ``position``: the trained samples of the current epoch. ``trained``: the samples
+            that each worker trained in the last finished epoch, empty before that.
         """
         with self._lock:
             more = {
@@ -163,12 +164,12 @@ class WorkDispatcher:
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """Hold the lock for a change, then answer whoever can be answered after it."""
+        """Hold the lock for a change, then send all answers that it makes possible."""
         with self._lock:
             yield
             self._look()
             due, self._due = self._due, []
-        # Outside the lock: what waits for an answer runs inside the call that gives it.
+        # Outside the lock: the callbacks of a future run inside the call that completes it.
         for call in due:
             call()
 
@@ -180,7 +181,7 @@ class WorkDispatcher:
         self._schedule = after
 
     def _refuse(self, worker: int, why: str) -> None:
-        """Refuse what a worker waits for: it is not to be given anything any more."""
+        """Refuse a worker's pending requests."""
         takes = [(take.worker, take.answer) for take in self._takes]
         waiting: list[tuple[int, torch.futures.Future[Any]]] = [*takes, *self._turns]
         for other, future in waiting:
@@ -191,7 +192,7 @@ class WorkDispatcher:
 
     def _look(self) -> None:
         self._end_epoch()
-        # All are tried again, since samples of a lost worker may have come back.
+        # All requests are tried again, because samples of a lost worker may have been returned.
         self._takes = [take for take in self._takes if self._beyond(take) or not self._give(take)]
         waiting, self._turns = self._turns, []
         for worker, turn in waiting:
@@ -201,23 +202,23 @@ class WorkDispatcher:
                 self._turns.append((worker, turn))
 
     def _end_epoch(self) -> None:
-        """Tell if the epoch is over, and begin the next when all have asked for it.
+        """Announce the end of the epoch, and begin the next one when all workers request it.
 
-        Which is the next is for them to say: they may go back, or leave the rest of one.
+        The workers choose the next epoch: they may go back, or skip the rest of one.
         """
         if self._schedule.queue.done:
             self._split = tuple(self._trained) if any(self._trained) else ()
             for take in [take for take in self._takes if not self._beyond(take)]:
                 self._takes.remove(take)
-                self._told.add(take.worker)
+                self._done.add(take.worker)
                 self._answer(take.answer, None)
-            for _, turn in self._turns:  # nobody is behind any more
+            for _, turn in self._turns:  # no worker is behind now
                 self._answer(turn, None)
             self._turns = []
         ready = {take.worker for take in self._takes if self._beyond(take)}
         if ready and ready >= self._live:
             self._begin_epoch(self._takes[0])
-            if self._schedule.queue.done:  # the run has trained all that it is to
+            if self._schedule.queue.done:  # the run has reached its limit
                 self._end_epoch()
 
     def _begin_epoch(self, first: Take) -> None:
@@ -225,11 +226,11 @@ class WorkDispatcher:
         left = first.end if first.most is None else max(first.most - self._before, 0)
         self._epoch = first.epoch
         self._schedule = self._schedule.opened(min(first.end, left))
-        self._told = set()
+        self._done = set()
         self._trained, self._present = [0] * self._workers, None
 
     def _beyond(self, take: Take) -> bool:
-        return take.worker in self._told or take.epoch != self._epoch
+        return take.worker in self._done or take.epoch != self._epoch
 
     def _give(self, take: Take) -> bool:
         if self._schedule.queue.done:

@@ -1,4 +1,4 @@
-"""From a mode of synchronisation to what carries it out on one rank."""
+"""Creates the synchroniser of one rank for a synchronisation mode."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def synchroniser(
     progress: CommittedPosition,
     max_steps: int | None = None,
 ) -> Synchroniser | None:
-    """Return what acts around the optimizer's steps; ``None`` where the engine sees to it.
+    """Return the synchroniser; ``None`` if the engine synchronises.
 
-    A single process steps by itself, whatever the mode. ``gate`` knows why no step can be finished,
-    once another rank is lost. After ``max_steps`` the run ends.
+    A single process needs no synchroniser in any mode. ``gate`` has the error if another rank is
+    lost and so no step can complete. After ``max_steps`` the run ends.
     """
     if isinstance(mode, AllReduce) or team.group is None:
         return None
@@ -62,12 +62,12 @@ def synchroniser(
 
 
 def _join(team: Team) -> WeightedAverage:
-    # The second group serves the CPU also where the first one is NCCL's.
+    # The second group is for CPU tensors, because the first one may be NCCL's.
     return WeightedAverage(team.group, own_group(team.group, team.channel, "gloo"))
 
 
 def free_of(sync: Synchroniser | None) -> AsyncWorker | None:
-    """Return what synchronises, if its workers do not keep step."""
+    """Return the synchroniser of an asynchronous mode, else ``None``."""
     return sync if isinstance(sync, AsyncWorker) else None
 
 

@@ -17,17 +17,17 @@ def _serving(rate: str = "constant", workers: int = 3) -> tuple[Server, torch.op
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     server = Server(workers, WorkDispatcher(workers, None), rate)
     server.begin(0, part_of(optimizer, [parameter]), [7])
-    assert server.office is not None
+    assert server.dispatcher is not None
     for worker in range(workers):
-        server.office.take(worker, 0, 100, 4)
+        server.dispatcher.take(worker, 0, 100, 4)
     return server, optimizer
 
 
 def _push(server: Server, worker: int, optimizer: torch.optim.Optimizer) -> float:
     gradient = torch.full((1,), 0.25, dtype=torch.float64)
     weights, _ = server.push_all(0, worker, settings_of(optimizer), [gradient])
-    assert server.office is not None
-    server.office.take(worker, 0, 100, 4)
+    assert server.dispatcher is not None
+    server.dispatcher.take(worker, 0, 100, 4)
     return float(weights[0])
 
 
@@ -39,8 +39,8 @@ def test_staleness_is_what_others_did_between_a_pull_and_the_push() -> None:
     server.pull(2)
     _push(server, 2, optimizer)
 
-    assert server.office is not None
-    report = server.office.report()
+    assert server.dispatcher is not None
+    report = server.dispatcher.report()
     assert [each["maximum"] for each in report["workers"]] == [1, 2, 0]
     assert [each["count"] for each in report["workers"]] == [3, 1, 1]
     assert report["mean"] == pytest.approx(3 / 5)
@@ -77,7 +77,7 @@ def test_the_update_of_a_lost_worker_changes_nothing() -> None:
 
 def test_a_server_without_the_office_refuses_a_lost_worker_as_well() -> None:
     server, optimizer = _serving()
-    server.office = None
+    server.dispatcher = None
     server.leave(1)
 
     with raises_message(RuntimeError):
