@@ -270,9 +270,9 @@ def diagnose(
 ) -> tuple[int, str] | None:
     """Return the rank that broke the collective of ``step`` and the evidence, or ``None``.
 
-    A rank calls this when its own collective failed. It watches the other heartbeats for `MISSED_S`,
-    or for `SILENT_S` if its own heartbeat is slow. It stops early once ``known`` returns true, when
-    another rank has reported the loss.
+    A rank calls this when its own collective failed. It watches the other heartbeats for
+    `MISSED_S`, or for `SILENT_S` if its own heartbeat is slow. It stops early once ``known``
+    returns true, when another rank has reported the loss.
     """
     first, started_s = liveness.beats(), time.monotonic()
     now = first

@@ -131,7 +131,7 @@ class LossReport:
         timer.start()
 
     def _end_if_stuck(self, at: tuple[str, int], *, again: bool) -> None:
-        """End this process if its phase is unchanged; if the phase changed, check once ``again``."""
+        """End this process if it has not moved; if it has, check once more if ``again``."""
         now = self._at()
         if now != at and again:
             self._watch_out(now, again=False)
