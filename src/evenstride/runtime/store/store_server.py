@@ -77,6 +77,6 @@ def _listener(host: str, port: int) -> socket.socket:
 
 def _cannot(host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError(
-        f"cannot serve a store at {host}:{port} ({error.strerror or error}); expected an address of "
-        "this machine and a free port; give another one with --store HOST:PORT"
+        f"cannot serve a store at {host}:{port} ({error.strerror or error}); expected an address "
+        "of this machine and a free port; give another one with --store HOST:PORT"
     )

@@ -1,4 +1,4 @@
-"""What carries a mode of synchronisation out on one rank.
+"""Implementation of the synchronisation modes on one rank.
 
-Start with `synchroniser_factory`, which makes one `synchroniser` from a mode.
+Start with `synchroniser_factory`, which makes a `synchroniser` from a mode.
 """

@@ -1,4 +1,4 @@
-"""From a mode of synchronisation to what carries it out on one rank."""
+"""Make the synchroniser of a mode on one rank."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ def synchroniser(
     progress: CommittedPosition,
     max_steps: int | None = None,
 ) -> Synchroniser | None:
-    """Return what acts around the optimizer's steps; ``None`` where the engine sees to it.
+    """Return the synchroniser of a mode; ``None`` if the engine synchronises or for one process.
 
-    A single process steps by itself, whatever the mode. ``gate`` knows why no step can be finished,
-    once another rank is lost. After ``max_steps`` the run ends.
+    ``gate`` has the error once another rank is lost. The run ends after ``max_steps``.
     """
     if isinstance(mode, AllReduce) or team.group is None:
         return None
@@ -62,12 +61,12 @@ def synchroniser(
 
 
 def _join(team: Team) -> WeightedAverage:
-    # The second group serves the CPU also where the first one is NCCL's.
+    # The first group may use NCCL, so CPU tensors need a second one.
     return WeightedAverage(team.group, own_group(team.group, team.channel, "gloo"))
 
 
 def free_of(sync: Synchroniser | None) -> AsyncWorker | None:
-    """Return what synchronises, if its workers do not keep step."""
+    """Return the synchroniser if its workers do not run in lockstep, else ``None``."""
     return sync if isinstance(sync, AsyncWorker) else None
 
 

@@ -1,10 +1,10 @@
-"""What is trained of the watched models, and the ranks' means of gradients, weights and buffers.
+"""Trained state of the watched models, and means of gradients, weights and buffers over ranks.
 
-Before anything large is sent, ranks tell each other what they are about to bring, so that a
-misunderstanding is an error with a name, and not a wrong sum or a wait without end.
+Before an all-reduce, the ranks compare what they are about to send. A mismatch is thus an error
+with a clear message, not a wrong sum or an endless wait.
 
-Tensors of one kind and device are sent as one flat tensor, up to some tens of megabytes. An
-all-reduce gives every rank the same bytes, so what is made of them is the same everywhere.
+Tensors of one dtype and device are sent as one flat tensor, up to some tens of megabytes. An
+all-reduce gives every rank the same bytes, so the results are equal on all ranks.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from evenstride.runtime.engines.watched_models import engine_of
 
 TensorT = TypeVar("TensorT", bound=Tensor)
 
-# Enough for a collective to run at full speed, little beside a model.
+# Large enough for full speed of a collective, small relative to a model.
 BUCKET_BYTES = 2**25
 
 
 class TrainedState:
-    """The parameters and buffers of models, without those that DDP was told to ignore.
+    """The parameters and buffers of models, except those that DDP ignores.
 
-    They are in an order that all ranks share. Names are the number of the model, in the order of
+    Their order is the same on all ranks. A name is the number of the model, in the order of
     watching, and torch's own name.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, nn.Parameter] = {}
         self._modules: list[tuple[nn.Module, frozenset[str]]] = []
-        self._seen: dict[str, Tensor] = {}  # buffers as they last were alike on all ranks
+        self._seen: dict[str, Tensor] = {}  # buffers when they were last equal on all ranks
         self.has_buffers = False
 
     def watch(self, model: nn.Module) -> None:
-        """Know a model whose parameters and buffers are alike on all ranks."""
+        """Register a model whose parameters and buffers are equal on all ranks."""
         engine = engine_of(model)
         inner = getattr(engine, "module", engine)
         ignored = frozenset(getattr(engine, "parameters_to_ignore", ()))
-        # Models may share parameters, which count once.
+        # Models may share parameters; each counts once.
         known = set(map(id, self.by_name.values()))
         for name, parameter in inner.named_parameters():
             if name not in ignored and id(parameter) not in known:
@@ -62,29 +62,30 @@ class TrainedState:
         return [p for p in self.trainable if id(p) in its]
 
     def states_of(self, optimizer: Optimizer) -> list[Tensor]:
-        """Return what an optimizer keeps for each element of its parameters, such as momenta."""
+        """Return the optimizer's states that have the shape of a parameter, such as momenta."""
         kept = []
         for parameter in self.of(optimizer):
             states = optimizer.state.get(parameter, {})
-            # Sorted, as all ranks must send them in one order.
+            # Sorted, because all ranks must send them in the same order.
             kept += [states[name] for name in sorted(states) if _alike(states[name], parameter)]
         return kept
 
     def changed_buffers(self) -> tuple[list[Tensor], list[bool]]:
         """Return all buffers, and whether each has changed since `note_buffers`.
 
-        Most never do, such as masks and tables; a weighted mean of equal numbers would.
+        Most buffers never change, such as masks and tables. A weighted mean of equal numbers would
+        change them by rounding.
         """
         named = dict(self._buffers())
         changed = [not _equal(tensor, self._seen.get(name)) for name, tensor in named.items()]
         return list(named.values()), changed
 
     def note_buffers(self) -> None:
-        """Note that the buffers are alike on all ranks; costs a copy of them."""
+        """Note that the buffers are equal on all ranks; costs a copy of them."""
         self._seen = {name: tensor.detach().clone() for name, tensor in self._buffers()}
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        # Looked up anew, because a forward pass may put another tensor in a buffer's place.
+        # Read again each time, because a forward pass may replace a buffer by another tensor.
         for number, (module, ignored) in enumerate(self._modules):
             for name, tensor in module.named_buffers():
                 if name not in ignored:
@@ -104,20 +105,20 @@ def _alike(state: object, parameter: Tensor) -> bool:
 def summed(
     tensors: Iterable[TensorT], weight: float, group: dist.ProcessGroup | None
 ) -> Iterator[tuple[TensorT, Tensor]]:
-    """Yield each tensor with the sum over ranks of ``weight`` times theirs; collective.
+    """Yield each tensor with its sum over ranks, weighted by each rank's ``weight``; collective.
 
-    The tensors are floating-point or complex, alike in number, shape and kind on all ranks. With
-    weight 0, whatever they hold adds exact zeros. Sums of 16 bits and less are float32. This costs
-    a copy of the tensors and one all-reduce per `BUCKET_BYTES`.
+    The tensors are floating-point or complex, equal in number, shape and dtype on all ranks. With
+    weight 0, they add exact zeros, even if they are not finite. Sums of dtypes of 16 bits or less
+    are float32. This costs a copy of the tensors and one all-reduce per `BUCKET_BYTES`.
     """
     for bucket in buckets(tensors):
         yield from Sum(bucket, weight, group).arrive()
 
 
 class Sum(Generic[TensorT]):
-    """The weighted sum of one bucket over the ranks, on its way; collective to make.
+    """The asynchronous weighted sum of one bucket over the ranks; collective to make.
 
-    The bucket's tensors are as `summed` takes them, of one kind and device.
+    The bucket's tensors are as for `summed`, of one dtype and device.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Sum(Generic[TensorT]):
 
 
 def buckets(tensors: Iterable[TensorT], most_bytes: int = BUCKET_BYTES) -> list[list[TensorT]]:
-    """Return the tensors in buckets of one kind and device, each of at least one tensor.
+    """Return the tensors in buckets of one dtype and device, each of at least one tensor.
 
     Their order is the same on all ranks.
     """
@@ -154,25 +155,25 @@ def buckets(tensors: Iterable[TensorT], most_bytes: int = BUCKET_BYTES) -> list[
 
 
 def gathered(mine: Sequence[int], group: dist.ProcessGroup | None) -> list[list[int]]:
-    """Return every rank's numbers, as many on all, in rank order.
+    """Return the numbers of every rank, in rank order; all ranks pass equally many.
 
-    Collective over a group of the CPU.
+    Collective over a CPU group.
     """
     own = torch.tensor(mine, dtype=torch.int64)
-    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, own, group=group)
-    return [numbers.tolist() for numbers in everyone]
+    of_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(of_ranks, own, group=group)
+    return [numbers.tolist() for numbers in of_ranks]
 
 
 def anywhere(flags: Sequence[bool], group: dist.ProcessGroup | None) -> list[bool]:
-    """Return for each flag whether it is set on any rank; collective, over a group of the CPU."""
-    told = torch.tensor(flags, dtype=torch.uint8)
-    dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
-    return [bool(flag) for flag in told.tolist()]
+    """Return for each flag whether it is set on any rank; collective over a CPU group."""
+    merged = torch.tensor(flags, dtype=torch.uint8)
+    dist.all_reduce(merged, dist.ReduceOp.MAX, group=group)
+    return [bool(flag) for flag in merged.tolist()]
 
 
 def sums_as(dtype: torch.dtype) -> torch.dtype:
-    """Return the kind that sums of a kind are made in: 16 bits would round too much."""
+    """Return the dtype for sums of a dtype: at least 32 bits, because 16 bits round too much."""
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
@@ -188,13 +189,13 @@ def _size_bytes(tensor: Tensor) -> int:
 def _flat(bucket: Sequence[Tensor], weight: float) -> Tensor:
     reals = [_real(tensor) for tensor in bucket]
     dtype, device = sums_as(reals[0].dtype), reals[0].device
-    if not weight:  # a product with 0 would let through what is not finite
+    if not weight:  # a product with 0 would keep non-finite values
         return torch.zeros(sum(real.numel() for real in reals), dtype=dtype, device=device)
     return torch.cat([real.reshape(-1).to(dtype) for real in reals]).mul_(weight)
 
 
 class _RankMessage(NamedTuple):
-    """What a rank tells the others."""
+    """What a rank is about to send."""
 
     step: int
     parameters: int
@@ -204,10 +205,9 @@ class _RankMessage(NamedTuple):
 
 
 class WeightedAverage:
-    """Averages tensors over the ranks, at least two; all its calls are collective.
+    """Averages tensors over at least two ranks; all its calls are collective.
 
-    Large tensors are sent over ``group``. ``small_group``, another one of the same ranks, serves
-    the CPU.
+    Large tensors use ``group``. ``small_group``, with the same ranks, is for CPU tensors.
     """
 
     def __init__(
@@ -223,20 +223,20 @@ class WeightedAverage:
     def gradients(
         self, step: int, parameters: Sequence[nn.Parameter], *, left_out: bool = False
     ) -> None:
-        """Give the parameters, the same on all ranks, the mean of all ranks' gradients.
+        """Set the gradients of the parameters to their mean over the ranks.
 
-        Where only some ranks have a gradient, those of the others count as 0; without any there is
-        none. If a gradient scaler has left out the step on any rank, no rank has gradients
-        afterwards.
+        If only some ranks have a gradient, it counts as 0 on the others. If no rank has one, it
+        stays ``None``. If a gradient scaler skipped the step on any rank, all ranks drop their
+        gradients.
         """
         missing = sum(p.grad is None for p in parameters)
-        told = self._tell(_RankMessage(step, len(parameters), 0, left_out, missing))
-        if any(rank.left_out for rank in told):
+        messages = self._compare(_RankMessage(step, len(parameters), 0, left_out, missing))
+        if any(rank.left_out for rank in messages):
             for parameter in parameters:
                 parameter.grad = None
             return
-        # A flag for each parameter is sent only where some rank lacks a gradient.
-        if any(rank.without_gradient for rank in told):
+        # A flag per parameter is sent only if some rank lacks a gradient.
+        if any(rank.without_gradient for rank in messages):
             found = anywhere([p.grad is not None for p in parameters], self._small)
             parameters = [p for p, has in zip(parameters, found, strict=True) if has]
         for gradient, mean in summed(map(_gradient, parameters), 1 / self.world_size, self._group):
@@ -252,33 +252,34 @@ class WeightedAverage:
     ) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yield the parameters with their mean over the ranks; then average buffers.
 
-        A rank counts by its samples; without any it adds nothing. If no rank has any, no weights
-        have changed and none are yielded; buffers then count alike. ``trained`` has the buffers.
+        Ranks are weighted by their samples; a rank without samples adds zeros. If no rank has
+        samples, no weights have changed and none are yielded. Buffers then have equal weights on
+        all ranks. ``trained`` has the buffers.
         """
-        told = self._tell(_RankMessage(step, len(parameters), samples))
-        total = sum(rank.samples for rank in told)
+        messages = self._compare(_RankMessage(step, len(parameters), samples))
+        total = sum(rank.samples for rank in messages)
         if total:
             yield from summed(parameters, samples / total, self._group)
-        # Reached only by a caller that takes all pairs, and it is collective: every rank must take
-        # them.
+        # This is collective and runs only after the caller has taken all pairs, so every rank must
+        # take them.
         if trained is not None:
             self._buffers(trained, samples / total if total else 1 / self.world_size)
 
     @torch.no_grad()
     def states(self, step: int, tensors: Sequence[Tensor], samples: int) -> None:
-        """Give tensors their mean over the ranks, as `weights`; nothing if some rank lacks any."""
-        told = [
+        """Set tensors to their mean over the ranks, as `weights`, unless ranks differ in number."""
+        messages = [
             _RankMessage(*numbers)
             for numbers in gathered(_RankMessage(step, len(tensors), samples), self._small)
         ]
-        total = sum(rank.samples for rank in told)
-        if total and len({rank.parameters for rank in told}) == 1:
+        total = sum(rank.samples for rank in messages)
+        if total and len({rank.parameters for rank in messages}) == 1:
             for tensor, mean in summed(tensors, samples / total, self._group):
                 tensor.copy_(mean)
 
     @torch.no_grad()
     def _buffers(self, trained: TrainedState, weight: float) -> None:
-        """Average buffers that have changed; of those of whole numbers, rank 0's count."""
+        """Average the buffers that have changed; broadcast rank 0's integer buffers."""
         buffers, changed = trained.changed_buffers()
         changed = anywhere(changed, self._small)
         moved = [b for b, has in zip(buffers, changed, strict=True) if has]
@@ -286,20 +287,19 @@ class WeightedAverage:
             buffer.copy_(mean)
         for buffer in moved:
             if not _has_mean(buffer):
-                # Collectives take contiguous tensors only.
+                # Collectives accept contiguous tensors only.
                 whole = buffer.contiguous()
                 dist.broadcast(whole, group=self._group, group_src=0)
                 buffer.copy_(whole)
         trained.note_buffers()
 
-    def _tell(self, mine: _RankMessage) -> list[_RankMessage]:
-        """Return what all ranks tell, or raise if they are not about to bring the same."""
-        # On the group of the CPU, so that nobody waits for a device to learn of a
-        # misunderstanding.
-        told = [_RankMessage(*numbers) for numbers in gathered(mine, self._small)]
-        if len({(rank.step, rank.parameters) for rank in told}) > 1:
-            raise _not_alike(told)
-        return told
+    def _compare(self, mine: _RankMessage) -> list[_RankMessage]:
+        """Return the messages of all ranks; raise if their steps or parameters differ."""
+        # On the CPU group, so that no rank waits for its device to detect a mismatch.
+        messages = [_RankMessage(*numbers) for numbers in gathered(mine, self._small)]
+        if len({(rank.step, rank.parameters) for rank in messages}) > 1:
+            raise _not_alike(messages)
+        return messages
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
@@ -307,8 +307,8 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
         parameter.grad = torch.zeros_like(parameter)
     if parameter.grad.is_sparse:
         raise ConfigError(
-            "a parameter has a sparse gradient, and the first steps of local-sgd(after=...) "
-            "average dense ones only; use sparse=False, or leave out after"
+            "a parameter has a sparse gradient, but the first steps of local-sgd(after=...) "
+            "average only dense gradients; use sparse=False, or omit after"
         )
     return parameter.grad
 
@@ -317,10 +317,10 @@ def _has_mean(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _not_alike(told: Sequence[_RankMessage]) -> UsageError:
-    steps = ", ".join(f"{rank.parameters} parameters in step {rank.step}" for rank in told)
+def _not_alike(messages: Sequence[_RankMessage]) -> UsageError:
+    steps = ", ".join(f"{rank.parameters} parameters in step {rank.step}" for rank in messages)
     return UsageError(
-        f"the ranks are to average different things (in rank order: {steps}); let every rank call "
-        "the same optimizers in the same order, and use one optimizer with a gradient scaler, "
-        "which may leave out its step on some ranks only"
+        f"the ranks average different tensors (in rank order: {steps}); every rank must call the "
+        "same optimizers in the same order; use only one optimizer with a gradient scaler, which "
+        "may skip its step on some ranks only"
     )
