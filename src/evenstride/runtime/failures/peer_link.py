@@ -108,7 +108,7 @@ class LossReport:
                 phase,
             )
         else:
-            text = f"the other ranks declared this rank, {self._channel.rank}, lost: " + (
+            text = f"the other ranks declared rank {self._channel.rank} (this rank) lost: " + (
                 text.removeprefix(own)
             )
             if ending_exception() is None:  # otherwise Python is about to print its own error
