@@ -63,8 +63,8 @@ _WORDS = {
 _BEFORE_TIMEOUT_S = 10.0
 # The phase of a rank whose program has ended.
 ENDED = "ended"
-# A rank whose collective failed reads all heartbeats at this interval, for up to so many ranks; it
-# reads less often for more ranks.
+# A rank whose collective failed reads all heartbeats at this interval, and less often with more
+# ranks than this.
 _NAP_S, _NAP_RANKS = 0.1, 32
 
 # Text in an error which shows that a collective failed, and not the user's own code.
