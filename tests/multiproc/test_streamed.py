@@ -50,7 +50,7 @@ def test_every_sample_once_and_the_gradient_exact(ranks: RankPool, plan: dict[st
 
     _check([told])
     assert told[0]["state"]["left"] is None, "an epoch has ended"
-    assert "each rank reads some of 6 shards in a row" in told[0]["summary"]
+    assert "each rank reads some of 6 shards in sequence" in told[0]["summary"]
 
 
 @pytest.mark.parametrize("world", [2, 3])
