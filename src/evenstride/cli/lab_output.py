@@ -22,7 +22,12 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.errors import ConfigError
 from evenstride.lab.comparison import lab_session
 from evenstride.lab.comparison.comparison_result import Comparison, ModesComparison
-from evenstride.lab.comparison.comparison_text import bound_lines, disturbance, ratio_text
+from evenstride.lab.comparison.comparison_text import (
+    bound_lines,
+    disturbance,
+    missed_speeds,
+    ratio_text,
+)
 from evenstride.lab.comparison.lab_session import LabPlan, Viewer
 from evenstride.lab.comparison.paired_ratios import paired_ratio
 from evenstride.lab.comparison.trace_figures import Rates, leader_steps, mean_step_s
@@ -72,7 +77,7 @@ def conclude(
 
 def _end_with(outcome: Comparison | ModesComparison) -> None:
     """Tell what makes the figures less than they could be, and leave with the exit code."""
-    for caveat in outcome.caveats:
+    for caveat in filter(None, (*outcome.caveats, missed_speeds(outcome))):
         say(f"note: {caveat}", err=True)
     if outcome.disturbed:
         say(disturbance(outcome), err=True)

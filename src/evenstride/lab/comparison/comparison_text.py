@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from evenstride.lab.comparison.comparison_result import Comparison, Interval, ModesComparison
 from evenstride.lab.comparison.paired_ratios import UNCERTAIN
+from evenstride.lab.processes.speeds import Speeds
+
+_SPEED_TOLERANCE = 1.5
 
 
 def ratio_text(value: float, interval: Interval | None) -> str:
@@ -54,6 +57,24 @@ def _of_bound(outcome: Comparison) -> str:
     if high >= 1.0:
         return "The speed-up equals the bound, within the intervals."
     return f"The speed-up is {outcome.of_bound:.0%} of the bound ({low:.0%} to {high:.0%})."
+
+
+def missed_speeds(outcome: Comparison | ModesComparison) -> str:
+    """Return a sentence if the workers did not run at about the requested speeds, else nothing."""
+    parts = [
+        got / asked for got, asked in zip(outcome.achieved_speeds, outcome.speeds, strict=False)
+    ]
+    if not parts or max(parts) <= _SPEED_TOLERANCE * min(parts):
+        return ""
+    return (
+        f"the workers ran at speeds {_speeds(outcome.achieved_speeds)} instead of "
+        f"{_speeds(outcome.speeds)}: other work took processor time, or a step has a large fixed "
+        "time. The figures are those of the measured speeds"
+    )
+
+
+def _speeds(speeds: Speeds) -> str:
+    return "/".join(f"{speed:.2g}" for speed in speeds)
 
 
 def disturbance(outcome: Comparison | ModesComparison) -> str:
