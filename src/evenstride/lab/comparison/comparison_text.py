@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from evenstride.lab.comparison.comparison_result import Comparison, Interval, ModesComparison
-from evenstride.lab.comparison.paired_ratios import UNCERTAIN
+from evenstride.lab.comparison.paired_ratios import UNCERTAIN, paired_ratio
+from evenstride.lab.comparison.trace_figures import Rates
 from evenstride.lab.processes.speeds import Speeds
 
 _SPEED_TOLERANCE = 1.5
@@ -18,6 +21,15 @@ def ratio_text(value: float, interval: Interval | None) -> str:
     if interval is None:
         return f"{value:.2f}"
     return f"{value:.2f} ({interval[0]:.2f} to {interval[1]:.2f})"
+
+
+def rate_over(runs: Sequence[Rates], equal: Sequence[Rates]) -> str:
+    """Return the ratio of the rates of some runs to those of others, with its interval."""
+    if runs is equal or not all(one.blocks_per_s for one in (*runs, *equal)):
+        means = [sum(one.samples_per_s for one in some) / len(some) for some in (runs, equal)]
+        return f"{means[0] / means[1]:.2f}"
+    found = paired_ratio([one.blocks_per_s for one in runs], [one.blocks_per_s for one in equal])
+    return ratio_text(found.value, found.interval)
 
 
 def bound_lines(outcome: Comparison, name: str = "speed-up") -> list[str]:
