@@ -22,9 +22,14 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.errors import ConfigError
 from evenstride.lab.comparison import lab_session
 from evenstride.lab.comparison.comparison_result import Comparison, ModesComparison
-from evenstride.lab.comparison.comparison_text import bound_lines, disturbance, ratio_text
+from evenstride.lab.comparison.comparison_text import (
+    bound_lines,
+    disturbance,
+    missed_speeds,
+    rate_over,
+    ratio_text,
+)
 from evenstride.lab.comparison.lab_session import LabPlan, Viewer
-from evenstride.lab.comparison.paired_ratios import paired_ratio
 from evenstride.lab.comparison.trace_figures import Rates, leader_steps, mean_step_s
 from evenstride.lab.processes.speeds import parse_change, parse_speeds
 from evenstride.report import suite_figures
@@ -72,7 +77,7 @@ def conclude(
 
 def _end_with(outcome: Comparison | ModesComparison) -> None:
     """Print notes on the figures, and exit with the outcome's code."""
-    for caveat in outcome.caveats:
+    for caveat in filter(None, (*outcome.caveats, missed_speeds(outcome))):
         say(f"note: {caveat}", err=True)
     if outcome.disturbed:
         say(disturbance(outcome), err=True)
@@ -156,7 +161,7 @@ def _line(sync: str, policy: str, runs: list[Rates], equal: list[Rates] | None) 
         sync,
         policy,
         f"{_rate(runs):.0f}",
-        NOTHING if equal is None else _over_equal(runs, equal),
+        NOTHING if equal is None else rate_over(runs, equal),
         f"{sum(run.waiting for run in runs) / len(runs):.1%}",
         f"{sum(mean for mean, _ in stale) / len(stale):.2f}" if stale else NOTHING,
         str(max(most for _, most in stale)) if stale else NOTHING,
@@ -164,13 +169,6 @@ def _line(sync: str, policy: str, runs: list[Rates], equal: list[Rates] | None) 
         mean_edge(periods, max),
         "/".join(map(str, runs[-1].shares)),
     )
-
-
-def _over_equal(runs: list[Rates], equal: list[Rates]) -> str:
-    if runs is equal or not all(run.blocks_per_s for run in (*runs, *equal)):
-        return f"{_rate(runs) / _rate(equal):.2f}"
-    found = paired_ratio([one.blocks_per_s for one in runs], [one.blocks_per_s for one in equal])
-    return ratio_text(found.value, found.interval)
 
 
 def _rate(runs: list[Rates]) -> float:

@@ -188,6 +188,19 @@ def test_a_speed_up_is_compared_with_its_bound(
     )
 
 
+@pytest.mark.parametrize(("third", "noted"), [(0.21, False), (0.29, False), (0.6, True)])
+def test_workers_that_miss_their_speeds_are_noted(
+    shell: Shell, outcome: dict[str, Any], third: float, noted: bool
+) -> None:
+    outcome["is"] = replace(OUTCOME, achieved_speeds=(1.0, 0.5, third))
+
+    notes = [line for line in shell(*COMMANDS["lab"]).err.splitlines() if "note: " in line]
+
+    assert len(notes) == noted
+    if noted:
+        check_message(notes, "1/0.5/0.6", "1/0.5/0.2")
+
+
 def test_the_demo_says_where_its_report_is(shell: Shell, outcome: dict[str, Any]) -> None:
     outcome["is"] = replace(OUTCOME, report="/far/away/here/report.html")
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from evenstride.lab.comparison.comparison_result import Comparison, Interval, ModesComparison
-from evenstride.lab.comparison.paired_ratios import UNCERTAIN
+from evenstride.lab.comparison.paired_ratios import UNCERTAIN, paired_ratio
+from evenstride.lab.comparison.trace_figures import Rates
+from evenstride.lab.processes.speeds import Speeds
+
+_SPEED_TOLERANCE = 1.5
 
 
 def ratio_text(value: float, interval: Interval | None) -> str:
@@ -15,6 +21,15 @@ def ratio_text(value: float, interval: Interval | None) -> str:
     if interval is None:
         return f"{value:.2f}"
     return f"{value:.2f} ({interval[0]:.2f} to {interval[1]:.2f})"
+
+
+def rate_over(runs: Sequence[Rates], equal: Sequence[Rates]) -> str:
+    """Return the ratio of the rates of some runs to those of others, with its interval."""
+    if runs is equal or not all(one.blocks_per_s for one in (*runs, *equal)):
+        means = [sum(one.samples_per_s for one in some) / len(some) for some in (runs, equal)]
+        return f"{means[0] / means[1]:.2f}"
+    found = paired_ratio([one.blocks_per_s for one in runs], [one.blocks_per_s for one in equal])
+    return ratio_text(found.value, found.interval)
 
 
 def bound_lines(outcome: Comparison, name: str = "speed-up") -> list[str]:
@@ -54,6 +69,24 @@ def _of_bound(outcome: Comparison) -> str:
     if high >= 1.0:
         return "The speed-up equals the bound, within the intervals."
     return f"The speed-up is {outcome.of_bound:.0%} of the bound ({low:.0%} to {high:.0%})."
+
+
+def missed_speeds(outcome: Comparison | ModesComparison) -> str:
+    """Return a sentence if the workers did not run at about the requested speeds, else nothing."""
+    parts = [
+        got / asked for got, asked in zip(outcome.achieved_speeds, outcome.speeds, strict=False)
+    ]
+    if not parts or max(parts) <= _SPEED_TOLERANCE * min(parts):
+        return ""
+    return (
+        f"the workers ran at speeds {_speeds(outcome.achieved_speeds)} instead of "
+        f"{_speeds(outcome.speeds)}: other work took processor time, or a step has a large fixed "
+        "time. The figures are those of the measured speeds"
+    )
+
+
+def _speeds(speeds: Speeds) -> str:
+    return "/".join(f"{speed:.2g}" for speed in speeds)
 
 
 def disturbance(outcome: Comparison | ModesComparison) -> str:
