@@ -148,9 +148,7 @@ def test_a_scheduler_that_is_not_saved_is_told_of_once(ranks: RankPool, tmp_path
     check_message(line, "StepLR", _construction())
 
 
-def test_a_run_that_restores_and_saves_all_gets_no_warning(
-    ranks: RankPool, tmp_path: Path
-) -> None:
+def test_a_run_that_restores_and_saves_all_gets_no_warning(ranks: RankPool, tmp_path: Path) -> None:
     run = partial(saved, restores=True, saves_scheduler=True)
 
     assert ranks.run(run, 2, str(tmp_path)) == [[], []]
